@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from stepengine import AgentCall, AgentDefinition, Ask, Parallel, Perform, StepContext, ToolCall, call, tool
-from stepengine.durable import DatabaseUnavailable, DurableEngine, Operator
+from stepengine.durable import DurableEngine, Operator
 from stepengine.durable.database import migrate, start_embedded
-from stepengine.errors import AnswerRejected, UnknownOutcome
+from stepengine.errors import AnswerRejected, DatabaseUnavailable, UnknownOutcome
 from stepengine.testing import ScriptedModel
 
 WORLD = os.environ.get("KILLS_WORLD", "")

@@ -149,11 +149,11 @@ async def recorded_step(steps: int) -> None:
 
 async def secret_step(steps: int) -> None:
     """Run the same where the process knows a key, which is kept out of events and records."""
-    GIVEN.tell("sk-walk-0123456789abcdef", "WALK_API_KEY")
+    GIVEN.add("sk-walk-0123456789abcdef", "WALK_API_KEY")
     try:
         await recorded_step(steps)
     finally:
-        GIVEN.forget()
+        GIVEN.clear()
 
 
 WALKS = {

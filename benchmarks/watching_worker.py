@@ -165,7 +165,7 @@ async def steps(count: int) -> dict[str, float]:
     asks = {"run": partial(ran, plain), "observed": partial(ran, shown), "stream": streamed}
     found = await least(asks, "done", count)
     # As in every process that calls a provider.
-    GIVEN.tell(KEY, "KEY")
+    GIVEN.add(KEY, "KEY")
     with_key = {f"{name}, a key": ask for name, ask in asks.items()}
     return found | await least(with_key, "done", count)
 

@@ -3,11 +3,13 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Iterator, Mapping
 from itertools import groupby
 from pathlib import Path
 
+from stepengine.tools.bundled import shapes
 from stepengine.tools.bundled.reference import Form, Parameter, ResultKey, ToolPage, document_tools
 
 TARGET = Path(__file__).parent / "reference" / "bundled-tools.md"
@@ -98,6 +100,14 @@ CODEBUFF: Mapping[str, Mapping[str, str]] = {
     },
 }  # fmt: skip
 """The key at codebuff by the key here; ``""`` for what it does not have, nothing for tools that it does not have."""
+INPUTS = """
+## Objects in inputs
+
+Type checkers know the objects in inputs by these classes of `stepengine.tools.bundled.shapes`.
+
+| class | content | keys |
+|---|---|---|
+"""
 BESIDE = """
 ## Keys of results, here and at codebuff
 
@@ -125,7 +135,9 @@ def parameter(one: Parameter) -> str:
 def rows(form: Form, above: str = "") -> Iterator[str]:
     """Give the rows of the keys of a form."""
     for key in form.keys:
-        yield f"| `{above}{key.name}` | {cell(key.type)} | {'always' if key.is_always else ''} | {cell(key.text)} |"
+        known = key.form is not None and key.form.shape in shapes.__all__
+        kind = f"{cell(key.type)} (`{key.form.shape}`)" if known else cell(key.type)
+        yield f"| `{above}{key.name}` | {kind} | {'always' if key.is_always else ''} | {cell(key.text)} |"
         if key.form is not None:
             yield from rows(key.form, inner(above, key))
 
@@ -180,6 +192,24 @@ def theirs(text: str) -> str:
     return f"`{name}`{f' {words}' if words else ''}" if name.isidentifier() and not words else text or "-"
 
 
+def input_objects() -> Iterator[str]:
+    """Give the rows of the objects in inputs: the classes that are neither a result nor a part of one."""
+    in_results = {name for one in document_tools() for form in one.forms for name in names_in(form)}
+    for name in shapes.__all__:
+        if name not in in_results:
+            cls = getattr(shapes, name)
+            keys = [f"`{key}`" if key in cls.__required_keys__ else f"`{key}`, optional" for key in cls.__annotations__]
+            yield f"| `{name}` | {inspect.getdoc(cls)} | {'; '.join(keys)} |"
+
+
+def names_in(form: Form) -> Iterator[str]:
+    """Give the names of the classes of a result and of the objects in it."""
+    yield form.shape
+    for key in form.keys:
+        if key.form is not None:
+            yield from names_in(key.form)
+
+
 def page() -> str:
     """Return the whole page."""
     lines: list[str] = []
@@ -187,7 +217,8 @@ def page() -> str:
         lines += [f"## {f'`{maker}`' if maker else 'Known to every run'}", ""]
         for one in found:
             lines += section(one)
-    return HEAD + "\n" + "\n".join(lines).rstrip() + "\n" + BESIDE + "\n".join(beside()) + "\n"
+    inputs = INPUTS + "\n".join(input_objects()) + "\n"
+    return HEAD + "\n" + "\n".join(lines).rstrip() + "\n" + inputs + BESIDE + "\n".join(beside()) + "\n"
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ CACHED, WRITTEN = 0.1, 1.25
 SUMMARY = "The user wants every module read and every failing test repaired. " * 40
 
 HEAD = """\
-# Context management: compaction and summaries
+# Context pruning: compaction and summaries
 
 A context policy shortens the prompt before it exceeds the model's context window. Pass policies as `pre_step` hooks, the least
 destructive first.

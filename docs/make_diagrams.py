@@ -216,11 +216,11 @@ def exchange(title: str, arrows: list[Arrow]) -> str:
     return framed(title, at[-1] + 70, height, parts)
 
 
-# --- the floors -------------------------------------------------------------------------------------------------------
+# --- the layers -------------------------------------------------------------------------------------------------------
 
 
-def floors(title: str) -> str:
-    """Return the layers of the import contract as a house."""
+def make_layers(title: str) -> str:
+    """Return the layers of the import contract as rows of boxes, the highest first."""
     project = tomllib.loads((HERE.parent / "pyproject.toml").read_text(encoding="utf-8"))
     (layers,) = [
         contract["layers"]
@@ -230,11 +230,11 @@ def floors(title: str) -> str:
     parts: list[str] = []
     for number, layer in enumerate(layers):
         y = 14 + 34.0 * number
-        rooms = [room.strip(" ()") for room in layer.replace(":", "|").split("|")]
-        wide = 700 / len(rooms)
-        for place, room in enumerate(rooms):
+        packages = [package.strip(" ()") for package in layer.replace(":", "|").split("|")]
+        wide = 700 / len(packages)
+        for place, package in enumerate(packages):
             x = 14 + place * wide
-            parts += [box(x, y, wide - 6, 28), words(x + wide / 2 - 3, y + 18, room, 'text-anchor="middle"')]
+            parts += [box(x, y, wide - 6, 28), words(x + wide / 2 - 3, y + 18, package, 'text-anchor="middle"')]
     return framed(title, 722, 14 + 34 * len(layers) + 8, parts)
 
 
@@ -247,7 +247,7 @@ def pictures() -> dict[str, str]:
         ),
         "run.svg": phases("The phases of a run, and what leads from one to the next", ORDER, LAST),
         "exchange.svg": exchange("What handler, machine, journal and world exchange in one run", exchanges()),
-        "floors.svg": floors("The floors of the package: imports only go down"),
+        "layers.svg": make_layers("The layers of the package: imports only go down"),
     }
 
 

@@ -18,6 +18,7 @@ from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.errors import StepEngineError
 from stepengine.helpers.calls import WORTH_ANOTHER_TRY
 from stepengine.server import problem_of
+from stepengine.testing import CassetteMiss, CassetteUnused
 
 EVENTS_PAGE = Path(__file__).parent / "reference" / "stepengine.events.md"
 EVENTS_TEXT = """\
@@ -48,6 +49,7 @@ the line of code or the command that helps.
 
 - **HTTP** is the status with which `stepengine serve` answers. 500 means that the agent or the server is at fault.
 - **exit** is the exit code of a command whose run ends with the error.
+- `CassetteMiss` and `CassetteUnused` are in `stepengine.testing`, the others in `stepengine.errors`.
 - **again** marks the errors that [`retry`](../retries.md) repeats by default. The engine itself repeats a `ModelError` that is `retryable`.
 
 {table}
@@ -86,6 +88,7 @@ REMEDIES = {
     "LimitReached": "Return what there is. A handler that catches it may tidy up.",
     "TranscriptError": "Give each tool call one result, behind the message with the call.",
     "DataError": "Correct the value at `path`.",
+    "SecretFound": "Remove the secret, or replace it with a redaction rule. If it is none, pass its hash as `allow_secrets`.",
     "SessionError": "Read the message. The classes below say more.",
     "SessionConflict": "Read the session again, then repeat the turn.",
     "AnswerRejected": "Answer one of the open questions. `stepengine runs` lists them.",
@@ -99,8 +102,15 @@ REMEDIES = {
     "UndoRefused": "Look at `files`. They changed after the run wrote them.",
     "WorkspaceLost": "Start the container or the host again, then resume the run.",
     "UnknownOutcome": "Find out whether it happened, then resume with `in_doubt=` or an answer.",
+    "DatabaseUnavailable": "Check the URL and that the database is running. Workers reconnect by themselves.",
+    "ExecutorBusy": "Start the worker with another `executor`, or stop the process that has this one.",
 }
 """What to do about each error, in one or two sentences."""
+OF_TESTS = {
+    CassetteMiss: "Compare the request with `candidates`, or record the test again.",
+    CassetteUnused: "Record the test again, or accept unused interactions with `allow_unused=True`.",
+}
+"""The errors of recorded tests, in ``stepengine.testing``, each with what to do about it."""
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
@@ -135,6 +145,10 @@ def error_page() -> str:
         rows.append((*about, str(problem_of(error).status), str(int(code)), again))
     limit = errors.LimitReached
     rows.append((f"`{limit.__name__}`", "`BaseException`", summary(limit), REMEDIES[limit.__name__], "", "", ""))
+    for of_tests, remedy in OF_TESTS.items():
+        rows.append(
+            (f"`{of_tests.__name__}`", f"`{of_tests.__bases__[0].__name__}`", summary(of_tests), remedy, "", "", "")
+        )
     return ERRORS_TEXT.format(table=table(("error", "base", "meaning", "what to do", "HTTP", "exit", "again"), rows))
 
 

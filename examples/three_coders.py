@@ -37,7 +37,7 @@ def begun_in(folder: Path, words: list[str]) -> list[str]:
 
 
 async def passed(folder: Path) -> int:
-    with Workspace.named(IN, folder) if IN else Workspace(folder) as place:
+    with Workspace.parse(IN, folder) if IN else Workspace(folder) as place:
         shell, tests = ToolRegistry(shell_tools(place)), [f"from slugs import slug; assert {test}" for test in TESTS]
         ran = [await shell.execute("run_terminal_command", {"command": ["python3", "-B", "-c", one]}) for one in tests]
     return [result.data["exit_code"] for result in ran if not result.is_error].count(0)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         AssistantMessage,
         DocumentPart,
         ImagePart,
+        Message,
         TextPart,
         ThinkingPart,
         ToolCallPart,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
         UserMessage,
     )
     from stepengine.data.models import ModelSettings, StopReason, Thinking
-    from stepengine.data.questions import Answer, Decision, Interactor, Question
+    from stepengine.data.questions import Answer, AnswerLike, Decision, Interactor, Question
     from stepengine.data.state import AgentState, ChildResult, RunResult, RunStatus, Waited
     from stepengine.data.tools import ToolAnnotations
     from stepengine.data.transcript import Transcript
@@ -76,6 +77,7 @@ __all__ = (
     "AgentState",
     "Answer",
     "AnswerInput",
+    "AnswerLike",
     "Ask",
     "AssistantMessage",
     "Cancel",
@@ -98,6 +100,7 @@ __all__ = (
     "Interrupt",
     "Limits",
     "LogObserver",
+    "Message",
     "ModelSettings",
     "Parallel",
     "Perform",
@@ -162,6 +165,7 @@ _PLACES = {
         "AssistantMessage",
         "DocumentPart",
         "ImagePart",
+        "Message",
         "TextPart",
         "ThinkingPart",
         "ToolCallPart",
@@ -170,7 +174,7 @@ _PLACES = {
         "UserMessage",
     ),
     "models": ("ModelSettings", "StopReason", "Thinking"),
-    "questions": ("Answer", "Decision", "Interactor", "Question"),
+    "questions": ("Answer", "AnswerLike", "Decision", "Interactor", "Question"),
     "state": ("AgentState", "ChildResult", "RunResult", "RunStatus", "Waited"),
     "tools": ("ToolAnnotations",),
     "transcript": ("Transcript",),

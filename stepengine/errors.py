@@ -9,9 +9,11 @@ The errors of stepengine, filed by whose fault they are: exception classes and n
     ModelError           the provider's: UnknownModel, MissingKey, TruncatedReply, ContextOverflow
     ToolError            a tool's: PermissionDenied, PathOutsideRoot, BlockedAddress, ToolServerError
     WorkspaceLost        where tools run cannot be reached
+    DatabaseUnavailable  the database of durable runs cannot be reached
+    ExecutorBusy         a durable worker of the same id is alive
     LimitExceeded        a budget of the run is spent
     TranscriptError      unpaired or misplaced messages
-    DataError            a value that is not JSON, or a stored form that cannot be read
+    DataError            a value that is not JSON, or a stored form that cannot be read: SecretFound
     SessionError         SessionConflict, AnswerRejected
     JournalError         JournalCorrupt, JournalLocked, JournalMissing, JournalVersion, JournalWriteFailed,
                          ReplayDivergence, UndoRefused, UnknownOutcome
@@ -30,10 +32,10 @@ from typing import Any, ClassVar
 
 __all__ = (
     "AgentError", "AnswerRejected", "BadYield", "BlockedAddress", "ChildError", "ContextOverflow", "DataError",
-    "DefinitionError", "ExternalAgentError", "HandlerError", "InputError", "JournalCorrupt", "JournalError", "JournalLocked",
+    "DatabaseUnavailable", "DefinitionError", "ExecutorBusy", "ExternalAgentError", "HandlerError", "InputError", "JournalCorrupt", "JournalError", "JournalLocked",
     "JournalMissing", "JournalVersion", "JournalWriteFailed", "LimitExceeded", "LimitReached", "MissingKey",
     "ModelError", "OutputMissing", "PathOutsideRoot", "PerformError", "PermissionDenied", "RaceLost", "ReplayDivergence",
-    "SessionConflict", "SessionError", "StepEngineError", "ToolError", "ToolInputError", "ToolNotAvailable", "ToolServerError", "TranscriptError",
+    "SecretFound", "SessionConflict", "SessionError", "StepEngineError", "ToolError", "ToolInputError", "ToolNotAvailable", "ToolServerError", "TranscriptError",
     "TruncatedReply", "UndoRefused", "UnknownModel", "UnknownOutcome", "WorkspaceLost",
 )  # fmt: skip
 
@@ -379,11 +381,26 @@ class DataError(StepEngineError):
         path: Where in the value the fault is, such as ``"$.input.items[3]"``.
     """
 
-    fields = ("path",)
+    fields: ClassVar[tuple[str, ...]] = ("path",)
 
     def __init__(self, message: str = "", *, path: str = "$") -> None:
         super().__init__(message)
         self.path = path
+
+
+class SecretFound(DataError):
+    """
+    Something that was about to be written holds a secret; it was not written.
+
+    Attributes:
+        rule: What the value looks like, or the name of the known secret; never the value.
+    """
+
+    fields = ("path", "rule")
+
+    def __init__(self, message: str = "", *, path: str = "$", rule: str = "") -> None:
+        super().__init__(message, path=path)
+        self.rule = rule
 
 
 class SessionError(StepEngineError):
@@ -486,3 +503,11 @@ class WorkspaceLost(StepEngineError):
 
 class UnknownOutcome(JournalError):
     """An effect was cut off by a crash and may or may not have happened."""
+
+
+class DatabaseUnavailable(StepEngineError):
+    """The database of durable runs cannot be reached."""
+
+
+class ExecutorBusy(StepEngineError):
+    """Another process works under the same executor id, or an executor that should be dead is alive."""

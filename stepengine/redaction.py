@@ -1,13 +1,13 @@
 """
-What is secret, and taking it out of whatever is written.
+Secrets, and their replacement in everything that is written.
 
-One list and one redactor: journals, logs, errors, events, cassettes and ``scan`` all ask here. Two kinds of rules: *known*
-values are replaced wherever they appear, in every encoding of ``data/spellings.py``; *shapes* are texts that look like
-keys, and members with telling names. A cleaned value cleans to itself, so that a recording and its replay agree whatever
-the key is.
+Journals, logs, errors, events, cassettes and ``scan`` share one list of secrets and one redactor. It has two kinds of rules.
+*Known* values are replaced wherever they appear, in every encoding of ``data/spellings.py``. *Shapes* are texts that look like keys,
+and members whose names indicate a secret. Redacting a redacted value changes nothing, so a recording and its replay agree for
+any key.
 
-Pure: the environment comes in as a value. What ``GIVEN`` was told is the one thing that is remembered. Every search takes
-a time in proportion to its text, whatever the text is: the expressions here cannot be made to look at it again and again.
+Pure: the environment is passed in as a value. The only state is ``GIVEN``, the secrets registered in this process. The time of every
+search is proportional to the length of its text: no expression here backtracks.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache, cached_property, lru_cache
 from operator import attrgetter, is_
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import attrs
 from attrs import frozen
@@ -37,74 +37,74 @@ from stepengine.data.secret_names import (
     may_differ,
     may_name_secret_member,
 )
-from stepengine.data.spellings import Spelling, make_truncated_pattern, spellings_of
+from stepengine.data.spellings import Spelling, make_spellings, make_truncated_pattern
 from stepengine.data.transcript import Transcript
-from stepengine.errors import DataError
+from stepengine.errors import DataError, SecretFound
 
 Redact: TypeAlias = Literal["known", "all", "off"]
-"""``"known"`` replaces known values only, ``"all"`` shapes and telling members too, ``"off"`` nothing."""
+"""``"known"`` replaces only known values, ``"all"`` also shapes and secret members, ``"off"`` nothing."""
 
-# --- what is secret ---------------------------------------------------------------------------------------------------
+# --- secrets ----------------------------------------------------------------------------------------------------------
 
 ESCAPED_BYTES = re.compile(r"(?:%[0-9A-Fa-f]{2})+")
 PASSWORD_IN_ADDRESS = re.compile(r"://[^\s/?#:@]*:([^\s/?#@]+)@")
 PASSWORD_SHAPE = re.compile(r"""://[^\s/?#:@"'<>(){}\[\]|\\^`]*:([^\s/?#@"'<>(){}\[\]|\\^`,;]+)@""")
-"""The same within any text: what no address holds ends it, and so do signs that follow an address in lists and in prose."""
+"""``PASSWORD_IN_ADDRESS`` within any text: it ends at characters that no address contains, and at the punctuation of lists and prose."""
 PASSWORD_WITH_AT = re.compile(r"://[^\s/?#:@]*:([^\s/?#]+)@")
-"""Most clients take the last ``@`` for the end of a password."""
+"""Most clients read the last ``@`` as the end of a password."""
 PASSWORD_WITHOUT_SCHEME = re.compile(r"[^\s/?#:@]+:([^\s/?#@]+)@(?:[\w.-]+:[0-9]|\w+\()")
-"""In an address such as ``me:password@proxy:3128`` or ``me:password@tcp(db)/name``, whose host has a port or is in parentheses."""
+"""A password in an address such as ``me:password@proxy:3128`` or ``me:password@tcp(db)/name``: the host has a port or parentheses."""
 USER_IN_ADDRESS = re.compile(r"""://([^\s/?#:@"'<>(){}\[\]|\\^`]{16,})@""")
-"""A random one is a token, as in the address of a repository."""
+"""A user name in an address; a random one is a token, as in the address of a repository."""
 OPTION = re.compile(
     r"""(?:^|(?<=[\s;?&]))-{0,2}([A-Za-z][\w.-]{0,60})=(?:'((?:[^'\\]|\\.)*+)'|"((?:[^"\\]|\\.)*+)"|\{([^}]*)\}|([^\s;&]+))"""
 )
-"""In the query of an address, in a line such as ``host=db password=...`` and ``Server=db;Password=...``, or for a program."""
+"""A setting in the query of an address, in a line such as ``host=db password=...`` or ``Server=db;Password=...``, or in a command."""
 MIN_KNOWN = 8
 ORDINARY_KEYS = frozenset({
     "dummy-key", "fake-key", "lm-studio", "local-key", "no-key-needed", "not-needed", "not-required", "placeholder",
     "redacted", "test-key",
 })  # fmt: skip
-"""What people give to servers that want any key: replacing these words would change texts that speak of something else."""
+"""Placeholders for servers that accept any key: replacing these words would change unrelated texts."""
 
 NO_TEXT = frozenset({int, float, bool, type(None)})
-SHORT, MOST_CLEAN = 64, 1_024
-"""The longest texts that are known to hold no secret, in characters, and how many of them; with the next secret none is."""
+MAX_CLEAN_CHARS, MAX_CLEAN_TEXTS = 64, 1_024
+"""The limits of ``SecretIndex.clean_texts``: the length of a text in characters, and the number of texts."""
 NESTED_JSON = 3
-BEYOND = 8_000
-"""How far a text is read beyond what is shown of it, so that a secret at the cut is known for one."""
+READ_AHEAD_CHARS = 8_000
+"""How far a text is read after the displayed part, so that a secret at its end is recognized."""
 MAX_DEPTH = 200
 REDACTED = re.compile(r"<redacted:([^<>]*)>")
 PLACEHOLDER = re.compile(rf"{REDACTED.pattern}|<(?:home|cwd|tmp|host|user)>")
 
 QUERY_PAIR = re.compile(r"""(?:(?<=[?&#])|(?<=&amp;)|(?<=\\u0026))([\w.~%\[\]-]{1,100})=([^&#\s"'<>;,\\`]+)""")
-"""A parameter of an address, wherever an address is quoted, also in HTML or source."""
+"""A parameter of an address, also if the address is quoted in HTML or source code."""
 NESTED_PAIR = re.compile(
     r"""(?:(?<=%3f)|(?<=%26)|(?<=%23)|(?<=253f)|(?<=2526)|(?<=2523))([\w.~\[\]-]{1,100})%(?:25){0,3}3d"""
     r"""((?:[^&#\s"'<>;,\\`%]|%(?!(?:25){0,3}2[36])[0-9a-f]{2})+)""",
     re.IGNORECASE,
 )
-"""A parameter of an address that is the value of another parameter."""
+"""A parameter of an address within the value of another parameter."""
 JSON_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)|[{}\[\],:]|[^\s"{}\[\],:]+', re.DOTALL)
 """A piece of JSON, or of a text that is nearly JSON."""
 NEARLY_JSON = re.compile(
     r"\s*+(?:\)\]\}',?|for\s*+\(;;\);|while\s*+\(1\);|data:|(?:(?:const|let|var)\s++)?[\w.$]++\s*+[(=])?\s*+[{\[]"
 )
-"""How a text begins that is JSON broken off, too deep, with repeated names, in a call or assignment, or behind what keeps pages from running it.
+"""The start of a text that resembles JSON. It may be truncated, too deep, have duplicate names, or be part of a call or assignment.
 
-A page that quotes JSON is no such text."""
+Prefixes against execution in pages are allowed. A page that quotes JSON does not match."""
 OPENING, CLOSING = ("{", "["), ("}", "]")
 JSON_CHARACTER = re.compile(
     r"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}|\\u[0-9a-fA-F]{4}|\\.|.", re.DOTALL
 )
-"""A character of a JSON string as it is spelled there."""
+"""A character of a JSON string, as spelled there."""
 JSON_NUMBER = re.compile(r"-?[0-9][0-9.eE+-]{5,}")
-"""The shortest number that is a secret by its name has six digits: shorter ones are counts."""
+"""A number that is a secret by its name has at least six digits: shorter ones are counts."""
 
 _BEFORE, _AFTER = r"(?<![A-Za-z0-9+/_-])", r"(?![A-Za-z0-9+/_-])"
-# A lookbehind that holds every character of the body lets a search begin once in each run, so that none is read twice.
+# The lookbehind contains every character of the body, so a search starts once in each run and reads no character twice.
 SHAPES = (
-    # Words with hyphens between them have no digit; nor has one of 1,500 tokens of ours, which are known by their length.
+    # Words with hyphens between them have no digit. Neither has one of 1,500 tokens of ours, which are recognized by their length.
     (
         "provider-key",
         rf"{_BEFORE}[spr]k-(?:(?=[A-Za-z_-]*[0-9])[A-Za-z0-9_-]{{16,}}|stepengine-[A-Za-z0-9_-]{{43}}){_AFTER}",
@@ -124,60 +124,45 @@ SHAPES = (
     ("jwt", rf"{_BEFORE}eyJ[A-Za-z0-9_-]{{8,}}\.eyJ[A-Za-z0-9_-]{{8,}}(?:\.[A-Za-z0-9_-]*)?"),
     ("bearer", r"(?i:bearer) +[A-Za-z0-9._~+/=-]{20,}"),
 )
-# Beginnings and ends are looked for apart: in one expression, every beginning without an end would read all that follows.
+# Begins and ends are searched separately: one expression would read the rest of the text for every begin without an end.
 PEM_BEGIN = re.compile(r"-----BEGIN [A-Z ]*PRIVATE KEY(?: BLOCK)?-----")
 PEM_END = re.compile(r"-----END [A-Z ]*PRIVATE KEY(?: BLOCK)?-----")
-# Cheap substring tests: most texts hold none of these, and are not looked into at all.
+# Cheap substring tests: most texts contain none of these and are not searched.
 SHAPE_HINTS = (
     "sk-", "pk-", "rk-", "gsk_", "xai-", "AIza", "ghp_", "gho_", "ghu_", "ghs_", "ghr_", "github_pat_", "xox", "AKIA", "ASIA",
     "fw_", "hf_", "nvapi-", "pplx-", "r8_", "eyJ", "-----BEGIN", "earer ", "EARER ",
 )  # fmt: skip
 CORE = "pydantic_core"
 WORTH_LOADING = 50_000_000
-"""Characters times texts that are looked for one by one before the engine that finds all at once is loaded: 30 ms both."""
-MOST_AT_ONCE = 64
-"""How many texts are looked for by one expression: a server may be told a key by each of its users, and all of it is made anew for a new one."""
-# What providers put for the middle of a key that they show, and what may stand on either side of it.
+"""Characters times texts that are searched one by one before an engine for all texts is loaded; both take 30 ms."""
+MAX_TEXTS_AT_ONCE = 64
+"""The most texts in one expression. A server may receive a key from each user, and a new key rebuilds the expression."""
+# The replacement for the middle of a key when providers show it, and the characters before and after it.
 MASK = re.compile(r"\*{3,}|\.{3,}|\u2026")
 MASKS = ("***", "...", "\u2026")
 BEFORE_MASK = re.compile(r"[\w-]*")
 AFTER_MASK = re.compile(r"[\w*.-]*")
-KEPT_BEGIN, KEPT_END = 2, 4
+VISIBLE_START, VISIBLE_END = 2, 4
 
-# In JSON and source, an escape such as \n would put a letter directly before a key and hide where it begins. A blank of
-# the same length keeps every place where it is.
+# In JSON and source code, an escape such as \n puts a letter directly before a key and hides its start. It is replaced by
+# blanks of the same length, so that all positions stay the same.
 ESCAPE = re.compile(r"\\+[nrt\"/\\]")
 
 
-class SecretFound(DataError):
-    """
-    Something that was about to be written holds a secret; it was not written.
-
-    Attributes:
-        rule: What the value looks like, or the name of the known secret; never the value.
-    """
-
-    fields: ClassVar[tuple[str, ...]] = ("path", "rule")  # type: ignore[assignment]
-
-    def __init__(self, message: str = "", *, path: str = "$", rule: str = "") -> None:
-        super().__init__(message, path=path)
-        self.rule = rule
-
-
 class Span(NamedTuple):
-    """A secret in a text, from *start* to *end*, and the name that stands for it."""
+    """The position of a secret in a text, from *start* to *end*, and the name for its placeholder."""
 
     start: int
     end: int
     name: str
 
 
-# --- what users add -------------------------------------------------------------------------------------------------
+# --- rules of users ---------------------------------------------------------------------------------------------------
 
 
 @frozen
 class RedactHeader:
-    """A header that is not recorded, whatever the built-in list says. Names are compared without case."""
+    """A header that is not recorded, in addition to the built-in list. Names are compared without case."""
 
     name: str
 
@@ -219,9 +204,8 @@ class RedactPattern:
     Text that is replaced wherever a regular expression finds it.
 
     Attributes:
-        regex: The expression. It meets texts of strangers, and nothing holds it to their length: write one that cannot
-            backtrack far.
-        name: What stands in the placeholder.
+        regex: The expression. It is applied to untrusted texts without a time limit: write one that cannot backtrack far.
+        name: The name in the placeholder.
     """
 
     regex: re.Pattern[str] = attrs.field(converter=_compile_regex)
@@ -235,7 +219,7 @@ class RedactValue:
 
     Attributes:
         text: The value; at least one character.
-        name: What stands in the placeholder.
+        name: The name in the placeholder.
     """
 
     text: str
@@ -252,16 +236,16 @@ class RedactValue:
 
 
 RedactRule: TypeAlias = "RedactHeader | RedactField | RedactPattern | RedactValue | Callable[[Any], Any]"
-"""One rule of a user; a function gets a JSON value and returns it without what is to be hidden."""
+"""One rule of a user; a function receives a JSON value and returns it without secrets."""
 
 
 def find_redacted_names(text: str) -> tuple[str, ...]:
-    """Return the names of the secrets that were taken out of *text*, plain or JSON, each once and sorted."""
+    """Return the names of the secrets that were redacted in *text*, plain or JSON, each once and sorted."""
     return tuple(sorted({found[1] for found in REDACTED.finditer(text)}))
 
 
-def digest_of(value: str) -> str:
-    """Return what ``allow_secrets`` lists for *value*: ``"sha256:"`` and 64 hexadecimal digits."""
+def digest_secret(value: str) -> str:
+    """Return the entry of ``allow_secrets`` for *value*: ``"sha256:"`` and 64 hexadecimal digits."""
     return f"sha256:{hashlib.sha256(value.encode(errors='surrogatepass')).hexdigest()}"
 
 
@@ -285,8 +269,8 @@ class RedactionRules:
 
     Attributes:
         given: Rules of the user.
-        allowed: Hashes of values that look like secrets and are none.
-        machine: Texts that tell of this machine, each with its placeholder.
+        allowed: Hashes of values that look like secrets but are not.
+        machine: Texts that identify this machine, each with its placeholder.
     """
 
     given: tuple[RedactRule, ...] = attrs.field(default=(), converter=_to_rule_tuple)
@@ -303,27 +287,27 @@ class RedactionRules:
 
     @cached_property
     def headers(self) -> frozenset[str]:
-        """Names of headers to leave out, in lower case."""
+        """Names of headers that are omitted, in lower case."""
         return frozenset(rule.name.lower() for rule in self.given if isinstance(rule, RedactHeader))
 
     @cached_property
     def fields(self) -> tuple[tuple[str, ...], ...]:
-        """The parts of each pointer to members to replace."""
+        """The parts of each pointer to a redacted member."""
         return tuple([rule.path_parts for rule in self.given if isinstance(rule, RedactField)])
 
     @cached_property
     def patterns(self) -> tuple[RedactPattern, ...]:
-        """The patterns."""
+        """The pattern rules."""
         return tuple([rule for rule in self.given if isinstance(rule, RedactPattern)])
 
     @cached_property
     def values(self) -> dict[str, str]:
-        """The values, each with its name."""
+        """The secret values, each with its name."""
         return {rule.text: rule.name for rule in self.given if isinstance(rule, RedactValue)}
 
     @cached_property
     def functions(self) -> tuple[Callable[[Any], Any], ...]:
-        """The functions."""
+        """The redaction functions."""
         return tuple(
             [
                 rule
@@ -333,9 +317,9 @@ class RedactionRules:
         )
 
     def fingerprint_parts(self) -> list[Any]:
-        """Return what differs between rules that clean differently, as JSON."""
+        """Return the parts that differ between rule sets with different results, as JSON."""
         return [
-            [repr(rule) if not isinstance(rule, RedactValue) else digest_of(rule.text) for rule in self.given],
+            [repr(rule) if not isinstance(rule, RedactValue) else digest_secret(rule.text) for rule in self.given],
             sorted(self.allowed),
             sorted(self.machine.items()),
         ]
@@ -348,8 +332,8 @@ NO_RULES = RedactionRules()
 
 
 def find_environment_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the values of secret variables, and the passwords in addresses, options and JSON, each with its variable's name."""
-    # Programs remove the line end and the quotes that a file or a template left around a value.
+    """Return the secret variables, and the passwords in addresses, options and JSON, each with its variable's name."""
+    # Programs remove a line end and quotes around a value, as files and templates leave them.
     known = {
         value.strip().strip("\"'"): name for name, value in environment.items() if is_secret_name(name, "variable")
     }
@@ -359,8 +343,8 @@ def find_environment_secrets(environment: Mapping[str, str]) -> dict[str, str]:
     return {value: name for value, name in known.items() if len(value) >= MIN_KNOWN}
 
 
-def without_secret_variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that code which needs no keys may see: neither named like a secret nor with a password in an address."""
+def remove_secret_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables without those that have a secret name or contain a password."""
     return {
         name: value
         for name, value in environment.items()
@@ -369,7 +353,7 @@ def without_secret_variables(environment: Mapping[str, str]) -> dict[str, str]:
 
 
 def _find_passwords(text: str) -> Iterator[str]:
-    """Give the passwords in the addresses, options and JSON of *text*, as written and decoded."""
+    """Yield the passwords in the addresses, options and JSON of *text*, as written and decoded."""
     kinds = (PASSWORD_IN_ADDRESS, PASSWORD_WITH_AT) if "://" in text else ()
     found = [match[1] for kind in kinds for match in kind.finditer(text)]
     if (address := PASSWORD_WITHOUT_SCHEME.match(text)) is not None:
@@ -377,7 +361,7 @@ def _find_passwords(text: str) -> Iterator[str]:
     found += [match[1] for match in USER_IN_ADDRESS.finditer(text) if looks_random(match[1])]
     for option in OPTION.finditer(text) if "=" in text else ():
         name, value = option[1], next(filter(None, option.groups()[1:]), "")
-        # At the start of a line this is the name of a folder.
+        # At the start of a line, PWD is the name of a folder.
         is_folder = name.lower() == "pwd" and text[: option.start(1)][-1:] not in {";", "?", "&"}
         if not is_folder and may_differ(name, value, "parameter"):
             found.append(value)
@@ -388,7 +372,7 @@ def _find_passwords(text: str) -> Iterator[str]:
 
 
 def find_secret_members(tree: object) -> Iterator[tuple[str, str]]:
-    """Yield the names and values, numbers as texts, of the members of a JSON value that are credentials by their names."""
+    """Yield the names and values of the members of a JSON value that are credentials by name; numbers as texts."""
     pending = [tree]
     for one in pending:  # grows meanwhile
         pending += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
@@ -402,86 +386,150 @@ def _decode_escapes(text: str) -> str:
     return ESCAPED_BYTES.sub(lambda run: bytes.fromhex(run[0].replace("%", "")).decode(errors="replace"), text)
 
 
-class QuietFlag:
-    """
-    Whether there is nothing to look for in any text, so that whoever writes many need not ask for each.
-
-    Attributes:
-        holds: False for good once it has been.
-    """
-
-    __slots__ = ("holds",)
-
-    def __init__(self, *, holds: bool) -> None:
-        self.holds = holds
-
-
-ALWAYS, NEVER = QuietFlag(holds=True), QuietFlag(holds=False)
-
-
 class KnownSecrets:
     """
-    Secret values that are registered while the process runs.
+    A registry of secret values, filled while the process runs.
 
-    What was told once is known for good, since what it was used for may be written much later.
+    A registered value stays known, because it may be written long after its use.
 
     Attributes:
-        count: How often something new was told; code that caches what follows from the names compares it.
-        names: The values, and the name that stands for each.
-        spellings: What to look for, by its text.
-        quiet: Holds until the next thing is told.
+        count: The number of changes; caches compare it.
+        names: The values, each with the name for its placeholder.
+        spellings: The spellings of the values, by their text.
     """
 
     def __init__(self) -> None:
         self.count = 0
-        self.quiet = QuietFlag(holds=True)
         self.names: dict[str, str] = {}
         self.spellings: dict[str, Spelling] = {}
 
     def __repr__(self) -> str:
         return f"<KnownSecrets: {len(self.names)} values>"
 
-    def tell(self, value: str, name: str, environment: Mapping[str, str] | None = None) -> None:
+    def add(self, value: str, name: str, environment: Mapping[str, str] | None = None) -> None:
         """
-        Treat *value* as secret from now on, unless it is known, under 8 characters, or an ordinary word.
+        Register *value* as secret, unless it is known, shorter than 8 characters, or an ordinary word.
 
         Args:
             value: The secret.
-            name: What stands for it, unless a variable of *environment* has the same value.
-            environment: Where to look for such a variable; one that is named like a secret goes before others.
+            name: The name for its placeholder, unless a variable of *environment* has the same value.
+            environment: The variables to search; one with a secret name is preferred.
         """
         value = value.strip()
         if value in self.names or len(value) < MIN_KNOWN or value.lower() in ORDINARY_KEYS:
             return
         named = [n for n, v in (environment or {}).items() if v.strip() == value]
         named.sort(key=lambda variable: (not is_secret_name(variable, "variable"), variable))
-        self._take(value, named[0] if named else name)
+        self._store(value, named[0] if named else name)
 
     def add_from_environment(self, environment: Mapping[str, str]) -> None:
-        """Register the secret values and passwords of an environment; its names replace those given before."""
+        """Register the secret values and passwords of an environment; its names replace earlier ones."""
         for value, name in find_environment_secrets(environment).items():
             if self.names.get(value) != name:
-                self._take(value, name)
+                self._store(value, name)
 
-    def _take(self, value: str, name: str) -> None:
+    def _store(self, value: str, name: str) -> None:
         self.names = {**self.names, value: name}
         self.spellings = {**self.spellings, **_make_spellings({value: name})}
-        self._renew_quiet_flag()
+        self.count += 1  # last: a redactor that loads the secrets in another thread meanwhile loads them again
 
-    def forget(self) -> None:
-        """Know nothing any more: for tests, which share a process."""
+    def clear(self) -> None:
+        """Remove all values, for tests that share a process."""
         self.names, self.spellings = {}, {}
-        self._renew_quiet_flag()
-
-    # Last of all: a redactor in another thread that still takes over the old names has taken over the old quiet, too.
-    def _renew_quiet_flag(self) -> None:
         self.count += 1
-        over, self.quiet = self.quiet, QuietFlag(holds=True)
-        over.holds = False
 
 
 GIVEN = KnownSecrets()
-"""Every key that this process gave to a provider, whichever way it came, and what its environment calls secret."""
+"""The secrets of this process: all keys that it used for a provider, from any source, and those of its environment."""
+
+
+class SecretIndex:
+    """
+    Finds known secrets in texts: in all their spellings, and masked as providers show them.
+
+    Args:
+        spellings: The spellings to find.
+        values: The values that are found if masked.
+        others: Further texts for ``may_hold``.
+
+    Attributes:
+        spellings: As passed.
+        may_hold_value: Returns False for a text that certainly contains no spelling.
+        may_hold: Returns False for a text that certainly contains no spelling, no masked value, and none of *others*.
+        clean_texts: A cache for users of this index: short texts without secrets.
+    """
+
+    def __init__(self, spellings: Iterable[Spelling], values: Iterable[str], others: Iterable[str] = ()) -> None:
+        self.spellings = tuple(spellings)
+        self._ends = sorted({(v[:VISIBLE_START], v[-VISIBLE_END:]) for v in values if len(v) >= MIN_KNOWN})
+        anchors = tuple(dict.fromkeys([one.anchor for one in self.spellings]))
+        self.may_hold_value = make_text_finder(anchors)
+        # The visible ends of a masked value are common in texts, so the mask is searched first.
+        self.may_hold = make_text_finder((*anchors, *others, *(MASKS if self._ends else ())))
+        self.clean_texts: set[str] = set()
+
+    @cached_property
+    def starts(self) -> re.Pattern[str]:
+        """The expression for masks and for the start of a spelling, which the end of the text may cut off."""
+        starts = {make_truncated_pattern(one.parts[:3], "") for one in self.spellings}
+        return re.compile("|".join([*map(re.escape, MASKS), *sorted(starts)]))
+
+    def find(self, text: str) -> list[Span]:
+        """Return the known values in *text*, followed by the masked ones; they may overlap."""
+        return [*self.find_values(text), *self.find_masked(text)]
+
+    def find_values(self, text: str) -> Iterator[Span]:
+        """Yield the known values in *text* in order, except those within a placeholder."""
+        if not self.may_hold_value(text):
+            return
+        found = sorted(
+            [one for one in self.spellings if one.anchor in text], key=lambda one: len(one.text), reverse=True
+        )
+        for match in _compile_spellings(tuple(found)).finditer(text):
+            if match.lastindex is not None:
+                yield Span(*match.span(), found[match.lastindex - 1].name)
+
+    def find_masked(self, text: str) -> Iterator[Span]:
+        """
+        Yield the known values that are masked in the middle, as providers show them: ``sk-...abcd`` (reliability:R11).
+
+        The text directly before each mask is read once. The last position of an ending is searched once for each run of
+        characters that may follow a mask.
+        """
+        if not self._ends or not _has_mask(text):
+            return
+        done = run_end = 0
+        last: dict[str, int] = {}
+        for mask in MASK.finditer(text):
+            begin, end = mask.span()
+            before = _find_run_end(BEFORE_MASK, text[done:begin][::-1])
+            first = max(done, begin - before - VISIBLE_START)
+            if end > run_end:
+                run_end = _find_run_end(AFTER_MASK, text, end)
+                last = {}
+            for opening, ending in self._ends:
+                start = text.find(opening, first, begin)
+                if start < 0:
+                    continue
+                if ending not in last:
+                    last[ending] = text.rfind(ending, end, run_end + VISIBLE_END)
+                if last[ending] >= end:
+                    yield Span(start, last[ending] + VISIBLE_END, "abridged")
+                    done = last[ending] + VISIBLE_END
+                    break
+            done = max(done, end)
+
+    def find_unfinished(self, text: str) -> int:
+        """Return the position of an incomplete value at the end of *text*; the length of *text* without one."""
+        cut = len(text)
+        for one in self.spellings:
+            found = one.unfinished.search(text, max(0, len(text) - one.longest))
+            if found is not None:
+                cut = min(cut, found.start())
+        return cut
+
+
+# --- redaction --------------------------------------------------------------------------------------------------------
 
 
 def make_redactor(
@@ -496,14 +544,14 @@ def make_redactor(
     Return the redactor of a journal.
 
     Args:
-        redact: Which rules hold; a list of rules of your own holds beside those of ``"all"``.
-        environment: Whose variables that are named like secrets are known.
-        secrets: Further known values, each with the name that stands for it.
-        allow_secrets: Hashes of values that look like secrets and are none.
-        machine: Texts that tell of this machine, each with its placeholder; none by default.
+        redact: The rules that apply; a list of your own rules is added to those of ``"all"``.
+        environment: The variables; those with secret names are known values.
+        secrets: Further known values, each with the name for its placeholder.
+        allow_secrets: Hashes of values that look like secrets but are not.
+        machine: Texts that identify this machine, each with its placeholder; none by default.
 
     Raises:
-        DataError: when *redact* is neither one of the three words nor a list of rules.
+        DataError: if *redact* is neither one of the three words nor a list of rules.
     """
     if isinstance(redact, str) and redact not in ("known", "all", "off"):
         msg = f"redact is 'known', 'all', 'off' or a list of rules, not {redact!r}"
@@ -522,21 +570,13 @@ def make_redactor(
     )
 
 
-class Redactor:
+class TextRedactor:
     """
-    Replaces secrets by ``<redacted:NAME>``, deterministically.
-
-    Args:
-        known: Secret values and the name that stands for each.
-        shapes: Whether texts that look like keys, and members with telling names, are replaced too.
-        rules: What users add and except.
-        keys: Values that are told of meanwhile; *known* names win over theirs. None by default.
-        mark: Returns what tells a secret from others of its name, ``<redacted:NAME~MARK>``; None by default.
+    Replaces the secrets in texts; the base of ``Redactor``, which has the same arguments.
 
     Attributes:
-        shapes: As given.
-        rules: As given.
-        quiet: While it holds, no text is ``suspicious``.
+        shapes: As passed.
+        rules: As passed.
     """
 
     def __init__(
@@ -549,141 +589,106 @@ class Redactor:
         mark: Callable[[str], str] | None = None,
     ) -> None:
         self._mark = mark
-        self._own = {v: n for v, n in {**known, **rules.values}.items() if digest_of(v) not in rules.allowed}
+        self._own = {v: n for v, n in {**known, **rules.values}.items() if digest_secret(v) not in rules.allowed}
         self._own_spellings = _make_spellings({v: self._own[v] for v in sorted(self._own, key=len, reverse=True)})
         self._configured: Mapping[str, str] = self._own
         self._keys = keys
-        self._count = -1
         self._machine = _compile_machine_pattern(rules.machine)
         self._places = {
             form for place in rules.machine for form in (place, json.dumps(place, ensure_ascii=False)[1:-1])
         }
         self.shapes = shapes
         self.rules = rules
-        # First by what it is: a start compares no rules, and what compares them takes it half a millisecond to make.
+        self._needs_whole_texts = shapes or self._machine is not None or bool(rules.patterns)
+        # By identity first: the comparison is generated on its first use, which would add half a millisecond to a start.
         is_off = not self._own and not shapes and (rules is NO_RULES or rules == NO_RULES)
-        told = json.dumps([sorted(self._own.items()), shapes, rules.fingerprint_parts()])
-        self._key = "" if is_off else hashlib.sha256(told.encode()).hexdigest()[:16]
-        self._begun: tuple[QuietFlag, re.Pattern[str]] = NEVER, MASK
-        self._load_new_secrets()
+        identity = json.dumps([sorted(self._own.items()), shapes, rules.fingerprint_parts()])
+        self._key = "" if is_off else hashlib.sha256(identity.encode()).hexdigest()[:16]
+        self._count = 0 if keys is None else keys.count
+        self._index = self._build_index()
 
     def __repr__(self) -> str:
-        return f"Redactor({len(self._spelled)} texts, shapes={self.shapes})"
+        return f"{type(self).__name__}({len(self._index.spellings)} texts, shapes={self.shapes})"
 
     @property
     def key(self) -> str:
-        """Equal for redactors that clean alike now, ``""`` for one that does nothing; it tells nothing about the values."""
+        """Equal for redactors with the same results now, ``""`` if nothing is redacted; it does not reveal the values."""
         keys = self._keys
         return f"{self._key}-{keys.count}" if keys is not None and keys.names else self._key
 
-    def _load_new_secrets(self) -> None:
-        """Take over what was told since the last time."""
-        keys = self._keys
-        quiet = ALWAYS if keys is None else keys.quiet
-        if keys is None:
-            self._spelled, values, self._count = self._own_spellings, [*self._own], 0
-        else:
-            self._count = keys.count
-            allowed = self.rules.allowed
-            told = {v: n for v, n in keys.names.items() if v not in self._own and digest_of(v) not in allowed}
-            spellings = keys.spellings if len(told) == len(keys.names) else _make_spellings(told)
-            self._spelled, values = {**spellings, **self._own_spellings}, [*told, *self._own]
-        self._ends = sorted({(v[:KEPT_BEGIN], v[-KEPT_END:]) for v in values if len(v) >= MIN_KNOWN})
-        anchors = tuple(dict.fromkeys([one.anchor for one in self._spelled.values()]))
-        self._may_know = make_text_finder(anchors)
-        # What is shown with the middle left out shows but its ends, which stand in many texts: its mask is looked for first.
-        self._may_hold = make_text_finder((*anchors, *self._places, *(MASKS if self._ends else ())))
-        self.quiet = NEVER if self._key or self._spelled else quiet
-        self._looks = self.shapes or self.rules is not NO_RULES
-        self._clean: set[str] = set()
-
-    def _get_spellings(self) -> Iterable[Spelling]:
-        """Return what to look for in a text to find the known values."""
-        if self._keys is not None and self._keys.count != self._count:
-            self._load_new_secrets()
-        return self._spelled.values()
-
-    def with_known(self, known: Mapping[str, str]) -> Redactor:
-        """Return a redactor that replaces further *known* values."""
-        if not known:
-            return self
-        made = Redactor({**self._own, **known}, shapes=self.shapes, rules=self.rules, keys=self._keys, mark=self._mark)
-        # What one message holds is no reason to take another value for it.
-        made._configured = self._configured
-        return made
-
-    def with_marks(self, mark: Callable[[str], str]) -> Redactor:
-        """Return a redactor whose placeholders tell secrets of one name apart, by what *mark* returns for each."""
-        return Redactor(self._own, shapes=self.shapes, rules=self.rules, keys=self._keys, mark=mark)
-
-    def suspicious(self, text: str) -> bool:
-        """Return whether *text*, plain or JSON, may hold something to replace; cheap, and true too often."""
+    @property
+    def index(self) -> SecretIndex:
+        """The index of all values that are known now."""
         keys = self._keys
         if keys is not None and keys.count != self._count:
-            self._load_new_secrets()
-        if self.quiet.holds:
+            count = keys.count
+            self._index = self._build_index()
+            self._count = count
+        return self._index
+
+    def _build_index(self) -> SecretIndex:
+        keys = self._keys
+        if keys is None:
+            return SecretIndex(self._own_spellings.values(), self._own, self._places)
+        allowed = self.rules.allowed
+        added = {v: n for v, n in keys.names.items() if v not in self._own and digest_secret(v) not in allowed}
+        spellings = keys.spellings if len(added) == len(keys.names) else _make_spellings(added)
+        return SecretIndex({**spellings, **self._own_spellings}.values(), (*added, *self._own), self._places)
+
+    def suspicious(self, text: str) -> bool:
+        """Return whether *text*, plain or JSON, may contain a secret; a fast test that may return True for a clean text."""
+        keys = self._keys
+        # As `index`, without a call for each text.
+        index = self._index if keys is None or keys.count == self._count else self.index
+        if not self._key and not index.spellings:
             return False
         rules = self.rules
-        # Places and anchors of such rules belong to decoded values, and cannot be looked for in their JSON.
+        # These rules apply to decoded values, so their JSON cannot be tested.
         if rules.functions or rules.fields or rules.patterns:
             return True
-        if self._may_hold(text) and (
-            self._may_know(text)
+        if index.may_hold(text) and (
+            index.may_hold_value(text)
             or any(place in text for place in self._places)
-            or next(self._find_abridged(text), None) is not None
+            or next(index.find_masked(text), None) is not None
         ):
             return True
         return self.shapes and (looks_secret(text) or may_name_secret_member(text))
 
-    # --- texts ------------------------------------------------------------------------------------------------------
-
     def text(self, text: str) -> str:
-        """Return *text* with a placeholder for each secret in it."""
-        text = self._replace_spans(text, self._find_known_values(text))
-        if self._ends:
-            text = self._replace_spans(text, self._find_abridged(text))
+        """Return *text* with a placeholder for each secret."""
+        index = self.index
+        text = self._replace_spans(text, index.find_values(text))
+        text = self._replace_spans(text, index.find_masked(text))
         for pattern in self.rules.patterns:
             text = pattern.regex.sub(lambda found, rule=pattern: self._hide_pattern(found[0], rule), text)  # type: ignore[misc]
         if self._machine is not None:
             text = self._machine.sub(lambda found: self.rules.machine[found[0]], text)
         return self._replace_spans(text, find_shapes(text)) if self.shapes else text
 
-    def leaves(self, piece: str) -> bool:
+    def is_harmless_piece(self, piece: str) -> bool:
         """
-        Return whether *piece* of a text surely holds nothing to replace, and no known value begins in it.
+        Return whether *piece* of a text certainly contains no secret, and no start of a known value.
 
-        One look, since each token of a stream is asked for; ``False`` too often. The first three characters of a value are looked
-        for, those that the end of *piece* cuts included.
+        It is a single search, since it is called for each token of a stream. It searches the first three characters of each
+        value, also if the end of *piece* cuts them off. It may return False for a harmless piece.
         """
-        told, begun = self._begun
-        if not told.holds:
-            begun = self._compile_beginnings()
-        return begun.search(piece) is None
+        if self._needs_whole_texts:
+            return False
+        keys = self._keys
+        index = self._index if keys is None or keys.count == self._count else self.index
+        return index.starts.search(piece) is None
 
-    def _compile_beginnings(self) -> re.Pattern[str]:
-        """Return what finds whatever ``leaves`` looks for."""
-        # What was told is asked for first, and kept with what follows from it: where another thread tells of a value
-        # meanwhile, this holds no longer, whoever comes last.
-        told = ALWAYS if self._keys is None else self._keys.quiet
-        begun = {make_truncated_pattern(one.parts[:3], "") for one in self._get_spellings()}
-        # What else a redactor may be told to do is looked for in whole texts alone, so no piece is left as it is.
-        if self.shapes or self._machine is not None or self.rules.patterns:
-            begun = {""}
-        found = re.compile("|".join([*map(re.escape, MASKS), *sorted(begun)]))
-        self._begun = told, found
-        return found
-
-    def beginning(self, text: str, limit: int) -> str:
-        """Return the cleaned beginning of *text*, *limit* characters and a little more, whatever stands at the cut."""
-        return self.text(text[: limit + BEYOND])
+    def clean_beginning(self, text: str, limit: int) -> str:
+        """Return the redacted beginning of *text*: at least *limit* characters, so that no secret is cut there."""
+        return self.text(text[: limit + READ_AHEAD_CHARS])
 
     def spans(self, text: str) -> list[Span]:
         """
-        Return where secrets stand in *text*, in their order; those that meet are one.
+        Return the positions of the secrets in *text*, in order; overlapping ones are merged.
 
-        Shapes are found behind escapes too: *text* may be JSON or source.
+        Shapes are also found after escapes: *text* may be JSON or source code.
         """
-        found = [*self._find_known_values(text), *self._find_abridged(text)]
+        found = self.index.find(text)
         found += [Span(*m.span(), rule.name) for rule in self.rules.patterns for m in rule.regex.finditer(text) if m[0]]
         if self.shapes:
             found += find_shapes(text)
@@ -692,9 +697,8 @@ class Redactor:
         return [span for span in _merge_spans(found) if not self._is_exempt(text[span.start : span.end])]
 
     def secrets(self, text: str, level: int = 0) -> dict[str, str]:
-        """Return each secret in *text* and its rule; JSON is looked into, since an escape may hide where a key begins."""
-        found = {text[start:end]: name for start, end, name in self._find_known_values(text)}
-        found.update({text[start:end]: name for start, end, name in self._find_abridged(text)})
+        """Return each secret in *text* with its rule; JSON is parsed, since an escape may hide the start of a key."""
+        found = {text[start:end]: name for start, end, name in self.index.find(text)}
         for pattern in self.rules.patterns:
             found.update({match[0]: pattern.name for match in pattern.regex.finditer(text) if match[0]})
         if self.shapes and looks_secret(text):
@@ -705,53 +709,12 @@ class Redactor:
         return {secret: name for secret, name in found.items() if not self._is_exempt(secret)}
 
     def binary(self, data: bytes) -> bytes:
-        """Return *data*, which is not text, without known values; nothing else is looked for in it."""
+        """Return binary *data* with a placeholder for each known value; other rules do not apply to it."""
         text = data.decode(errors="surrogateescape")
-        return self._replace_spans(text, self._find_known_values(text)).encode(errors="surrogateescape")
-
-    def _find_known_values(self, text: str) -> Iterator[Span]:
-        """Give the known values in *text*; those inside a placeholder are a part of its name."""
-        spellings = self._get_spellings()
-        if not self._may_know(text):
-            return
-        found = sorted([one for one in spellings if one.anchor in text], key=lambda one: len(one.text), reverse=True)
-        for match in _compile_spellings(tuple(found)).finditer(text):
-            if match.lastindex is not None:
-                yield Span(*match.span(), found[match.lastindex - 1].name)
-
-    def _find_abridged(self, text: str) -> Iterator[Span]:
-        """
-        Give the known values that are shown with the middle left out, as providers do: ``sk-...abcd`` (reliability:R11).
-
-        Each mask is looked at once, with what stands directly before it, and the last place of an ending once for each run
-        of characters that may follow a mask.
-        """
-        self._get_spellings()
-        if not _has_mask(text):
-            return
-        done = run_end = 0
-        last: dict[str, int] = {}
-        for mask in MASK.finditer(text) if self._ends else ():
-            begin, end = mask.span()
-            before = _end_of_run(BEFORE_MASK, text[done:begin][::-1])
-            first = max(done, begin - before - KEPT_BEGIN)
-            if end > run_end:
-                run_end = _end_of_run(AFTER_MASK, text, end)
-                last = {}
-            for opening, ending in self._ends:
-                start = text.find(opening, first, begin)
-                if start < 0:
-                    continue
-                if ending not in last:
-                    last[ending] = text.rfind(ending, end, run_end + KEPT_END)
-                if last[ending] >= end:
-                    yield Span(start, last[ending] + KEPT_END, "abridged")
-                    done = last[ending] + KEPT_END
-                    break
-            done = max(done, end)
+        return self._replace_spans(text, self.index.find_values(text)).encode(errors="surrogateescape")
 
     def _replace_spans(self, text: str, spans: Iterable[Span]) -> str:
-        """Return *text* with a placeholder for each of *spans*, which come in their order."""
+        """Return *text* with a placeholder for each of *spans*, which are in order."""
         made: list[str] = []
         at = 0
         for start, end, name in spans:
@@ -765,42 +728,66 @@ class Redactor:
 
     def placeholder(self, secret: str, name: str, *, may_differ: bool = True) -> str:
         """
-        Return what stands for *secret*, which has this *name*.
+        Return the placeholder for *secret* with this *name*.
 
-        The sign before the mark is ``~`` for a credential, which *may_differ* between machines, and else ``=``.
+        The mark is preceded by ``~`` for a credential, which *may_differ* between machines, else by ``=``.
         """
         if self._mark is None:
             return f"<redacted:{name}>"
         return f"<redacted:{name}{'~' if may_differ else '='}{self._mark(secret)}>"
 
     def replace_by_name(self, secret: str, name: str, place: Place) -> str:
-        """Return what stands for *secret*, which is one because of its *name* in a *place*."""
+        """Return the placeholder for *secret*, a value with a secret *name* in a *place* such as a member."""
         is_known = secret in self._configured or (self._keys is not None and secret in self._keys.names)
         return self.placeholder(secret, name, may_differ=is_known or may_differ(name, secret, place))
 
     def _hide_pattern(self, text: str, rule: RedactPattern) -> str:
-        """Return what stands for a text that a pattern of the user finds: no credential that we know, so it always counts."""
+        """Return the placeholder for a match of a user's pattern; it is no known credential, so its mark always counts."""
         return text if not text or self._is_exempt(text) else self.placeholder(text, rule.name, may_differ=False)
 
     def _is_exempt(self, text: str) -> bool:
         allowed = self.rules.allowed
-        return PLACEHOLDER.fullmatch(text) is not None or bool(allowed and digest_of(text) in allowed)
+        return PLACEHOLDER.fullmatch(text) is not None or bool(allowed and digest_secret(text) in allowed)
 
-    # --- values -----------------------------------------------------------------------------------------------------
+
+class Redactor(TextRedactor):
+    """
+    Replaces the secrets in texts and JSON values by ``<redacted:NAME>``, deterministically.
+
+    Args:
+        known: Secret values, each with the name for its placeholder.
+        shapes: Whether to replace texts that look like keys, and members with secret names.
+        rules: The rules of the user.
+        keys: A registry of further values; the names of *known* take precedence. None by default.
+        mark: Returns the mark of a secret among those of the same name, ``<redacted:NAME~MARK>``; None by default.
+    """
+
+    def with_known(self, known: Mapping[str, str]) -> Redactor:
+        """Return a redactor that also replaces *known* values."""
+        if not known:
+            return self
+        made = Redactor({**self._own, **known}, shapes=self.shapes, rules=self.rules, keys=self._keys, mark=self._mark)
+        # A value of one message is not a configured credential; see `replace_by_name`.
+        made._configured = self._configured
+        return made
+
+    def with_marks(self, mark: Callable[[str], str]) -> Redactor:
+        """Return a redactor whose placeholders distinguish secrets of the same name by the result of *mark*."""
+        return Redactor(self._own, shapes=self.shapes, rules=self.rules, keys=self._keys, mark=mark)
 
     def value(self, value: Any) -> Any:
         """
-        Return a JSON value with every secret replaced, keys and JSON inside strings included.
+        Return a JSON value with every secret replaced, including those in keys and in JSON within strings.
 
         Raises:
-            SecretFound: when a function of the user fails, since what it was to hide is not known then.
+            SecretFound: if a function of the user fails, because its secrets are then unknown.
         """
         for steps in self.rules.fields:
             value = _redact_pointer(value, steps, self._hide_field)
         return _apply_functions(self.rules.functions, self._redact_tree(value, 0))
 
     def _hide_field(self, value: object, name: str) -> str:
-        """Return what stands for a member that a pointer of the user names, whatever its value is."""
+        """Return the placeholder for a member that matches a user's pointer, with a value of any type."""
         if isinstance(value, str) and PLACEHOLDER.fullmatch(value):
             return value
         text = value if isinstance(value, str) else _write_value(value)
@@ -812,14 +799,14 @@ class Redactor:
 
     @cached_property
     def _local_redactor(self) -> Redactor:
-        """The redactor of what stays in the process, on this machine."""
+        """The redactor for data that stay in the process, on this machine."""
         if not self.rules.machine:
             return self
         rules = attrs.evolve(self.rules, machine={})
         return Redactor(self._own, shapes=self.shapes, rules=rules, keys=self._keys)
 
     def json_text(self, text: str, level: int = 0) -> str:
-        """Return *text* cleaned as the JSON that it is, or as text."""
+        """Return *text* redacted as JSON if it is JSON, else as text."""
         tree = parse_if_json(text)
         if isinstance(tree, str):
             is_near = self.shapes and NEARLY_JSON.match(text) is not None and may_name_secret_member(text)
@@ -828,7 +815,7 @@ class Redactor:
         return text if clean == tree else write_changes(text, tree, clean)
 
     def member(self, name: str, value: object, level: int = 0) -> Any:
-        """Return the value of the member *name*, replaced when the name tells that it is secret."""
+        """Return the value of the member *name*, redacted completely if the name indicates a secret."""
         if isinstance(value, str) and self._is_secret_member(name, value):
             return self.replace_by_name(value, name, "member")
         if isinstance(value, list | tuple):
@@ -840,12 +827,12 @@ class Redactor:
         return self._redact_tree(value, level)
 
     def _is_secret_number(self, name: str, text: str) -> bool:
-        # Of tokens, numbers are counts and places in a vocabulary.
+        # In members about tokens, numbers are counts and positions in a vocabulary.
         is_count = name.rstrip("0123456789_").lower().removesuffix("value").rstrip("_").endswith("token")
         return not is_count and JSON_NUMBER.fullmatch(text) is not None and self._is_secret_member(name, text)
 
     def _redact_tokens(self, text: str, level: int) -> str:
-        """Return a text that holds members as JSON does, but is none: broken off, in a call, too deep, or with repeated names."""
+        """Return a redacted text that resembles JSON: truncated, in a call, too deep, or with duplicate names."""
         made: list[str] = []
         at = 0
         name, last = "", ""
@@ -879,104 +866,8 @@ class Redactor:
             self.json_text(value, level + 1) if level < NESTED_JSON and NEARLY_JSON.match(value) else self.text(value)
         )
 
-    def frozen(self, value: Any) -> Any:
-        """
-        Return a frozen value of ``data``, such as an event, without secrets; *value* itself when there is nothing in it.
-
-        Enumerations, errors and whatever else holds no text of its own come back as they are.
-        """
-        return value if self.passes(value) else self._redact_value(value)
-
-    def passes(self, value: object) -> bool:  # noqa: C901, PLR0912 - each event of a run, and each message
-        """Return whether there is surely no secret in a frozen value; ``False`` too often."""
-        # All its texts at one look: hardly a value holds a secret, and to look into each text of each event on its own took longer
-        # than the step that they tell of.
-        if self._keys is not None and self._keys.count != self._count:
-            self._load_new_secrets()
-        clean = self._clean
-        texts: list[str] = []
-        rest: list[Any] = [value]
-        for one in rest:
-            kind = type(one)
-            if kind is str:
-                # Names stand in every event, and what is looked into is joined.
-                if one and one not in clean:
-                    texts.append(one)
-            elif one is None:
-                continue
-            elif kind is tuple or kind is JsonList:
-                rest += one
-            elif kind is JsonDict:
-                if one:
-                    rest += one
-                    rest += one.values()
-            elif kind is Transcript:
-                if self.changes(one):
-                    return False
-            elif kind not in NO_TEXT:
-                rest += TEXTS[kind](one) if kind in TEXTS else _make_text_getter(kind)(one)
-        if not texts:
-            return True
-        if len(texts) == 1:
-            return self._redact_frozen_text(texts[0]) is texts[0]
-        text = "\n".join(texts)
-        return not (self._looks or self._may_hold(text)) or not self.suspicious(text)
-
-    def changes(self, transcript: Transcript) -> bool:
-        """Return whether any message of *transcript* holds a secret."""
-        # Counted along the history, so that each message is looked at once and not at every step.
-        return transcript.fold_on(("redaction", self.key), self._count_changes, 0) > 0
-
-    def _count_changes(self, count: int, messages: Sequence[Message]) -> list[int]:
-        if self.passes(tuple(messages)):
-            return [count] * len(messages)
-        return [count := count + (self.frozen(message) is not message) for message in messages]
-
-    def _redact_value(self, value: Any) -> Any:
-        kind = type(value)
-        if kind in NO_TEXT:
-            return value
-        if kind is str:
-            return self._redact_frozen_text(value)
-        if kind is Transcript:
-            return Transcript([self.frozen(message) for message in value]) if self.changes(value) else value
-        if kind is JsonDict or kind is JsonList:
-            return freeze(self.value(value)) if self.suspicious(compact(value)) else value
-        if kind is tuple:
-            made = tuple([self._redact_value(member) for member in value])
-            return value if all(map(is_, made, value)) else made
-        return self._redact_fields(value)
-
-    def _redact_fields(self, value: Any) -> Any:
-        self._get_spellings()
-        kind, changed, clean = type(value), {}, self._clean
-        fields = FIELDS.get(kind)
-        for name, alias in _get_fields(kind) if fields is None else fields:
-            old = getattr(value, name)
-            of = type(old)
-            # Most fields hold no text, or a name that stands in every event; each call that is saved here is saved there.
-            if of in NO_TEXT or (of is str and old in clean) or FIELDS.get(of) == ():
-                continue
-            new = self._redact_value(old)
-            if new is not old:
-                changed[alias] = new
-        return attrs.evolve(value, **changed) if changed else value
-
-    def _redact_frozen_text(self, text: str) -> str:
-        """Return *text* without secrets; of short ones in which there is nothing, such as names, that is remembered."""
-        self._get_spellings()
-        if text in self._clean:
-            return text
-        if self.suspicious(text):
-            return self.text(text)
-        if len(text) <= SHORT:
-            if len(self._clean) >= MOST_CLEAN:
-                self._clean.clear()
-            self._clean.add(text)
-        return text
-
     def findings(self, value: object, place: str = "") -> Iterator[tuple[str, str]]:
-        """Give the JSON pointer and the rule of each secret that is in a JSON value."""
+        """Yield the JSON pointer and the rule of each secret in a JSON value."""
         if isinstance(value, Mapping):
             for key, member in value.items():
                 inner = f"{place}/{key}"
@@ -992,17 +883,17 @@ class Redactor:
         elif isinstance(value, str):
             yield from ((place, rule) for rule in self.secrets(value).values())
 
-    def refuse(self, value: object, where: str) -> None:
+    def check_no_secrets(self, value: object, where: str) -> None:
         """
-        Raise unless *value* is free of secrets.
+        Raise if *value* contains a secret.
 
         Raises:
-            SecretFound: naming *where* it stands and the rule, never the value.
+            SecretFound: with *where*, the JSON pointer and the rule, never the value.
         """
         for place, rule in self.findings(value):
             msg = (
-                f"{where} holds a secret at {place or '/'} (rule {rule!r}); nothing was written. Keep it out of the run, "
-                "or name it in secrets={value: name} so that it is replaced"
+                f"{where} contains a secret at {place or '/'} (rule {rule!r}); nothing was written. Remove it from the run, or "
+                "pass secrets={value: name} to replace it"
             )
             raise SecretFound(msg, path=place or "/", rule=rule)
 
@@ -1025,55 +916,153 @@ class Redactor:
             return False
         if not is_secret(name, value, "member"):
             return False
-        return not self.rules.allowed or digest_of(value) not in self.rules.allowed
+        return not self.rules.allowed or digest_secret(value) not in self.rules.allowed
 
 
-class StreamRedactor:
+class RecordRedaction:
     """
-    Takes secrets out of a text that comes in pieces: what may be the beginning of a known value waits for what follows.
+    Replaces the secrets in immutable objects of ``data``, such as events and messages.
 
     Args:
-        redactor: Whose known values are taken out.
+        redactor: The redactor of their texts and JSON values.
     """
 
     def __init__(self, redactor: Redactor) -> None:
         self._redactor = redactor
+        self._has_rules = redactor.shapes or redactor.rules is not NO_RULES
+
+    def redact(self, value: Any) -> Any:
+        """
+        Return an object without secrets; the same object if it has none.
+
+        Enumerations, errors and other objects without texts of their own are returned unchanged.
+        """
+        return value if self.is_clean(value) else self._redact_value(value)
+
+    def is_clean(self, value: object) -> bool:  # noqa: C901 - called for each event of a run, and each message
+        """Return whether an object certainly contains no secret; it may return False for a clean one."""
+        # All texts are searched at once: few objects contain a secret, and a search of each text of each event took longer
+        # than the step of the event.
+        index = self._redactor.index
+        clean = index.clean_texts
+        texts: list[str] = []
+        rest: list[Any] = [value]
+        for one in rest:
+            kind = type(one)
+            if kind is str:
+                # Every event has names, and the texts to search are joined.
+                if one and one not in clean:
+                    texts.append(one)
+            elif one is None:
+                continue
+            elif kind is tuple or kind is JsonList:
+                rest += one
+            elif kind is JsonDict:
+                if one:
+                    rest += one
+                    rest += one.values()
+            elif kind is Transcript:
+                if self.has_secrets(one):
+                    return False
+            elif kind not in NO_TEXT:
+                rest += TEXTS[kind](one) if kind in TEXTS else _make_text_getter(kind)(one)
+        if not texts:
+            return True
+        if len(texts) == 1:
+            return self._redact_text(texts[0]) is texts[0]
+        text = "\n".join(texts)
+        return not (self._has_rules or index.may_hold(text)) or not self._redactor.suspicious(text)
+
+    def has_secrets(self, transcript: Transcript) -> bool:
+        """Return whether any message of *transcript* contains a secret."""
+        # Counted along the history, so that each message is searched once and not at every step.
+        return transcript.fold_on(("redaction", self._redactor.key), self._count_changes, 0) > 0
+
+    def _count_changes(self, count: int, messages: Sequence[Message]) -> list[int]:
+        if self.is_clean(tuple(messages)):
+            return [count] * len(messages)
+        return [count := count + (self.redact(message) is not message) for message in messages]
+
+    def _redact_value(self, value: Any) -> Any:
+        kind = type(value)
+        if kind in NO_TEXT:
+            return value
+        if kind is str:
+            return self._redact_text(value)
+        if kind is Transcript:
+            return Transcript([self.redact(message) for message in value]) if self.has_secrets(value) else value
+        if kind is JsonDict or kind is JsonList:
+            return freeze(self._redactor.value(value)) if self._redactor.suspicious(compact(value)) else value
+        if kind is tuple:
+            made = tuple([self._redact_value(member) for member in value])
+            return value if all(map(is_, made, value)) else made
+        return self._redact_fields(value)
+
+    def _redact_fields(self, value: Any) -> Any:
+        kind, changed, clean = type(value), {}, self._redactor.index.clean_texts
+        fields = FIELDS.get(kind)
+        for name, alias in _get_fields(kind) if fields is None else fields:
+            old = getattr(value, name)
+            of = type(old)
+            # Most fields hold no text, or a name that every event has; this avoids a call for each of them.
+            if of in NO_TEXT or (of is str and old in clean) or FIELDS.get(of) == ():
+                continue
+            new = self._redact_value(old)
+            if new is not old:
+                changed[alias] = new
+        return attrs.evolve(value, **changed) if changed else value
+
+    def _redact_text(self, text: str) -> str:
+        """Return *text* without secrets; short texts without any, such as names, are cached."""
+        clean = self._redactor.index.clean_texts
+        if text in clean:
+            return text
+        if self._redactor.suspicious(text):
+            return self._redactor.text(text)
+        if len(text) <= MAX_CLEAN_CHARS:
+            if len(clean) >= MAX_CLEAN_TEXTS:
+                clean.clear()
+            clean.add(text)
+        return text
+
+
+class StreamRedactor:
+    """
+    Replaces the secrets in a text that arrives in pieces; a possible start of a known value is held back until the next piece.
+
+    Args:
+        redactor: The redactor of the text.
+    """
+
+    def __init__(self, redactor: TextRedactor) -> None:
+        self._redactor = redactor
         self._held = ""
 
     @property
-    def holds(self) -> bool:
-        """Whether something waits for what follows."""
+    def has_pending_text(self) -> bool:
+        """Whether a part of the text is held back."""
         return self._held != ""
 
     def feed(self, piece: str) -> str:
         """Add *piece* to the text, and return the redacted text that can be shown now."""
-        if not self._held and self._redactor.leaves(piece):
+        if not self._held and self._redactor.is_harmless_piece(piece):
             return piece
         text = self._redactor.text(self._held + piece)
-        cut = self._find_unfinished(text)
+        cut = self._redactor.index.find_unfinished(text)
         self._held = text[cut:]
         return text[:cut]
 
-    def rest(self) -> str:
-        """Remove and return the text that is held back, when nothing follows any more."""
+    def flush(self) -> str:
+        """Remove and return the text that is held back, at the end of the stream."""
         text, self._held = self._held, ""
         return text
 
-    def _find_unfinished(self, text: str) -> int:
-        """Return where the beginning of a known value stands at the end of *text*; its length when there is none."""
-        cut = len(text)
-        for one in self._redactor._get_spellings():  # noqa: SLF001 - one concept
-            found = one.unfinished.search(text, max(0, len(text) - one.longest))
-            if found is not None:
-                cut = min(cut, found.start())
-        return cut
 
-
-# --- finding --------------------------------------------------------------------------------------------------------
+# --- objects of data --------------------------------------------------------------------------------------------------
 
 
 FIELDS: dict[type[Any], tuple[tuple[str, str], ...]] = {}
-"""The fields of classes that were met, each with the name of its argument; none for what is looked into no further."""
+"""A cache of the fields of classes, each with the name of its argument; empty for classes that are not redacted."""
 
 
 def _get_fields(kind: type[Any]) -> tuple[tuple[str, str], ...]:
@@ -1085,17 +1074,17 @@ def _get_fields(kind: type[Any]) -> tuple[tuple[str, str], ...]:
 
 
 TEXTS: dict[type[Any], Callable[[Any], tuple[object, ...]]] = {}
-"""What gives the fields of classes that were met, as far as they may hold a text."""
+"""A cache of functions, by class, that return the fields with possible texts."""
 NUMBERS = frozenset({
     "Decimal", "Decimal | None", "RunPhase", "RunStatus", "StopReason", "Usage", "bool", "float", "float | None", "int", "int | None",
 })  # fmt: skip
-"""What is written at fields that hold no text."""
+"""The annotations of fields that contain no text."""
 
 
 def _make_text_getter(kind: type[Any]) -> Callable[[Any], tuple[object, ...]]:
     from stepengine.data.events import Event
 
-    # Where an event stands is ours, and not known yet.
+    # The address of an event is generated by the engine and contains no text of others.
     place = {field.name for field in attrs.fields(Event)} if issubclass(kind, Event) else set()
     types = {field.name: field.type for field in attrs.fields(kind)} if attrs.has(kind) else {}
     names = [name for name, _ in _get_fields(kind) if types[name] not in NUMBERS and name not in place]
@@ -1112,23 +1101,23 @@ def _return_no_fields(_: object) -> tuple[object, ...]:
 
 
 def _make_spellings(known: Mapping[str, str]) -> dict[str, Spelling]:
-    return {one.text: one for value, name in known.items() for one in spellings_of(value, name)}
+    return {one.text: one for value, name in known.items() for one in make_spellings(value, name)}
 
 
 @lru_cache(maxsize=256)
 def _compile_spellings(spellings: tuple[Spelling, ...]) -> re.Pattern[str]:
-    """Return the expression for placeholders, which are passed over, and for each of *spellings* as a group."""
+    """Return the expression for placeholders, without a group, and for each of *spellings* as a group."""
     return re.compile("|".join(["<redacted:[^<>]*>", *[f"({one.pattern})" for one in spellings]]))
 
 
 @cache
 def _compile_shapes() -> re.Pattern[str]:
-    """Return what finds every shape; few texts are looked into, and compiling it takes as long as the rest of this module."""
+    """Return the expression for all shapes; cached on first use, since it takes as long to compile as this module."""
     return re.compile("|".join([f"(?P<{name.replace('-', '_')}>{pattern})" for name, pattern in SHAPES]))
 
 
 def find_shapes(text: str) -> list[Span]:
-    """Return where texts that look like keys stand in *text*, in their order."""
+    """Return the positions of the texts in *text* that look like keys, in order."""
     if not looks_secret(text):
         return []
     found = []
@@ -1161,7 +1150,7 @@ def _find_pem_blocks(text: str) -> Iterator[Span]:
 
 
 def _merge_spans(spans: Iterable[Span]) -> list[Span]:
-    """Return *spans* in their order; those that meet are one, with the name of the first."""
+    """Return *spans* in order; overlapping ones are merged, with the name of the first."""
     apart: list[Span] = []
     for span in sorted(spans, key=lambda span: (span.start, -span.end)):
         if apart and span.start < apart[-1].end:
@@ -1172,22 +1161,22 @@ def _merge_spans(spans: Iterable[Span]) -> list[Span]:
 
 
 def _compile_machine_pattern(machine: Mapping[str, str]) -> re.Pattern[str] | None:
-    """Return what finds the texts of *machine* where they stand alone or begin a path."""
+    """Return the expression for the texts of *machine* as whole words or at the start of a path."""
     longest = sorted(machine, key=len, reverse=True)
     texts = "|".join(map(re.escape, longest))
     return re.compile(rf"(?<![\w.-])(?:{texts})(?![\w-]|\.\w)") if texts else None
 
 
 def _redact_pointer(
-    value: object, steps: tuple[str, ...], hide: Callable[[object, str], str], begun: Iterable[tuple[str, ...]] = ()
+    value: object, steps: tuple[str, ...], hide: Callable[[object, str], str], started: Iterable[tuple[str, ...]] = ()
 ) -> object:
-    """Return *value* with what *hide* makes of each place that *steps* lead to; *begun* are the ends of those under way."""
+    """Return *value* with *hide* applied to each member that *steps* match; *started* are the rests of matches in progress."""
     if not isinstance(value, Mapping | list | tuple):
         return value
     members = value.items() if isinstance(value, Mapping) else enumerate(value)
     made: dict[Any, object] = {}
     for key, member in members:
-        left = {end[1:] for end in (steps, *begun) if end[0] in ("*", str(key))}
+        left = {end[1:] for end in (steps, *started) if end[0] in ("*", str(key))}
         made[key] = hide(member, steps[-1]) if () in left else _redact_pointer(member, steps, hide, left)
     return made if isinstance(value, Mapping) else [*made.values()]
 
@@ -1197,33 +1186,33 @@ def _apply_functions(functions: Iterable[Callable[[Any], Any]], value: Any) -> A
         name = getattr(function, "__qualname__", type(function).__qualname__)
         try:
             value = function(value)
-        except Exception as error:  # noqa: BLE001 - it is told without what it holds
+        except Exception as error:  # noqa: BLE001 - reported without its text, which may contain the value
             msg = f"the redact function {name!r} raised {type(error).__name__}; nothing was written"
-            raise SecretFound(msg, rule=name) from None  # what it raised may quote the value
+            raise SecretFound(msg, rule=name) from None
     return value
 
 
 def _has_mask(text: str) -> bool:
-    """Return whether anything stands in *text* for the middle of a key; a cheap test before ``MASK``."""
+    """Return whether *text* may contain a masked key; a cheap test before ``MASK``."""
     stars, dots, ellipsis = MASKS
     return stars in text or dots in text or ellipsis in text
 
 
-def _end_of_run(run: re.Pattern[str], text: str, start: int = 0) -> int:
-    """Return where the *run* of characters that begins at *start* ends."""
+def _find_run_end(run: re.Pattern[str], text: str, start: int = 0) -> int:
+    """Return the end of the *run* of characters at *start*."""
     found = run.match(text, start)
     return start if found is None else found.end()
 
 
 @lru_cache(maxsize=256)
 def make_text_finder(texts: tuple[str, ...], *, any_case: bool = False) -> Callable[[str], bool]:
-    """Return what says whether any of *texts* stands in a text; in *any_case* also what Unicode takes for one of them."""
-    # One look for all of them. Five keys have fifty-five forms, and a search for each in every line of a journal took as long as
-    # the rest of the line; in a long text, each search reads all of it. `re` tries every text at every character.
-    if len(texts) > MOST_AT_ONCE:
+    """Return a function that tests whether a text contains any of *texts*; *any_case* ignores Unicode case."""
+    # One search for all of them. Five keys have fifty-five forms; a search for each in every line of a journal would double
+    # the time of the line. `re` is no faster, because it tries every text at every character.
+    if len(texts) > MAX_TEXTS_AT_ONCE:
         parts = [
-            make_text_finder(texts[at : at + MOST_AT_ONCE], any_case=any_case)
-            for at in range(0, len(texts), MOST_AT_ONCE)
+            make_text_finder(texts[at : at + MAX_TEXTS_AT_ONCE], any_case=any_case)
+            for at in range(0, len(texts), MAX_TEXTS_AT_ONCE)
         ]
         return lambda text: any(find(text) for find in parts)
     search: Callable[[str], bool] | None = None
@@ -1237,19 +1226,19 @@ def make_text_finder(texts: tuple[str, ...], *, any_case: bool = False) -> Calla
     def find(text: str) -> bool:
         nonlocal read, search
         if search is None:
-            # A program without models and typed tools loads no pydantic, and would take longer for it than for its few texts.
+            # A program without models and typed tools does not load pydantic; for its few texts that would take longer.
             read += len(text) * len(texts)
             if read < WORTH_LOADING and CORE not in sys.modules:
                 return look_for_each(text)
             search = _compile_search(texts, any_case=any_case) or look_for_each
-        # Nothing at all is found in a text with half of a character, which JSON may hold.
+        # The engine finds nothing in a text with half of a surrogate pair, which JSON may contain.
         return search(text) or (not (text.isascii() or _is_encodable(text)) and look_for_each(text))
 
     return find if texts else _return_false
 
 
 def _compile_search(texts: tuple[str, ...], *, any_case: bool) -> Callable[[str], bool] | None:
-    """Return an expression that finds any of *texts*, by an engine that cannot backtrack; ``None`` where it takes none so long."""
+    """Return an expression for any of *texts*, in an engine without backtracking; ``None`` if it is too long for it."""
     from pydantic_core import SchemaError, SchemaValidator, core_schema
 
     pattern = f"(?{'i' if any_case else 's'}){'|'.join(map(re.escape, texts))}"
@@ -1275,7 +1264,7 @@ _may_have_shape = make_text_finder(SHAPE_HINTS)
 
 
 def looks_secret(text: str) -> bool:
-    """Return True if a text may hold a secret by its shape; a cheap test before the real one."""
+    """Return True if a text may contain a secret by its shape; a cheap test before the exact one."""
     return (
         _may_have_shape(text)
         or ("://" in text and "@" in text)
@@ -1287,9 +1276,9 @@ def looks_secret(text: str) -> bool:
 
 def parse_if_json(text: str) -> object:
     """
-    Return the JSON object or array that *text* holds, else the text.
+    Return the JSON object or array in *text*, else the text.
 
-    What repeats a name or is nested deeper than 200 is a text: reading it would hide a value, or not come back.
+    JSON with duplicate names, or nested deeper than 200, is returned as text: parsing would lose a value or not end.
     """
     if text[:1] not in ("{", "["):
         return text
@@ -1301,7 +1290,7 @@ def parse_if_json(text: str) -> object:
 
 
 def _decode_string(piece: str) -> str:
-    """Return the text of a JSON string, or any other *piece* of JSON as it is."""
+    """Return the text of a JSON string, or any other *piece* of JSON unchanged."""
     if piece[:1] != '"':
         return piece
     try:
@@ -1311,7 +1300,7 @@ def _decode_string(piece: str) -> str:
 
 
 def write_changes(text: str, old: object, new: object) -> str:
-    """Return the JSON *text* of *old* as one of *new*, in which all that is equal stays as it is written."""
+    """Return the JSON *text* of *old* changed to *new*; equal parts keep their spelling."""
     made: list[str] = []
     at = 0
     for start, end, piece in _find_changes(JSON_TOKEN.finditer(text), old, new):
@@ -1321,7 +1310,7 @@ def write_changes(text: str, old: object, new: object) -> str:
 
 
 def _find_changes(tokens: Iterator[re.Match[str]], old: object, new: object) -> Iterator[tuple[int, int, str]]:
-    """Take the tokens of *old*, and yield the start, end and new text of each part that differs in *new*."""
+    """Yield the start, end and new text of each part that differs in *new*; *tokens* are those of *old*."""
     first = next(tokens)
     if isinstance(old, dict) and isinstance(new, Mapping) and len(old) == len(new) > 0:
         for (name, member), (new_name, new_member) in zip(old.items(), new.items(), strict=True):
@@ -1345,7 +1334,7 @@ def _find_changes(tokens: Iterator[re.Match[str]], old: object, new: object) -> 
 
 
 def _write_string(piece: str, text: str) -> str:
-    """Return *text* as a JSON string that begins and ends with the spelling of *piece*, as far as both are equal there."""
+    """Return *text* as a JSON string; where it equals the start and end of *piece*, the spelling of *piece* is used."""
     if piece[0] != '"' or not _is_json_string(piece):
         return _write_value(text)
     spelled = JSON_CHARACTER.findall(piece[1:-1])
@@ -1366,7 +1355,7 @@ def _is_json_string(piece: str) -> bool:
 
 
 def _write_value(value: object) -> str:
-    """Return *value* as JSON as programs write it, numbers that are not finite included."""
+    """Return *value* as compact JSON, including numbers that are not finite."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text if _is_encodable(text) else json.dumps(value, separators=(",", ":"))
 
@@ -1392,7 +1381,7 @@ def _is_nested_too_deeply(text: str, tree: Any) -> bool:
 
 
 def _iterate_list(value: object) -> Iterator[object]:
-    """Yield *value*, or what is in it at any depth if it is a list."""
+    """Yield *value*, or the items of a list at any depth."""
     if isinstance(value, list | tuple):
         for member in value:
             yield from _iterate_list(member)
@@ -1413,7 +1402,9 @@ def _find_strings(value: object) -> Iterator[str]:
 
 
 KNOWN = Redactor({}, shapes=False, keys=GIVEN)
-"""What takes out the values that this process knows to be secret, and nothing else."""
+"""The redactor of the secrets that this process knows, without shapes."""
+KNOWN_RECORDS = RecordRedaction(KNOWN)
+"""``KNOWN`` for objects of ``data``, such as events."""
 
 ANY = Redactor({}, shapes=True, keys=GIVEN)
-"""The same, and what looks like a secret."""
+"""The redactor of the secrets that this process knows, and of texts with the shape of a secret."""

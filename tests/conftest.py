@@ -454,7 +454,7 @@ def own_surroundings(node: Any, base: Path) -> Iterator[None]:
         try:
             yield
         finally:
-            GIVEN.forget()
+            GIVEN.clear()
             for name in WARNING_MODULES:
                 if name in sys.modules:
                     sys.modules[name]._warned.clear()

@@ -1,7 +1,7 @@
 """
 Random faults: each is put into a copy of the checkout, one at a time, and the tests that should catch it are run.
 
-``python -m tests.mutants --random 40 --seed 7 --floor machine`` draws and plants them. A fault that no test notices has
+``python -m tests.mutants --random 40 --seed 7 --layer machine`` draws and plants them. A fault that no test notices has
 survived, and there is no promise that the behaviour which it breaks holds.
 """
 
@@ -16,7 +16,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from tests.random_mutants import FLOORS, drawn
+from tests.random_mutants import LAYERS, drawn
 
 ROOT = Path(__file__).resolve().parent.parent
 LEFT_OUT = shutil.ignore_patterns(
@@ -80,7 +80,7 @@ def main() -> int:
     parser.add_argument("--random", type=int, default=DRAWN, metavar="N", help="how many (default: %(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="what they are drawn with (default: %(default)s)")
     parser.add_argument(
-        "--floor", action="append", help="draw from this floor only, such as machine; may be given again"
+        "--layer", action="append", help="draw from this layer only, such as machine; may be given again"
     )
     parser.add_argument("--results", type=Path, help="append the outcomes of drawn faults, and skip what was caught")
     parser.add_argument(
@@ -90,7 +90,7 @@ def main() -> int:
         help="after which a drawn fault counts as caught (default: %(default)s)",
     )
     asked = parser.parse_args()
-    faults = drawn(asked.random, asked.seed, tuple(asked.floor or FLOORS))
+    faults = drawn(asked.random, asked.seed, tuple(asked.layer or LAYERS))
     if asked.list:
         print("\n".join([f"{fault.name} (line {fault.line})" for fault in faults]))
         return 0

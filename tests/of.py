@@ -96,7 +96,7 @@ def in_functions(file: Path) -> frozenset[int]:
 
 
 def weighed(module: str, lines: Mapping[str, set[int]]) -> list[tuple[str, float]]:
-    """Return files of tests by what they reach of one module, the most telling first: those of its own floor count threefold."""
+    """Return files of tests by what they reach of one module, the most telling first: those of its own package count threefold."""
     times = Counter(number for numbers in lines.values() for number in numbers)
     own = f"tests/{module.partition('/')[0]}/"
     scores = {

@@ -1,7 +1,7 @@
 """
 Faults that nobody chose: made from the syntax tree, so that what the tests miss is not what their authors forgot to plant.
 
-``python -m tests.mutants --random 100 --seed 7 --floor machine`` draws them; ``tests/random_runs.py`` tries them. Each is
+``python -m tests.mutants --random 100 --seed 7 --layer machine`` draws them; ``tests/random_runs.py`` tries them. Each is
 known by its text, not by its line, and is drawn by the hash of that: the same seed draws the same faults when code elsewhere
 has changed.
 """
@@ -22,8 +22,8 @@ import attrs
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE = ROOT / "stepengine"
-FLOORS = ("machine", "runtime", "engine", "journal", "permissions", "models", "sessions", "durable")
-"""The floors that are drawn from when none is named."""
+LAYERS = ("machine", "runtime", "engine", "journal", "permissions", "models", "sessions", "durable")
+"""The layers that are drawn from when none is named."""
 WIDER: Mapping[str, tuple[str, ...]] = {
     "data": ("tests/data", "tests/machine"),
     "engine": ("tests/engine", "tests/sessions"),
@@ -34,7 +34,7 @@ WIDER: Mapping[str, tuple[str, ...]] = {
     "sessions": ("tests/sessions", "tests/engine/test_sessions.py"),
     "tools": ("tests/bundled_tools", "tests/permissions"),
 }
-"""The tests that know a floor, where those are not only its own."""
+"""The tests that know a layer, where those are not only its own."""
 OPPOSITE: Mapping[type[ast.cmpop], tuple[str, str]] = {
     ast.Eq: ("==", "!="), ast.NotEq: ("!=", "=="), ast.Lt: ("<", "<="), ast.LtE: ("<=", "<"), ast.Gt: (">", ">="),
     ast.GtE: (">=", ">"), ast.Is: (r"\bis\b", "is not"), ast.IsNot: (r"\bis\s+not\b", "is"), ast.In: (r"\bin\b", "not in"),
@@ -77,7 +77,7 @@ class Fault:
     sound: bytes = attrs.field(repr=False)
 
     @property
-    def floor(self) -> str:
+    def layer(self) -> str:
         return self.file.split("/")[1].removesuffix(".py")
 
     @property
@@ -207,17 +207,17 @@ def _at(source: _Source, function: str, node: ast.AST) -> Iterator[Fault | None]
                 yield source.fault(function, "dropped statement", (source.span(node), "pass"))
 
 
-def files_of(floor: str) -> list[Path]:
-    return sorted((PACKAGE / floor).rglob("*.py")) if (PACKAGE / floor).is_dir() else [PACKAGE / f"{floor}.py"]
+def files_of(layer: str) -> list[Path]:
+    return sorted((PACKAGE / layer).rglob("*.py")) if (PACKAGE / layer).is_dir() else [PACKAGE / f"{layer}.py"]
 
 
-def drawn(count: int, seed: int, floors: tuple[str, ...]) -> list[Fault]:
-    """Return *count* faults, as many of each floor as of another, equivalent ones among them."""
+def drawn(count: int, seed: int, layers: tuple[str, ...]) -> list[Fault]:
+    """Return *count* faults, as many of each layer as of another, equivalent ones among them."""
     found: list[Fault] = []
-    for number, floor in enumerate(floors):
-        known = [fault for path in files_of(floor) for fault in faults_of(path)]
+    for number, layer in enumerate(layers):
+        known = [fault for path in files_of(layer) for fault in faults_of(path)]
         known.sort(key=lambda fault: hashlib.sha256(f"{seed}:{fault.name}".encode()).digest())
-        wanted = count // len(floors) + (number < count % len(floors))
+        wanted = count // len(layers) + (number < count % len(layers))
         for fault in known:
             if not wanted:
                 break
@@ -238,15 +238,15 @@ def nearness(file: str) -> Mapping[str, int]:
     module = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
     name = module.rpartition(".")[2].strip("_")
     imports = re.compile(rf"\b{re.escape(module)}\b")
-    floor = file.split("/")[1].removesuffix(".py")
-    mirrored, of_floor = f"tests/{floor}/", re.compile(rf"\bstepengine\.{floor}\b")
+    layer = file.split("/")[1].removesuffix(".py")
+    mirrored, of_layer = f"tests/{layer}/", re.compile(rf"\bstepengine\.{layer}\b")
     return {
         path: 0
         if f"test_{name}" in path
         else 1
         if imports.search(text)
         else 2
-        if path.startswith(mirrored) or of_floor.search(text)
+        if path.startswith(mirrored) or of_layer.search(text)
         else 3
         for path, text in _tests().items()
     }
@@ -263,6 +263,6 @@ def near(fault: Fault) -> tuple[str, ...]:
     return tuple([path for _, path in sorted(scored)[:NEAR_FILES]])
 
 
-def wider(floor: str) -> tuple[str, ...]:
-    """Return the folders of tests that know a floor."""
-    return WIDER.get(floor) or ((f"tests/{floor}",) if (ROOT / "tests" / floor).is_dir() else ("tests",))
+def wider(layer: str) -> tuple[str, ...]:
+    """Return the folders of tests that know a layer."""
+    return WIDER.get(layer) or ((f"tests/{layer}",) if (ROOT / "tests" / layer).is_dir() else ("tests",))

@@ -2,7 +2,7 @@
 Random faults are tried here: each before the tests that go through its line, the nearest first, and then before those that
 name its module.
 
-Which tests those are is found out once for each floor, by running its tests without any fault. What fails there is left out
+Which tests those are is found out once for each layer, by running its tests without any fault. What fails there is left out
 and told. With ``--results`` each outcome is appended to a file, and what was caught once is not tried again.
 """
 
@@ -55,7 +55,7 @@ def _hash(path: Path) -> str:
 @attrs.frozen
 class Reach:
     """
-    Which tests go through which lines of a floor, as one run without faults has found.
+    Which tests go through which lines of a layer, as one run without faults has found.
 
     Attributes:
         data: The lines.
@@ -68,12 +68,12 @@ class Reach:
     failed: frozenset[str]
 
     @classmethod
-    def of(cls, floor: str, root: Path, folder: Path, jobs: int) -> Reach:
-        """Read what was found before, or run the tests of a floor in the checkout at *root*."""
-        traced, noted = folder / f"{floor}.coverage", folder / f"{floor}.json"
+    def of(cls, layer: str, root: Path, folder: Path, jobs: int) -> Reach:
+        """Read what was found before, or run the tests of a layer in the checkout at *root*."""
+        traced, noted = folder / f"{layer}.coverage", folder / f"{layer}.json"
         if not noted.exists():
-            print(f"{floor}: which tests go through which line", flush=True)
-            failed = _traced(floor, root, traced, jobs)
+            print(f"{layer}: which tests go through which line", flush=True)
+            failed = _traced(layer, root, traced, jobs)
             hashes = {
                 path.relative_to(root).as_posix(): _hash(path)
                 for path in (*(root / "stepengine").rglob("*.py"), *(root / "tests").rglob("test_*.py"))
@@ -116,12 +116,12 @@ class Reach:
         return fresh + [test for _, _, test in ordered[:MOST_TESTS]]
 
 
-def _traced(floor: str, root: Path, traced: Path, jobs: int) -> list[str]:
-    """Run the tests of a floor, note which go through which line, and return those that fail."""
-    place = f"stepengine/{floor}" if (root / "stepengine" / floor).is_dir() else "stepengine"
+def _traced(layer: str, root: Path, traced: Path, jobs: int) -> list[str]:
+    """Run the tests of a layer, note which go through which line, and return those that fail."""
+    place = f"stepengine/{layer}" if (root / "stepengine" / layer).is_dir() else "stepengine"
     command = [
         sys.executable, "-m", "pytest", "-m", GATE, "-q", "-p", "no:cacheprovider", "-n", str(jobs), "--no-header", "--tb=no",
-        f"--cov={place}", f"--cov-config={os.devnull}", "--cov-context=test", "--cov-report=", *wider(floor),
+        f"--cov={place}", f"--cov-config={os.devnull}", "--cov-context=test", "--cov-report=", *wider(layer),
     ]  # fmt: skip
     environment = {**os.environ, "PYTHONPATH": str(root), "PYTHON_COLORS": "0", "COVERAGE_FILE": str(traced)}
     ran = subprocess.run(
@@ -160,22 +160,22 @@ def tried(fault: Fault, root: Path, reach: Reach, seconds: float) -> Tried:
 
 
 def run_random(faults: Sequence[Fault], *, seed: int, jobs: int, results: Path | None, seconds: float) -> int:
-    """Try faults, floor after floor, *jobs* at a time; say how each went, and a table of all at the end."""
+    """Try faults, layer after layer, *jobs* at a time; say how each went, and a table of all at the end."""
     done = _known(results)
     outcomes: list[Tried] = []
     with tempfile.TemporaryDirectory(prefix="mutants-") as scratch:
         roots = list(copies(Path(scratch), jobs))
         kept = results.with_suffix(".reach") if results else Path(scratch, "reach")
         kept.mkdir(parents=True, exist_ok=True)
-        for floor in dict.fromkeys(fault.floor for fault in faults):
-            known = [Tried(f, "caught") for f in faults if f.floor == floor and done.get(f.name) == "caught"]
-            left = [fault for fault in faults if fault.floor == floor and done.get(fault.name) != "caught"]
+        for layer in dict.fromkeys(fault.layer for fault in faults):
+            known = [Tried(f, "caught") for f in faults if f.layer == layer and done.get(f.name) == "caught"]
+            left = [fault for fault in faults if fault.layer == layer and done.get(fault.name) != "caught"]
             outcomes += known
             if any(fault.name not in EQUIVALENT for fault in left):
-                reach = Reach.of(floor, roots[0], kept, jobs)
+                reach = Reach.of(layer, roots[0], kept, jobs)
                 for number, outcome in enumerate(_each(left, roots, reach, seconds), start=len(known) + 1):
                     outcomes.append(outcome)
-                    _tell(outcome, f"{floor} {number:3}/{len(known) + len(left)}", seed, results)
+                    _tell(outcome, f"{layer} {number:3}/{len(known) + len(left)}", seed, results)
             else:
                 outcomes += [Tried(fault, "equivalent", EQUIVALENT[fault.name]) for fault in left]
     return _table(outcomes)
@@ -211,7 +211,7 @@ def _tell(outcome: Tried, where: str, seed: int, results: Path | None) -> None:
     print(f"{where} {outcome.verdict:10} {outcome.seconds:5.1f} s  {fault.name} (line {fault.line})", flush=True)
     if results:
         noted = {
-            "floor": fault.floor, "name": fault.name, "line": fault.line, "seed": seed, "verdict": outcome.verdict,
+            "layer": fault.layer, "name": fault.name, "line": fault.line, "seed": seed, "verdict": outcome.verdict,
             "said": outcome.said, "seconds": round(outcome.seconds, 1),
         }  # fmt: skip
         with results.open("a") as file:
@@ -219,11 +219,11 @@ def _tell(outcome: Tried, where: str, seed: int, results: Path | None) -> None:
 
 
 def _table(outcomes: Sequence[Tried]) -> int:
-    print(f"\n{'floor':12} {'drawn':>6} {'caught':>7} {'equivalent':>11} {'survived':>9}")
-    floors = list(dict.fromkeys(outcome.fault.floor for outcome in outcomes))
-    for floor in (*floors, "all"):
-        count = Counter(o.verdict for o in outcomes if floor in {o.fault.floor, "all"})
+    print(f"\n{'layer':12} {'drawn':>6} {'caught':>7} {'equivalent':>11} {'survived':>9}")
+    layers = list(dict.fromkeys(outcome.fault.layer for outcome in outcomes))
+    for layer in (*layers, "all"):
+        count = Counter(o.verdict for o in outcomes if layer in {o.fault.layer, "all"})
         drawn, lost = count.total(), count["SURVIVED"]
         share = 100 * count["caught"] / max(1, count["caught"] + lost)
-        print(f"{floor:12} {drawn:6} {count['caught']:7} {count['equivalent']:11} {lost:9}   {share:5.1f} %")
+        print(f"{layer:12} {drawn:6} {count['caught']:7} {count['equivalent']:11} {lost:9}   {share:5.1f} %")
     return int(any(outcome.verdict == "SURVIVED" for outcome in outcomes))

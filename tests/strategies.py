@@ -377,6 +377,7 @@ ERROR_FIELDS: dict[str, st.SearchStrategy[Any]] = {
     "limit": st.none() | floats | counts,
     "more": st.none() | floats | counts,
     "path": text,
+    "rule": names,
     "beside": tuples(text),
     "pid": st.none() | counts,
     "host": text,

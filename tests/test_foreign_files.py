@@ -617,11 +617,11 @@ METHODS: dict[str, Callable[[Path], object]] = {
 
 WITHOUT_STORE = {
     # Folders that tools, agents and editors work in, files of agents, and names of files in values.
-    "Engine", "Workspace", "Workspace.bubblewrap", "Workspace.docker", "Workspace.from_command", "Workspace.kubernetes", "Workspace.named",
+    "Engine", "Workspace", "Workspace.bubblewrap", "Workspace.docker", "Workspace.from_command", "Workspace.kubernetes", "Workspace.parse",
     "Workspace.podman", "Workspace.snapshot", "Workspace.ssh", "load_agent", "load_agents", "load_schedules", "check_installation",
     "check_package", "RecordedRun", "list_runs", "machine_data", "ListedAgent", "Settings.load", "list_agents", "make_project",
     "trust_folder", "untrust_folder", "skill_tools", "project_context", "mcp_tools", "EditorAgent", "ExternalAgent", "serve", "app",
-    "check_folder", "Evaluation.problems", "EvaluationReport", "PinnedTest", "Trials", "WorkingFiles", "TurnPlace",
+    "Evaluation.problems", "EvaluationReport", "PinnedTest", "Trials", "WorkingFiles", "JournalLocation",
     # Files that are only read: keys, uploads, settings.
     "SigningKey", "Journal", "LineJournal", "Files.upload", "Webhooks.parse_file", "scan",
     # As other names of these tables do.

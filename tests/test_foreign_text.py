@@ -82,17 +82,21 @@ from stepengine.machine.blocks import split_blocks
 from stepengine.machine.child_effects import find_matching_id
 from stepengine.machine.tool_search import find_hidden_tools
 from stepengine.models._aws_events import AWSParser
-from stepengine.models._call_arguments import can_begin
+from stepengine.models._call_arguments import can_start
 from stepengine.models._failures import RequestLabel, error_from_body
 from stepengine.models._json import make_call_part, read_json
-from stepengine.models._schemas import plain_schema
+from stepengine.models._schemas import simplify_schema
 from stepengine.models._sse import SSEParser
-from stepengine.models._wire import safe_name
+from stepengine.models._wire import make_safe_name
 from stepengine.models.bedrock_converse.encode import make_document_name
 from stepengine.models.google.calls import _parse_json_path
 from stepengine.models.keys import Credentials, printable
-from stepengine.models.openai_chat.written import WrittenThoughtFilter, parse_written_calls, parse_written_thoughts
-from stepengine.permissions.commands import READ_ONLY, CommandForm, denies, find_doubt, permits
+from stepengine.models.openai_chat.written_calls import (
+    WrittenThoughtFilter,
+    parse_written_calls,
+    parse_written_thoughts,
+)
+from stepengine.permissions.commands import READ_ONLY, CommandForm, find_doubt, matches_allow, matches_deny
 from stepengine.permissions.policy import Policy
 from stepengine.permissions.rules import Domain, Regex, Request
 from stepengine.permissions.rules import Path as PathRule
@@ -142,12 +146,12 @@ from stepengine.workspace.argv import parse_command
 from stepengine.workspace.connection import _Broken
 from stepengine.workspace.connection import _parse_head as parsed_frame
 from stepengine.workspace.contained_paths import contained_paths
-from stepengine.workspace.far import Elsewhere, _parse_entry, _read_listing
-from stepengine.workspace.far import RemotePlace as FarPlace
 from stepengine.workspace.line_ends import keep_line_ends
 from stepengine.workspace.path_rules import PROTECTED, SECRETS, PathRules, possible_paths
 from stepengine.workspace.paths import printable_name
 from stepengine.workspace.patterns import GlobPattern, IgnorePattern, find_pattern_problem, safe_columns
+from stepengine.workspace.remote_files import RemotePlace as FarPlace
+from stepengine.workspace.remote_files import RemoteSystem, _parse_entry, _read_listing
 from stepengine.workspace.repository import _parse_status
 from stepengine.workspace.skills import _parse_head
 from stepengine.workspace.text import decode_text, stream_lines
@@ -374,7 +378,7 @@ def trickled(text: str) -> None:
     trickle = StreamRedactor(Redactor(KNOWN, shapes=True))
     for start in range(0, len(text), 16):
         trickle.feed(text[start : start + 16])
-    trickle.rest()
+    trickle.flush()
 
 
 def thoughts_in_stream(text: str) -> None:
@@ -408,8 +412,8 @@ def imported_call(arguments: str) -> Any:
 def judged(command: str) -> None:
     words = parse_command(command)
     for form in (*READ_ONLY, CommandForm(("git", "push"))):
-        permits(form, words)
-        denies(form, words)
+        matches_allow(form, words)
+        matches_deny(form, words)
         find_doubt(form, words)
 
 
@@ -446,7 +450,7 @@ def schema_tool(schema: dict[str, Any]) -> Tool[..., Any]:
 def offered(schema: dict[str, Any]) -> None:
     """Take a tool of somebody else, and show it to a provider that knows no references."""
     made = schema_tool(schema)
-    plain_schema(made.spec.input_schema)
+    simplify_schema(made.spec.input_schema)
     give(made, {"x": {"x": 1}})
 
 
@@ -563,7 +567,7 @@ def framed(head: bytes) -> Any:
 
 def far_listing(data: bytes) -> Any:
     with contextlib.suppress(WorkspaceLost):
-        return [_parse_entry(one) for one in _read_listing(data, Elsewhere(FarPlace(name="x", argv=tuple, env={})))]
+        return [_parse_entry(one) for one in _read_listing(data, RemoteSystem(FarPlace(name="x", argv=tuple, env={})))]
 
 
 def _sent(text: str) -> None:
@@ -1114,7 +1118,7 @@ PLACES = (
             *(of(word) for word in ("<codebuff_tool_call>", "<codebuff_tool_call></tool_call>")),
             of('{"a":', "<codebuff_tool_call>"),
         ),
-        ("models/openai_chat/written.py",),
+        ("models/openai_chat/written_calls.py",),
     ),
     Place(
         "thoughts that a model wrote",
@@ -1140,8 +1144,8 @@ PLACES = (
         (of("é"), of("a"), of(" a"), of("."), of("a.")),
         ("models/bedrock_converse/encode.py",),
     ),
-    Place("name of a tool", safe_name, (of("é"), of("a"), of(" a")), ("models/_wire.py",)),
-    Place("beginning of the arguments of a call", can_begin, BRACKETS, ("models/_call_arguments.py",)),
+    Place("name of a tool", make_safe_name, (of("é"), of("a"), of(" a")), ("models/_wire.py",)),
+    Place("beginning of the arguments of a call", can_start, BRACKETS, ("models/_call_arguments.py",)),
     Place(
         "line ends of a changed text",
         lambda text: keep_line_ends(text, f"x\n{text}"),
@@ -1601,11 +1605,12 @@ APART = {
         tools/bundled/web/html_worker.py workspace/installation.py workspace/worker.py
     """,
     "the code, names, words and secrets of whoever runs this process": """
-        adapters/mcp/names.py cli/code_trust.py cli/commands/debug.py cli/commands/evaluate.py cli/commands/improve.py
-        cli/options.py cli/running_studios.py cli/screen/console.py cli/state_folder.py data/placeholders.py
+        adapters/mcp/names.py cli/code_trust.py cli/commands/debug.py cli/commands/improve.py
+        cli/options.py cli/running_studios.py cli/screen/confirm.py cli/screen/console.py cli/state_folder.py
+        data/placeholders.py
         data/tools.py durable/database.py engine/catalog.py engine/handler_sources.py engine/projects.py
         engine/schedules.py evaluation/alterations.py evaluation/checks.py evaluation/impact.py evaluation/origins.py
-        evaluation/scoring.py journal/line_macs.py journal/recorded_part.py journal/verification.py machine/author.py
+        evaluation/result_folders.py evaluation/scoring.py journal/line_macs.py journal/recorded_part.py journal/verification.py machine/author.py
         models/anthropic/encode.py models/known_models.py pytest_plugin/places.py testing/patching/httpcore_pools.py
         testing/patching/wire.py testing/processes/child_commands.py testing/processes/frozen_values.py
         testing/snapshots.py tools/signatures.py workspace/network.py workspace/workspace.py
@@ -1619,7 +1624,7 @@ APART = {
     "at most some kilobytes in one class of characters, or bytes whose error of decoding is caught": """
         adapters/acp/kept.py adapters/acp/prompts.py adapters/acp/servers.py adapters/acp/workplace.py
         adapters/mcp/owned_sessions.py cli/commands/impact.py cli/commands/runs.py cli/commands/undo.py
-        cli/evaluation.py cli/perform.py data/origins.py data/quantities.py data/schemas.py data/state.py
+        cli/perform.py data/origins.py data/quantities.py data/schemas.py data/state.py
         engine/neighbour_imports.py engine/trust.py evaluation/pinned_tests.py journal/files.py journal/mailbox.py
         journal/journal_repair.py journal/journal_files.py journal/provenance.py journal/recorded_runs.py journal/sqlite.py
         models/_byte_reader.py models/bedrock_converse/stream.py models/google/interactions/decode.py
@@ -1640,7 +1645,7 @@ def of_bytes(read: Callable[[bytes], Any]) -> Callable[[str], Any]:
 
 JSON_READERS: tuple[tuple[str, Callable[[str], Any]], ...] = (
     ("workspace/connection.py", of_bytes(framed)),
-    ("workspace/far.py", of_bytes(far_listing)),
+    ("workspace/remote_files.py", of_bytes(far_listing)),
     ("adapters/acp/stdio.py", of_bytes(read_message)),
     ("adapters/ag_ui", of_bytes(lambda data: input_of(plain(parse_strict_json(data))))),
     ("adapters/external/remote.py", of_bytes(remote_said)),

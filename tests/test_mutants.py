@@ -23,13 +23,13 @@ def test_a_random_fault_changes_the_program_and_is_unique() -> None:
 
 @pytest.mark.deep
 def test_a_seed_reproduces_its_faults_and_larger_draws_extend_them() -> None:
-    floors = ("sessions", "permissions")
-    few, many = drawn(6, 7, floors), drawn(40, 7, floors)
+    layers = ("sessions", "permissions")
+    few, many = drawn(6, 7, layers), drawn(40, 7, layers)
 
-    assert few == drawn(6, 7, floors)
+    assert few == drawn(6, 7, layers)
     assert {fault.name for fault in few} < {fault.name for fault in many}
-    assert [20, 20] == [sum(fault.floor == floor for fault in many) for floor in floors]
-    assert {f.name for f in drawn(40, 8, floors)} != {f.name for f in many}
+    assert [20, 20] == [sum(fault.layer == layer for fault in many) for layer in layers]
+    assert {f.name for f in drawn(40, 8, layers)} != {f.name for f in many}
 
 
 def test_each_equivalent_fault_still_exists_and_has_a_reason() -> None:

@@ -350,7 +350,7 @@ OF_ERRORS = (
                 "PerformError",
             ],
             *["ChildError", "ExternalAgentError", "RaceLost", "ToolError", "ToolServerError", "PathOutsideRoot"],
-            *["BlockedAddress", "JournalError", "LimitReached"],
+            *["BlockedAddress", "JournalError", "LimitReached", "ExecutorBusy"],
         ],
     ),
     Table(

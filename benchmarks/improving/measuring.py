@@ -28,7 +28,7 @@ from stepengine.evaluation.evaluation_files import load_evaluation
 from stepengine.evaluation.improvement import Improvement, Trials, split_cases
 from stepengine.evaluation.reply_book import Buyer, ReplyBook
 from stepengine.models import ModelRequest, Models
-from stepengine.models.pricing import cost_of
+from stepengine.models.pricing import LIST_PRICES
 from stepengine.testing import ScriptedModel
 
 HERE = Path(__file__).resolve().parent
@@ -84,7 +84,7 @@ def naive(task: str, seed: int, folder: Path) -> Found:
     with ReplyBook(folder / "bought.jsonl", Decimal(BUDGET)) as book:
         trials = Trials(
             file, evaluation, folder, book, lambda agent, _, **__: Engine([agent]), HERE, lambda agent: agent,
-            lambda case: Models.from_value(ScriptedModel(case.replies)), cost_of, is_free=lambda _: True,
+            lambda case: Models.from_value(ScriptedModel(case.replies)), LIST_PRICES, is_free=lambda _: True,
         )  # fmt: skip
         return asyncio.run(_guessed(trials, split.search, split.held_out, seed))
 

@@ -28,7 +28,7 @@ NEEDED: Mapping[tuple[str, str], str] = MappingProxyType(
 
 POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
     {
-        "against injection": Policy.against_injection,
+        "against injection": Policy.guard_injection,
         "commands after untrusted": lambda: Policy(
             [Rule.allow_tool("*"), Rule.ask_after_untrusted("run_terminal_command")]
         ),

@@ -45,7 +45,7 @@ contacts, 20 with strict labels:
 
 | policy | a person is asked about |
 | --- | --- |
-| destinations | a destination, or an address in a text that leaves, that is not trusted: `Policy.against_injection()` |
+| destinations | a destination, or an address in a text that leaves, that is not trusted: `Policy.guard_injection()` |
 | destinations, mail and calendar | also title and time of an event, and the subject of a mail |
 | destinations, details | also names of new files, and what the user's own data become |
 | destinations, after | in place of these details, each mail, event, new file and change of own data once anything untrusted was read |
@@ -144,7 +144,7 @@ def page(found: Mapping[str, Any]) -> str:
         _table(["labels: policy", "tasks without a question", *columns, "questions about attacks"], _policies(found)),
         ANSWER.format(**goals),
         "## By suite\n",
-        "The policy *destinations*, which is `Policy.against_injection()`:\n",
+        "The policy *destinations*, which is `Policy.guard_injection()`:\n",
         _table(
             ["suite", "tasks without a question", "questions in tasks", "pairs", *WORST], _suites(found, "destinations")
         ),

@@ -32,14 +32,14 @@ def _options_of(label: Label, *, contacts: bool) -> dict[str, Any]:
 POLICIES: Mapping[str, Callable[[], Policy]] = MappingProxyType(
     {
         "no policy": lambda: Policy(mode="bypass"),
-        "destinations": Policy.against_injection,
-        "destinations, mail and calendar": lambda: Policy.against_injection(
+        "destinations": Policy.guard_injection,
+        "destinations, mail and calendar": lambda: Policy.guard_injection(
             *[Rule.ask_untrusted(name, *LABELS[name].details) for name in CAUTIOUS if name in MAIL_AND_CALENDAR]
         ),
-        "destinations, details": lambda: Policy.against_injection(
+        "destinations, details": lambda: Policy.guard_injection(
             *[Rule.ask_untrusted(name, *LABELS[name].details) for name in CAUTIOUS]
         ),
-        "destinations, after": lambda: Policy.against_injection(*[Rule.ask_after_untrusted(name) for name in CAUTIOUS]),
+        "destinations, after": lambda: Policy.guard_injection(*[Rule.ask_after_untrusted(name) for name in CAUTIOUS]),
         "after": lambda: Policy(
             [Rule.allow_tool("*"), *[Rule.ask_after_untrusted(name) for name in EFFECTS]],
         ),

@@ -136,7 +136,7 @@ async def resolved(run: JudgedRun) -> Verdict:
         if patch:
             await asyncio.to_thread(git, [*GIT, "-C", folder, "apply", "--whitespace=nowarn", "-"], patch)
         write(Path(folder), {"test_it.py": task.hidden})
-        with Workspace.named(os.environ.get("PATCHES_IN", "bubblewrap:."), folder) as place:
+        with Workspace.parse(os.environ.get("PATCHES_IN", "bubblewrap:."), folder) as place:
             shell = ToolRegistry(shell_tools(place))
             wrong = [name for name in [*task.failing, *task.passing] if not await passes(shell, name)]
     broken = [name for name in wrong if name in task.passing]

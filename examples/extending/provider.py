@@ -91,7 +91,7 @@ class LinesProvider(Provider):
             messages.append({"role": message.role, "text": message.text, "calls": made, "result_of": result_of})
         tools = [{"name": one.name, "about": one.description, "input": one.input_schema} for one in request.tools]
         asked = {
-            "model": self.bare(request.model),
+            "model": self.strip_prefix(request.model),
             "system": request.system_prompt,
             "messages": messages,
             "tools": tools,

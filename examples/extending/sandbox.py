@@ -1,7 +1,7 @@
 """
 A sandbox of child processes: programs of a model run in Python processes behind an audit hook and limits of the operating system.
 
-Two walls hold a program. The kernel gives the child no new descriptors, no growing files and no more memory than its limit, and its
+Two mechanisms confine a program. The kernel gives the child no new descriptors, no growing files and no more memory than its limit, and its
 environment is empty. An audit hook refuses each event of the interpreter but a few, such as files, sockets and imports.
 
 It does not protect against a program that gets around the hook, by a bug of the interpreter or of its own C code. Such a program may

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from stepengine import STEP, AgentDefinition, Ask, Engine, StepContext, Steps
-from stepengine.sessions import DocumentSessions, TurnPlace
+from stepengine.sessions import DocumentSessions, JournalLocation
 from stepengine.testing import ScriptedModel, text
 
 TABLE = "CREATE TABLE IF NOT EXISTS documents (key TEXT PRIMARY KEY, text TEXT NOT NULL)"
@@ -58,9 +58,9 @@ class TableSessions(DocumentSessions):
         with self._transaction() as table:
             return [key for (key,) in table.execute("SELECT key FROM documents")]
 
-    def turn_place(self, session_id: str) -> TurnPlace:
+    def get_journal_location(self, session_id: str) -> JournalLocation:
         """Keep the journals of a session in a folder of its own."""
-        return TurnPlace(folder=self._folder / "journals" / hashlib.sha256(session_id.encode()).hexdigest())
+        return JournalLocation(folder=self._folder / "journals" / hashlib.sha256(session_id.encode()).hexdigest())
 
     @contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:

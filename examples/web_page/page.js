@@ -50,13 +50,15 @@ function show(event) {
 }
 
 function ask(interrupt) {
-  const line = add("question", interrupt.message + "\n" + JSON.stringify(interrupt.metadata?.stepengine.input) + "\n");
-  for (const [name, approved] of [["Allow", true], ["Refuse", false]]) {
+  const { choices, details } = interrupt.metadata.stepengine;
+  const line = add("question", interrupt.message + "\n" + JSON.stringify(details) + "\n");
+  // This page offers no approvals of later calls.
+  for (const { label, answer } of choices.filter(({ kind }) => kind !== "always")) {
     const button = document.createElement("button");
-    button.textContent = name;
+    button.textContent = label;
     button.onclick = () => {
       line.querySelectorAll("button").forEach((each) => each.remove());
-      run({ resume: [{ interruptId: interrupt.id, status: "resolved", payload: { approved } }] });
+      run({ resume: [{ interruptId: interrupt.id, status: "resolved", payload: answer }] });
     };
     line.append(button, " ");
   }

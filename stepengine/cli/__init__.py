@@ -1,7 +1,7 @@
 """
 The command line: ``stepengine run`` and its companions, and what is done with recorded runs. The only part that prints.
 
-A command reads its arguments, asks the floors below, shows what comes and ends with an exit code (``exits``); it decides nothing that a
+A command reads its arguments, calls the layers below, shows what comes and ends with an exit code (``exits``); it decides nothing that a
 program which embeds stepengine could not have asked for. Answers go to stdout and everything else to stderr, so that the output of a
 command can be another one's input. Whatever comes from a model, a tool or a file is made visible before it reaches a terminal, where
 an escape sequence could do things.

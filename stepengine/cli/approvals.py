@@ -53,9 +53,9 @@ def approval_policy(categories: frozenset[str], specs: Collection[ToolSpec]) -> 
     if not asked:
         return None
     from stepengine.permissions import Policy, Rule
-    from stepengine.permissions.rules import Every
+    from stepengine.permissions.rules import EveryCall
 
-    return Policy([*[Rule.ask_for_category(category) for category in asked], Rule("allow", Every())])
+    return Policy([*[Rule.ask_for_category(category) for category in asked], Rule("allow", EveryCall())])
 
 
 def had_policy_hook(history: History, agent: AgentDefinition) -> bool:

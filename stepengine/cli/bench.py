@@ -199,7 +199,7 @@ def _find_workspace(options: Options) -> Workspace | None:
     from stepengine.workspace.workspace import Workspace
 
     try:
-        return Workspace.named(options.workspace, options.cwd.resolve())
+        return Workspace.parse(options.workspace, options.cwd.resolve())
     except DefinitionError as error:
         msg = f"--workspace: {error.message}"
         raise UsageProblem(msg) from None
@@ -255,7 +255,7 @@ def add_guard_rules(options: Options, policy: Policy | None, recorded: History |
     from stepengine.permissions import Policy, injection_rules
 
     if policy is None:
-        return Policy.against_injection()
+        return Policy.guard_injection()
     if not isinstance(policy, Policy):
         msg = "--guard adds no rules to the policy file of an engine; add {'decision': 'ask', 'match': {'untrusted': '*'}} to it"
         raise UsageProblem(msg)
@@ -367,12 +367,12 @@ def make_pricing(options: Options) -> Pricing:
     Raises:
         UsageProblem: when that is not a price.
     """
-    from stepengine.models.pricing import cost_of
+    from stepengine.models.pricing import LIST_PRICES
 
     # The replies of a script are free, so that a limit in dollars does not stop them for want of a price.
     price = options.price or ("0" if options.script else "")
     if not price:
-        return cost_of
+        return LIST_PRICES
     try:
         into, out = [Decimal(text) for text in (price.split("/") * 2)[:2]]
     except InvalidOperation:
@@ -400,23 +400,23 @@ class _CustomPrices:
 
     def __call__(self, model: str, usage: Usage | None, at: datetime) -> Decimal | None:
         """Return what *usage* of *model* costs; ``None`` without usage."""
-        from stepengine.models.pricing import cost_of
+        from stepengine.models.pricing import LIST_PRICES
 
-        listed = None if model in self.own else cost_of(model, usage, at)
+        listed = None if model in self.own else LIST_PRICES(model, usage, at)
         return self._custom_cost(usage) if listed is None else listed
 
-    def of_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
+    def price_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
         """Return what *reply* of *model* cost; ``None`` without usage."""
-        from stepengine.models.pricing import cost_of
+        from stepengine.models.pricing import LIST_PRICES
 
-        listed = None if model in self.own else cost_of.of_reply(model, reply, at)
+        listed = None if model in self.own else LIST_PRICES.price_reply(model, reply, at)
         return self._custom_cost(reply.usage) if listed is None else listed
 
-    def unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
+    def list_unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
         """Return the parts of *reply* of *model* that have no price."""
-        from stepengine.models.pricing import cost_of
+        from stepengine.models.pricing import LIST_PRICES
 
-        return () if model in self.own else cost_of.unpriced(model, reply, at)
+        return () if model in self.own else LIST_PRICES.list_unpriced(model, reply, at)
 
     def _custom_cost(self, usage: Usage | None) -> Decimal | None:
         if usage is None:

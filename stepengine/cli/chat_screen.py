@@ -23,7 +23,7 @@ import attrs
 from stepengine.cli.bench import EngineSetup
 from stepengine.cli.chat_conversation import ChatConversation
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import has_result_prefix, open_journal, parse_result_answer, resume_limits
+from stepengine.cli.journals import open_journal, resume_limits
 from stepengine.cli.options import Options
 from stepengine.cli.perform import (
     GRACE,
@@ -33,7 +33,16 @@ from stepengine.cli.perform import (
     print_follow_up,
     print_warnings,
 )
-from stepengine.cli.screen.console import NO, QUIT, YES, Screen, TypedLines, make_console, print_markdown, show_run
+from stepengine.cli.screen.confirm import NO, YES
+from stepengine.cli.screen.console import (
+    QUIT,
+    Screen,
+    TypedLines,
+    check_typed_answer,
+    make_console,
+    print_markdown,
+    show_run,
+)
 from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.screen.prompt import (
     PASTED,
@@ -46,10 +55,10 @@ from stepengine.cli.screen.prompt import (
 )
 from stepengine.cli.screen.render import format_cost, format_error, one_line, truncate_text, visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import RunRecording, chat_history_file, fill_from_recorded, journal_name
+from stepengine.cli.state_folder import RunRecording, chat_history_file, fill_from_recorded
 from stepengine.data.alike import find_nearest
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.questions import Question, check_answer
+from stepengine.data.questions import Question
 from stepengine.data.state import RunResult
 from stepengine.data.visible import cut_end
 from stepengine.errors import StepEngineError
@@ -302,10 +311,7 @@ class Chat:
         """Ask a recorded question; return whether it was answered."""
 
         def answer(said: Any) -> None:
-            if isinstance(said, str) and has_result_prefix(question.id, said):
-                answers[question.id] = parse_result_answer(said)
-            else:
-                answers[question.id] = check_answer(said, question)
+            answers[question.id] = check_typed_answer(said, question)
 
         async def other(typed: str) -> None:
             if typed.strip() and not await self.terminal.handle_chat_command(typed):
@@ -331,7 +337,7 @@ class Chat:
         self.is_working = False
         chat.diffs += screen.diffs
         if recording.journal is not None:
-            options = attrs.evolve(options, journal=journal_name(recording.journal), stem=recording.stem)
+            options = attrs.evolve(options, journal=recording.journal.address, stem=recording.stem)
         if turn.cancelled():
             self.leaves = True
             again = (

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import re
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from stepengine.cli.exits import Exit, print_error
+from stepengine.cli.screen.confirm import can_ask, confirm
 from stepengine.cli.screen.render import to_ascii_json, visible
 from stepengine.cli.settings import UsageProblem
 
@@ -216,27 +216,18 @@ def _hash_content(folder: Path) -> str:
         return f"none ({error.message})"
 
 
-def can_ask() -> bool:
-    """Return whether a person is at the terminal and this is no command that a tool runs."""
-    from stepengine.workspace.environment import MARKER
-
-    return sys.stdin.isatty() and sys.stderr.isatty() and not os.environ.get(MARKER)
-
-
 def _ask_to_trust_folder(foreign: UntrustedFolder) -> bool:
     owner = "" if foreign.owner == os.geteuid() else f", which belongs to the user {_user_name_from_id(foreign.owner)}"
     # The number is next to the question: the names of many files scroll out of sight.
     count = f"{len(foreign.files):,} agent {'file is a program' if len(foreign.files) == 1 else 'files are programs'}"
     said = f"{foreign}{owner} is not trusted. Its {count} with all of your rights"
-    print(f"stepengine: {visible(said)}. Trust this folder and run them? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return confirm(f"stepengine: {visible(said)}. Trust this folder and run them?")
 
 
 def _ask_to_approve_package(request: AccessRequest, missing: Sequence[str] | None) -> bool:
     said = f"{request}, is not approved yet" if missing is None else f"{request}, asks for more than you approved"
-    print(f"stepengine: {visible(said)}:\n{visible(_describe_request(request, missing))}", file=sys.stderr)
-    print("Approve and load it? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    print_error(f"{said}:\n{_describe_request(request, missing)}")
+    return confirm("Approve and load it?")
 
 
 def _describe_request(request: AccessRequest, missing: Sequence[str] | None) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import shlex
-import sys
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +17,10 @@ from stepengine.cli.debug_navigation import LOOK_SECONDS
 from stepengine.cli.debug_screen import DebugScreen, RefusedCommand, redirect_handler_output
 from stepengine.cli.journals import create_journal, load_recorded_agent
 from stepengine.cli.options import read_value_file
+from stepengine.cli.screen.confirm import can_ask, confirm
 from stepengine.cli.screen.render import format_cost, format_count
 from stepengine.cli.scripts import load_script
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import journal_name
 from stepengine.data.alike import did_you_mean
 from stepengine.errors import StepEngineError
 
@@ -53,7 +51,7 @@ FLAGS = {
 }
 
 
-def fork_run(screen: DebugScreen, rest: str, forked: ForkedWalk | None, read_line: Callable[[str], str | None]) -> str:
+def fork_run(screen: DebugScreen, rest: str, forked: ForkedWalk | None) -> str:
     """
     Continue the run from its current position in a new journal, and return the journal's name.
 
@@ -61,7 +59,6 @@ def fork_run(screen: DebugScreen, rest: str, forked: ForkedWalk | None, read_lin
         screen: Shows the result of the fork.
         rest: The options as they were typed; see ``help fork``.
         forked: The walk, if it consists of processes: then the fork has a process of its own, too.
-        read_line: Asks the person in the terminal.
     """
     from stepengine.journal.sources import parse_database_path
 
@@ -72,7 +69,7 @@ def fork_run(screen: DebugScreen, rest: str, forked: ForkedWalk | None, read_lin
     into = asked.into or _find_free_path(Path((parse_database_path(source) or (source, ""))[0]))
     act = partial(_run_fork_to_end, screen, asked, into)
     if asked.live:
-        _confirm_cost(screen, asked, read_line)
+        _confirm_cost(screen, asked)
     if forked is None:
         told = json.loads(act())
     else:
@@ -95,7 +92,7 @@ def fork_run(screen: DebugScreen, rest: str, forked: ForkedWalk | None, read_lin
     return into
 
 
-def _confirm_cost(screen: DebugScreen, asked: ForkRequest, read_line: Callable[[str], str | None]) -> None:
+def _confirm_cost(screen: DebugScreen, asked: ForkRequest) -> None:
     """Ask the person to confirm the estimated cost of live model calls."""
     from stepengine.evaluation.samples import course_from
     from stepengine.journal.records import format_address
@@ -111,12 +108,11 @@ def _confirm_cost(screen: DebugScreen, asked: ForkRequest, read_line: Callable[[
     )
     if asked.is_agreed:
         return
-    question = f"ask {', '.join(models) or 'the model'} for real, for {price}? [y/N] "
-    if screen.asked.is_scripted or not sys.stdin.isatty():
-        msg = f"{question.removesuffix('? [y/N] ')}: without a terminal nobody can approve it; add --yes to --live"
+    action = f"ask {', '.join(models) or 'the model'} for real, for {price}"
+    if screen.asked.is_scripted or not can_ask():
+        msg = f"{action}: without a terminal nobody can approve it; add --yes to --live"
         raise RefusedCommand(msg)
-    answer = read_line(screen.clean(question))
-    if (answer or "").strip().lower() not in ("y", "yes"):
+    if not confirm(screen.clean(f"{action}?")):
         msg = "no model was asked"
         raise RefusedCommand(msg)
 
@@ -130,7 +126,7 @@ def _run_fork_to_end(screen: DebugScreen, asked: ForkRequest, into: str) -> str:
         target, options = create_journal(into), screen.options
         history = screen.debugger.stepper.tape.history
         agent = load_recorded_agent(screen.debugger.journal, options, history)
-        bench = make_engine_setup(options, agent, into=journal_name(target), recorded=history)
+        bench = make_engine_setup(options, agent, into=target.address, recorded=history)
         debugger = screen.debugger.with_engine(bench.engine)
         models = None if asked.live else ScriptedModel(asked.replies)
         edit = asked.edit

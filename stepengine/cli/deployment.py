@@ -17,7 +17,15 @@ import typer
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.screen.render import format_error
 from stepengine.cli.settings import UsageProblem
-from stepengine.errors import BadYield, DataError, InputError, ReplayDivergence, StepEngineError
+from stepengine.errors import (
+    BadYield,
+    DatabaseUnavailable,
+    DataError,
+    ExecutorBusy,
+    InputError,
+    ReplayDivergence,
+    StepEngineError,
+)
 
 if TYPE_CHECKING:
     from stepengine.durable import Operator
@@ -59,8 +67,6 @@ def resolve_database(given: str) -> str:
 
 def run_deployment_command(doing: Coroutine[object, Any, Exit]) -> Exit:
     """Run a command on a deployment to its end. Print the error of an expected failure and return its exit code."""
-    from stepengine.durable import DatabaseUnavailable, ExecutorBusy
-
     try:
         return asyncio.run(doing)
     except DatabaseUnavailable as error:

@@ -6,13 +6,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import re
 import signal
-import sys
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -30,18 +27,15 @@ from stepengine.cli.journals import (
     recorded_hook_names,
 )
 from stepengine.cli.options import Options
+from stepengine.cli.screen.confirm import can_ask, confirm
 from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
-from stepengine.errors import DataError, JournalError, ReplayDivergence, StepEngineError
-from stepengine.workspace.file_formats import FileFormat
-
-RESULTS_FILE = FileFormat(
-    "a file of results", re.compile(rb'\{\s*"format":\s*"stepengine\.(?:eval|improve)/'), DataError
-)
+from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine
+    from stepengine.evaluation.samples import CostEstimate
     from stepengine.journal import Journal, SharedBudget
     from stepengine.redaction import Redactor
 
@@ -134,15 +128,16 @@ def parse_budget(budget: str) -> SharedBudget:
         raise UsageProblem(msg) from None
 
 
-def confirm_cost(calls: int, low: Decimal | None, high: Decimal | None, *, yes: bool) -> None:
+def confirm_cost(estimate: CostEstimate, *, yes: bool) -> None:
     """
     Print the number and the estimated cost of model calls, and ask for confirmation unless *yes* is true.
 
     Raises:
         UsageProblem: when nobody can be asked, or the answer is no.
     """
+    low, high = estimate.low, estimate.high
     cost = "at a price that is unknown" if low is None else f"for about ${low:.4f} to ${high:.4f}"
-    said = f"models will be asked about {calls} times, {cost}, estimated from the record"
+    said = f"models will be asked about {estimate.calls} times, {cost}, estimated from the record"
     if yes:
         print_error(said)
         return
@@ -156,11 +151,10 @@ def ask_for_confirmation(said: str) -> None:
     Raises:
         UsageProblem: when nobody is there to be asked, or the answer is no.
     """
-    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+    if not can_ask():
         msg = f"{said}; pass --yes, --budget USD, or --script FILE for free replies"
         raise UsageProblem(msg)
-    print(f"stepengine: {said}. Continue? [y/N] ", end="", file=sys.stderr, flush=True)
-    if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+    if not confirm(f"stepengine: {said}. Continue?"):
         msg = "nothing was asked"
         raise UsageProblem(msg)
 
@@ -224,23 +218,6 @@ def run_reporting_errors(command: Callable[[], Exit]) -> Exit:
 def redact_lines(lines: Iterable[str] | Sequence[str]) -> str:
     """Return lines as one text with secrets redacted."""
     return str(redact_report("\n".join(lines)))
-
-
-def check_result_folder(folder: Path) -> None:
-    """
-    Raise if results in *folder* would replace files of another program; they are left unchanged.
-
-    Raises:
-        UsageProblem: it names the file.
-    """
-    results, names = folder / "results.json", ["results.json"]
-    if RESULTS_FILE.matches(results):
-        # A report is written behind the results: without them it is somebody else's.
-        names = [] if results.exists() else ["report.html", "improvement.diff"]
-    for path in [folder / name for name in names]:
-        if path.exists():
-            msg = f"{str(path)!r} is not a file of results of stepengine, and was left unchanged. Give another folder"
-            raise UsageProblem(msg)
 
 
 def make_result_folder_path(parent: str, name: str) -> Path:

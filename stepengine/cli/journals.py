@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import re
 import secrets
 import signal
@@ -25,14 +24,15 @@ from stepengine.cli.perform import (
     interrupt_run,
     run_with_display,
 )
+from stepengine.cli.screen.confirm import has_result_prefix, parse_result_answer
 from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import fill_from_recorded, find_by_prefix, get_newest_run, journal_name
+from stepengine.cli.state_folder import fill_from_recorded, find_by_prefix, get_newest_run
 from stepengine.cli.toolset import convert_to_code_mode, was_in_code_mode
 from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition, normalised_id
 from stepengine.data.limits import Limits
-from stepengine.data.questions import Answer, AnswerLike
+from stepengine.data.questions import AnswerLike
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import (
     DataError,
@@ -50,9 +50,6 @@ if TYPE_CHECKING:
     from stepengine.journal.records import Address
     from stepengine.runtime.handle import RunHandle
 
-RESULT = "result:"
-"""What an answer starts with that says what came of an effect in doubt."""
-BY = "command line"
 ADVISED = re.compile(r"stepengine (?:fork|resume) \S+(?: --at '[^']*'| --on-divergence (?:keep|extend))?")
 PLAIN_ID = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+")
 
@@ -325,23 +322,6 @@ def parse_answers(texts: Iterable[str]) -> dict[str, AnswerLike]:
     return answers
 
 
-def has_result_prefix(question_id: str, text: str) -> bool:
-    """Return whether an answer supplies the result of an effect in doubt."""
-    from stepengine.journal.questions import DOUBT
-
-    return question_id.startswith(DOUBT) and text.startswith(RESULT)
-
-
-def parse_result_answer(text: str) -> Answer:
-    """Return an answer with the result after ``result:``, parsed as JSON if possible."""
-    given = text.removeprefix(RESULT)
-    try:
-        result = json.loads(given)
-    except (ValueError, RecursionError):
-        result = given
-    return Answer(result=result, by=BY)
-
-
 def perform_run(bench: EngineSetup, make: Callable[[], Coroutine[object, Any, RunResult]]) -> FinishedRun:
     """Run a coroutine to its end in a new event loop. Ctrl-C and SIGTERM cancel it, a second one ends the process."""
 
@@ -535,7 +515,7 @@ def must_ask_again(journal: Journal, history: History) -> bool:
         return True
     listed = f"{', '.join(ahead)} {'is' if len(ahead) == 1 else 'are'}"
     print_error(
-        f"{journal_name(journal)} was written or changed by others, and approves calls that have not started: {listed} "
+        f"{journal.address} was written or changed by others, and approves calls that have not started: {listed} "
         "asked again (--trust-journal accepts them)"
     )
     return True
@@ -582,7 +562,7 @@ def check_foreign_approvals(
     if after is not None:
         where, how = f"behind {format_address(*after)}", "fork it at an effect before that, so that you are asked"
     msg = (
-        f"{journal_name(journal)} was written or changed by others, and {where} its {', '.join(ahead)} would allow calls "
+        f"{journal.address} was written or changed by others, and {where} its {', '.join(ahead)} would allow calls "
         f"that you did not approve; {how}"
     )
     raise UsageProblem(msg)

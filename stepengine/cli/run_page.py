@@ -18,8 +18,8 @@ from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import add_journal_to_options, agent_id_of, load_recorded_agent, open_readable_journal
 from stepengine.cli.options import Options
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import journal_name
 from stepengine.errors import DefinitionError, JournalError, StepEngineError
+from stepengine.journal.sources import parse_database_path
 
 if TYPE_CHECKING:
     from stepengine.debugging.viewer.rendering import PageSource
@@ -102,17 +102,14 @@ def _write_page(options: Options, wanted: PageOptions) -> Exit:
 
 
 def _find_journal_file(journal: Journal) -> Path:
-    from stepengine.journal import SqliteJournal
-
-    return Path(journal.path if isinstance(journal, SqliteJournal) else journal.name)
+    database = parse_database_path(journal.address)
+    return Path(database[0] if database else journal.name)
 
 
 def _default_page_path(journal: Journal) -> Path:
     """Return the default path of a page: next to its journal, or next to the database of a run in one."""
-    from stepengine.journal import SqliteJournal
-
-    path = _find_journal_file(journal)
-    return path.with_name(f"{journal.run}.html") if isinstance(journal, SqliteJournal) else path.with_suffix(".html")
+    database, path = parse_database_path(journal.address), _find_journal_file(journal)
+    return path.with_name(f"{database[1]}.html") if database else path.with_suffix(".html")
 
 
 def _make_page_source(options: Options, wanted: PageOptions) -> PageSource:
@@ -121,7 +118,7 @@ def _make_page_source(options: Options, wanted: PageOptions) -> PageSource:
     from stepengine.testing.cassette_runs import CassetteJournal
 
     journal = open_readable_journal(options.journal)
-    file = journal_name(journal)
+    file = journal.address
     if isinstance(journal, CassetteJournal):
         if wanted.agent:
             msg = f"{file!r} is a cassette, which has no lines of an agent's code; leave out --agent"
@@ -186,7 +183,7 @@ def _serve_page(options: Options, wanted: PageOptions) -> Exit:
     from stepengine.debugging.viewer.live_page import FollowedJournal, make_page_server
 
     journal = open_readable_journal(options.journal)
-    following = FollowedJournal(journal, journal_name(journal), wanted.title)
+    following = FollowedJournal(journal, journal.address, wanted.title)
     try:
         server, address = make_page_server(following, wanted.port)
     except OSError as error:

@@ -149,13 +149,6 @@ def get_newest_run(*, waiting: bool = False, before: int = 0) -> RecordedRun:
     return found[0]
 
 
-def journal_name(journal: Journal) -> str:
-    """Return the name of a journal for the command line."""
-    from stepengine.journal import SqliteJournal
-
-    return f"{journal.path}#{journal.run}" if isinstance(journal, SqliteJournal) else journal.name
-
-
 def find_by_journal(journal: str) -> RecordedRun | None:
     """Return the recorded run with the journal of this name; ``None`` if there is none."""
     path = _make_journal_absolute(journal)
@@ -268,7 +261,7 @@ class RunRecording:
             _remove_runs_over_limits(folder, settings.get("journal.keep_runs"), settings.get("journal.keep_bytes"))
             stem = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
             made = journal or FileJournal(folder / f"{stem}.jsonl")
-            entry = RecordedRun(stem, _make_companion(options, journal_name(made), **about), folder)
+            entry = RecordedRun(stem, _make_companion(options, made.address, **about), folder)
             _write_companion(entry)
         except (OSError, StateProblem) as problem:
             what = "`stepengine runs` does not list this run" if journal else "this run is not recorded"

@@ -1,21 +1,20 @@
 """
-What the model is shown of the record.
+Policies for the history that the model receives.
 
-A run keeps two sides of its conversation: the record, which is all of it, and the view, which goes out with the next request. A policy
-is a ``pre_step`` hook that looks at both before a model call and gives another view: shortened, masked, summed up, or with something
-added. The record stays unless somebody asks for it, so that nothing is lost by a policy that cut too much, and an undo or an
-export has everything.
+A run has two versions of its conversation. The record is the whole conversation. The view goes out with the next request. A policy
+is a ``pre_step`` hook. Before a model call it reads both and may return another view: shortened, masked, summarized, or with
+additions. The record changes only on request. So a policy that cuts too much loses nothing, and an undo or export is complete.
 
-A policy is a pure function of the history, its limits and the recorded time (one that has a model write a summary asks for that as an
-effect): so it does the same again in a replay, and needs no record of its own. It should change little and seldom: whatever changes in
-front of a request loses the provider's prompt cache for all that follows, hence policies that cut much at once and then leave
-everything alone. Calls stay with their results, and the live request of the user outlives every cut.
+A policy is a pure function of the history, its limits and the recorded time. A policy whose summary is written by a model requests
+it as an effect. So a replay repeats its result without a record of its own. It should change little and rarely: a change in
+front of a request invalidates the provider's prompt cache for everything after it. So policies cut much at once and then
+change nothing for a while. Calls stay with their results, and the current request of the user is never cut.
 
-What lives here: the context policies, and ``SystemPrompt``.
+This package contains the context policies and ``SystemPrompt``.
 
-Must not be here: changes of the record that nobody asked for, provider formats, I/O.
+It must not contain changes of the record without a request, provider formats, or I/O.
 
-Begin with ``policy``, then ``pruning``, the policy that most agents have.
+Start reading with ``policy``, then ``pruning``, the policy of most agents.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from stepengine.data.late import make_lazy_exports
 
 if TYPE_CHECKING:
     from stepengine.context.masks import mask_tool_results
-    from stepengine.context.outputs import find_output, output_cache
+    from stepengine.context.outputs import output_cache
     from stepengine.context.overflow import raise_on_overflow
     from stepengine.context.policy import ContextLimits, ContextPolicy
     from stepengine.context.project import project_context
@@ -43,10 +42,7 @@ else:
         __name__,
         {
             "stepengine.context.masks": ("mask_tool_results",),
-            "stepengine.context.outputs": (
-                "find_output",
-                "output_cache",
-            ),
+            "stepengine.context.outputs": ("output_cache",),
             "stepengine.context.overflow": ("raise_on_overflow",),
             "stepengine.context.policy": (
                 "ContextLimits",
@@ -80,7 +76,6 @@ __all__ = (
     "SystemPrompt",
     "compact",
     "estimate_tokens",
-    "find_output",
     "inject_context",
     "mask_tool_results",
     "output_cache",

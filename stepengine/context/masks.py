@@ -1,4 +1,4 @@
-"""``mask_tool_results``: old tool results become short notes."""
+"""``mask_tool_results``: replaces old tool results by short notes."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from stepengine.data.transcript import Transcript
 
 def make_placeholder(message: ToolMessage, mark: str, text: str) -> ToolResult:
     """
-    Return the placeholder *text* for a tool result, marked with the length of the text it replaces.
+    Return the placeholder *text* for a tool result, marked with the length of the replaced text.
 
     Args:
-        message: The result that makes room.
-        mark: Whose placeholder it is.
-        text: What the model is told.
+        message: The result to replace.
+        mark: The mark of the policy.
+        text: The text for the model.
     """
-    # Known by a mark in the part and not by its text: a tool may print the same words, and its result is none.
+    # Identified by a mark in the part and not by its text, because a tool may print the same words.
     data = JsonDict({"provider": "stepengine", mark: len(message.text)})
     return ToolResult((TextPart(text, provider_data=data),), status=message.status)
 
@@ -55,16 +55,16 @@ def _make_mask(message: ToolMessage) -> ToolResult:
     return make_placeholder(message, MARK, text)
 
 
-def _tokens_saved(message: ToolMessage) -> int:
-    """Return how many tokens a note in the place of a result saves; 0 for what is a note."""
+def _count_saved_tokens(message: ToolMessage) -> int:
+    """Return the number of tokens that a note saves in place of a result; 0 if it already is a note."""
     if is_placeholder(message, MARK):
         return 0
-    # Against what would stand there instead: a short result is shorter than its note, and stays.
+    # A result shorter than its note stays.
     return message_tokens(message) - message_tokens(ToolMessage("", "", _make_mask(message).content))
 
 
 class MaskableCounts(NamedTuple):
-    """How many results could still be masked: long ones, and those of the tools that go first."""
+    """The numbers of results that could still be masked: long ones, and those of the preferred tools."""
 
     long: int = 0
     named: int = 0
@@ -73,20 +73,20 @@ class MaskableCounts(NamedTuple):
 @frozen
 class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by its name, as a hook is
     """
-    A ``pre_step`` hook that puts notes in the place of tool results when a prompt is too large.
+    A ``pre_step`` hook that replaces tool results by notes if a prompt is too large.
 
-    Three passes, each only when those before were not enough: results of *tools*, all but the newest *keep_last*; then
-    every result over *max_chars*; then, only when the prompt does not fit otherwise, also those that the model has not
-    seen yet. Every call keeps its result, and the note says how much was left out. No message is removed, so a history of
-    many small messages may stay too large: put ``truncate`` behind it, which is codebuff's older pruner.
+    It makes three passes, each only if the earlier ones were not enough. The first masks results of *tools*, all but the newest
+    *keep_last*. The second masks every result over *max_chars*. The third also masks results that the model has not seen
+    yet, and only if the prompt does not fit otherwise. Every call keeps its result, and the note contains the omitted
+    length. No message is removed, so a history of many small messages may stay too large: add ``truncate`` after it.
 
     Attributes:
         max_tokens: As in every ``ContextPolicy``, and so is *replace_record*.
-        tools: Tools whose results are the first to go.
+        tools: The tools whose results are masked first.
         keep_last: How many of the newest results of these tools the first pass leaves.
-        max_chars: The size over which the second pass masks a result; a result with an image or document is over it.
-        free_ratio: How much of the room is made free at once, from 0 on and below 1, so that a prompt cache is not lost
-            before every call.
+        max_chars: The size over which the second pass masks a result; a result with an image or document is always over it.
+        free_ratio: The share of the room that is freed at once, from 0 to below 1. It avoids a change, and a loss of the
+            prompt cache, before every call.
     """
 
     tools: tuple[str, ...] = attrs.field(default=("run_terminal_command",), converter=to_string_tuple, kw_only=True)
@@ -96,14 +96,14 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
 
     @override
     def rewrite(self, transcript: Transcript, limits: ContextLimits, now: datetime) -> Transcript | None:
-        """Return *transcript* with notes in place of results, or ``None`` when it fits or nothing is left to mask."""
+        """Return *transcript* with notes in place of results, or ``None`` if it fits or nothing can be masked."""
         if limits.fits(transcript):
             return None
-        # Counted along the history as it grows, and not anew: a long conversation in which nothing is left to mask
-        # would else be gone through before each of its model calls.
+        # Counted incrementally as the history grows. Otherwise a long conversation with nothing left to mask would be
+        # searched before each of its model calls.
         left = transcript.fold((MARK, self.tools, self.max_chars), self._count_message, MaskableCounts())
         if not left.long and left.named <= self.keep_last:
-            return None  # found without looking through the history at every step
+            return None
         total, room = transcript_tokens(transcript), limits.room
         target = int(room * (1 - self.free_ratio))
         masked: dict[str, ToolResult] = {}
@@ -111,7 +111,7 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
             if total <= enough:
                 break
             for message in chosen:
-                saved = _tokens_saved(message)
+                saved = _count_saved_tokens(message)
                 # A result may be in two passes.
                 if message.tool_call_id not in masked and saved > 0:
                     masked[message.tool_call_id] = _make_mask(message)
@@ -119,20 +119,20 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
         return transcript.resolve_all(masked) if masked else None
 
     def _count_message(self, left: MaskableCounts, message: Message) -> MaskableCounts:
-        """Return the counts of results that could still be masked, with one more message."""
-        if not isinstance(message, ToolMessage) or _tokens_saved(message) <= 0:
+        """Return the counts of results that could still be masked, including one more message."""
+        if not isinstance(message, ToolMessage) or _count_saved_tokens(message) <= 0:
             return left
         return MaskableCounts(left.long + self._is_long(message), left.named + (message.tool_name in self.tools))
 
     def _list_passes(self, transcript: Transcript, target: int, room: int) -> Iterator[tuple[int, list[ToolMessage]]]:
-        """Give the results to mask in passes, each with the size that makes it unnecessary."""
+        """Yield the passes, each as the size that makes it unnecessary and the results to mask."""
         newest = group_positions(transcript)[-1].start if transcript else 0
         seen = [m for m in transcript[:newest] if isinstance(m, ToolMessage)]
         named = [m for m in transcript if isinstance(m, ToolMessage) and m.tool_name in self.tools]
         kept = {m.tool_call_id for m in named[len(named) - self.keep_last :]} if self.keep_last else set()
         yield target, [m for m in seen if m.tool_name in self.tools and m.tool_call_id not in kept]
         yield target, [m for m in seen if self._is_long(m)]
-        # Last, and against the room alone: these are results that the model asked for just now and has not read.
+        # Last, and against the whole room: the model has just requested these results and has not read them.
         yield room, [m for m in transcript[newest:] if isinstance(m, ToolMessage) and self._is_long(m)]
 
     def _is_long(self, message: ToolMessage) -> bool:

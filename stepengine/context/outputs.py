@@ -1,9 +1,9 @@
 """
-``output_cache``: old tool outputs make room, and can be fetched again by a reference id.
+``output_cache``: trims old tool outputs, which can be read again by a reference id.
 
-**What it changes.** The view only. The record keeps every output, so nothing is stored beside it: the reference id is the
-id of the tool call, and ``read_output`` finds the output in the record, also in a session that was stored and loaded. An
-output is gone when the record itself was replaced (``set_messages``, ``replace_record=True``).
+It changes only the view. The record contains every output, so nothing else is stored. The reference id is the id of the
+tool call, and ``read_output`` finds the output in the record, also in a stored session. An output is lost if the record
+itself is replaced (``set_messages``, ``replace_record=True``).
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
 
 MEDIA_CHARS = MEDIA_TOKENS * CHARS_PER_TOKEN
-"""An image or document counts as many characters as its estimated tokens have."""
+"""The size of an image or document in characters, by its estimated tokens."""
 MARK = "trimmed"
 READ_CHARS = 10_000
-"""About 2,500 tokens for each page of a stored output: some pages fit in a step, and a search term is seen in its place."""
+"""About 2,500 tokens for each page of a stored output: several pages fit in a step, and a search term has its context."""
 
 
 @tool(
@@ -80,18 +80,18 @@ def read_output(ctx: ToolContext, reference_id: str, offset: int = 1, limit: int
 @frozen
 class output_cache:  # noqa: N801 - a policy is called by its name, as a hook is
     """
-    A ``pre_step`` hook that trims old tool outputs, and the tool that reads them.
+    A ``pre_step`` hook that trims old tool outputs, with the tool to read them.
 
     ``cache = output_cache()``, then ``AgentDefinition(..., tools=[..., cache.read_output], hooks=Hooks(pre_step=[cache]))``.
-    Outputs that the model has not seen yet are never trimmed; the oldest go first. Changes the view only.
+    Outputs that the model has not seen yet are never trimmed; the oldest are trimmed first. Changes the view only.
 
     Attributes:
-        max_chars: How many characters the tool outputs in the view may have together; an image counts 6,400.
-        free_ratio: How much of that is made free at once, from 0 on and below 1, so that not every step trims a little more
-            and a provider's prompt cache is lost each time.
+        max_chars: The most characters of all tool outputs in the view; an image counts 6,400.
+        free_ratio: The share of *max_chars* that is freed at once, from 0 to below 1. It avoids a change, and a loss of the
+            prompt cache, at every step.
 
     Raises:
-        DefinitionError: for a negative number, or another share.
+        DefinitionError: for a negative number or an invalid share.
     """
 
     max_chars: int = attrs.field(default=200_000, validator=COUNT)
@@ -99,11 +99,11 @@ class output_cache:  # noqa: N801 - a policy is called by its name, as a hook is
 
     @property
     def read_output(self) -> Tool[..., ToolResult]:
-        """The tool that reads what was trimmed; it is offered only where somebody puts it among an agent's tools."""
+        """The tool that reads trimmed outputs; add it to the tools of an agent."""
         return read_output
 
     def __call__(self, ctx: HookContext) -> Change | None:
-        """Return the view with placeholders for the oldest outputs, or ``None`` while they are within the limit."""
+        """Return the view with placeholders for the oldest outputs, or ``None`` if the outputs are within the limit."""
         view = ctx.state.view
         total = view.fold("output_chars", _add_chars, 0)
         if total <= self.max_chars:
@@ -124,7 +124,7 @@ class output_cache:  # noqa: N801 - a policy is called by its name, as a hook is
 
 
 def find_output(state: AgentState, reference_id: str) -> ToolMessage | None:
-    """Return the whole output behind a reference id, or ``None`` when the record holds none."""
+    """Return the whole output with a reference id, or ``None`` if it is not in the record."""
     for message in reversed(state.message_history):
         if isinstance(message, ToolMessage) and message.tool_call_id == reference_id:
             return message
@@ -141,7 +141,7 @@ def _add_chars(total: int, message: Message) -> int:
 
 
 def _find_unseen_start(view: Transcript) -> int:
-    """Return where the results begin that the model has not seen yet: those at the end of the view."""
+    """Return the position of the first result that the model has not seen yet: those at the end of the view."""
     start = len(view)
     while start and isinstance(view[start - 1], ToolMessage):
         start -= 1

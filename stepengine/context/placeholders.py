@@ -1,4 +1,4 @@
-"""What codebuff's placeholders about a project stand for: its files, instructions, skills and git state."""
+"""The values of codebuff's placeholders about a project: its files, instructions, skills and git state."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from stepengine.workspace.workspace import WORKSPACE
 
 def read_placeholders(names: Sequence[str]) -> dict[str, Any]:
     """
-    Return what the placeholders *names* stand for in the folder of the workspace, and warnings.
+    Return the texts of the placeholders *names* for the folder of the workspace, with warnings.
 
-    There is nothing without a workspace, and for one that is not on this machine.
+    Both are empty without a workspace, and for a workspace on another machine.
     """
     from stepengine.workspace.repository import read_project
 
     workspace = WORKSPACE.get()
-    folder = None if workspace is None else workspace.here
+    folder = None if workspace is None else workspace.local_folder
     if folder is None:
         return {"texts": {}, "warnings": []}
     folder = folder.resolve()
@@ -52,7 +52,7 @@ def _describe_files(folder: Path, tokens: int) -> str:
     from stepengine.workspace.root import Root
     from stepengine.workspace.skills import find_project_root
 
-    # No call asks for these names, and they reach the model all the same: rules about files hold for them as for a tool's.
+    # No call requests these names, but they reach the model: rules about files apply to them as to a tool.
     token = GUARD.set(project_guard(folder, find_project_root(folder), folder))
     try:
         with closing(Root(folder, PathPolicy(allow_wide_root=True))) as root:

@@ -1,4 +1,4 @@
-"""``ContextPolicy``: what the policies that shorten a history have in common, and how large a prompt is and may be."""
+"""``ContextPolicy``: the base of the policies that shorten a history, and the size of prompts and its limits."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import DefinitionError
 
 DEFAULT_MAX_TOKENS = 100_000
-"""Fits with its reply in the window of 128,000 tokens that most models have at least."""
+"""A prompt of this size and its reply fit in a window of 128,000 tokens, which most models have."""
 WINDOW_RATIO = 0.8
-"""The rest is for the reply, and for the error of an estimate that counts characters."""
+"""The rest is for the reply, and for the error of an estimate by characters."""
 REMINDER_TOKENS = 20
-"""What a step prompt takes beside its own text: the message and its reminder tags."""
+"""The tokens of a step prompt in addition to its text: the message and its reminder tags."""
 
 
-def max_prompt_tokens(max_tokens: int | None, context_window: int | None) -> int:
-    """Return how many tokens a prompt may have."""
+def get_prompt_limit(max_tokens: int | None, context_window: int | None) -> int:
+    """Return the most tokens that a prompt may have."""
     if max_tokens is not None:
         return max_tokens
     return DEFAULT_MAX_TOKENS if context_window is None else int(context_window * WINDOW_RATIO)
@@ -36,12 +36,12 @@ def max_prompt_tokens(max_tokens: int | None, context_window: int | None) -> int
 @frozen(kw_only=True)
 class ContextLimits:
     """
-    What a policy has to keep to, in tokens.
+    The limits of a policy, in tokens.
 
     Attributes:
-        max_tokens: What a whole prompt may have.
-        overhead: What it has beside the messages, by estimate: system prompt, tool definitions, step prompt.
-        ratio: How many tokens the provider counts for one that is estimated; 1 while it has reported nothing.
+        max_tokens: The limit of a whole prompt.
+        overhead: The estimated size of the prompt without the messages: system prompt, tool definitions, step prompt.
+        ratio: The provider's token count for each estimated token; 1 before it has reported any.
     """
 
     max_tokens: int
@@ -59,42 +59,42 @@ class ContextLimits:
         step_prompt: str = "",
     ) -> ContextLimits:
         """
-        Return the limits for the next prompt of a run, such as for a handler that prunes by itself.
+        Return the limits for the next prompt of a run, for example for a handler that prunes by itself.
 
         Args:
             state: The state of the run.
-            max_tokens: What a prompt may have; ``None``: 0.8 of *context_window* when it is known, else 100,000.
-            context_window: The model's context length in tokens, when known.
-            size: How many tokens the prompt has by what the provider reported, when known.
-            step_prompt: The agent's step prompt, which is in no state.
+            max_tokens: The limit of a prompt; ``None`` for 0.8 of *context_window* if it is known, else 100,000.
+            context_window: The model's context length in tokens, if known.
+            size: The number of tokens of the prompt that the provider reported, if known.
+            step_prompt: The agent's step prompt, which the state does not contain.
         """
         estimated = state.context_tokens
         overhead = estimated - transcript_tokens(state.view)
         if step_prompt:
             overhead += REMINDER_TOKENS + estimate_tokens(step_prompt)
         ratio = 1.0 if size is None or not estimated else size / estimated
-        return cls(max_tokens=max_prompt_tokens(max_tokens, context_window), overhead=overhead, ratio=ratio)
+        return cls(max_tokens=get_prompt_limit(max_tokens, context_window), overhead=overhead, ratio=ratio)
 
     @property
     def room(self) -> int:
-        """How many tokens the messages may have, by estimate; never more than they could have if nothing were reported."""
+        """The most estimated tokens of the messages; a provider's report never raises it."""
         return max(0, int(self.max_tokens / max(1.0, self.ratio)) - self.overhead)
 
     def size(self, transcript: Transcript) -> int:
-        """Return how large a prompt with *transcript* is in tokens."""
+        """Return the size of a prompt with *transcript*, in tokens."""
         return round((self.overhead + transcript_tokens(transcript)) * self.ratio)
 
     def fits(self, transcript: Transcript) -> bool:
-        """Return whether a prompt with *transcript* is within the limit, in O(1) once its messages were measured."""
+        """Return whether a prompt with *transcript* is within the limit, in O(1) after its messages were measured."""
         return self.size(transcript) <= self.max_tokens
 
 
-def limits_for_hook(ctx: HookContext, max_tokens: int | None = None) -> ContextLimits:
+def make_hook_limits(ctx: HookContext, max_tokens: int | None = None) -> ContextLimits:
     """
-    Return the limits for the prompt that a ``pre_step`` hook is called before.
+    Return the limits for the prompt that follows a ``pre_step`` hook.
 
-    A prompt that the provider has just refused as too long may have half of what it had by estimate (reliability:MP02); a
-    policy behind another one that made it so short has nothing to do.
+    If the provider has just rejected the prompt as too long, the limit is half of its estimated size (reliability:MP02). A
+    policy after one that shortened it that much has nothing to do.
     """
     limits = ContextLimits.for_state(
         ctx.state,
@@ -110,13 +110,13 @@ def limits_for_hook(ctx: HookContext, max_tokens: int | None = None) -> ContextL
     return attrs.evolve(limits, max_tokens=min(limits.max_tokens, half), ratio=1.0)
 
 
-def message_sizes(transcript: Transcript) -> list[int]:
+def measure_messages(transcript: Transcript) -> list[int]:
     """Return the estimated size of every message in tokens; each is measured once."""
     return list(transcript.memo("message_tokens", message_tokens))
 
 
 def group_positions(transcript: Transcript) -> list[range]:
-    """Return the positions of what stays together: a user message, or an assistant message with the results of its calls."""
+    """Return the positions of inseparable messages: a user message, or an assistant message with the results of its calls."""
     groups: list[range] = []
     for index, message in enumerate(transcript):
         if isinstance(message, ToolMessage):
@@ -140,7 +140,7 @@ Check: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 
 def make_option_check(test: Callable[[Any], bool], words: str) -> Check:
-    """Return the validator of an option of a policy: *words* say what it is, for the error that names policy and option."""
+    """Return a validator for an option of a policy; *words* describe a valid value in its error."""
 
     def check(policy: object, field: attrs.Attribute[Any], value: object) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float | None) or not test(value):
@@ -158,23 +158,23 @@ SHARE = make_option_check(lambda value: value is not None and 0 <= value < 1, "a
 @frozen
 class ContextPolicy(ABC):
     """
-    A ``pre_step`` hook that shortens a history which has become too large.
+    A ``pre_step`` hook that shortens a too large history.
 
-    It is called before every model call; what it decides follows from recorded values alone, so a replay decides the same.
-    While there is nothing to do its cost does not depend on the length of the history, and it changes nothing.
+    It is called before every model call. Its decision depends only on recorded values, so a replay decides the same. If
+    there is nothing to do, its cost does not depend on the length of the history.
 
-    A policy is made by calling its class, ``truncate(50_000)``, and is a frozen value.
+    To make a policy, call its class, as in ``truncate(50_000)``. The policy is immutable.
 
-    A **view** policy (``replace_record=False``) changes what the model is shown and leaves the record whole. A **record**
-    policy (``replace_record=True``) replaces the record itself; what is left out then is gone from the result, too.
+    A **view** policy (``replace_record=False``) changes the history for the model and leaves the record complete. A
+    **record** policy (``replace_record=True``) replaces the record itself, so the omitted parts are also missing in the result.
 
     Attributes:
-        max_tokens: What a prompt may have: system prompt, tools and messages. ``None``: 0.8 of the model's context length
-            when it is known, else 100,000.
-        replace_record: Whether the record is replaced, not only the view.
+        max_tokens: The limit of a prompt: system prompt, tools and messages. ``None`` for 0.8 of the model's context length
+            if it is known, else 100,000.
+        replace_record: Whether to replace the record, not only the view.
 
     Raises:
-        DefinitionError: for an option that makes no sense, such as a limit below 1.
+        DefinitionError: for an invalid option, such as a limit below 1.
     """
 
     max_tokens: int | None = attrs.field(default=None, validator=TOKENS)
@@ -182,21 +182,21 @@ class ContextPolicy(ABC):
 
     def __call__(self, ctx: HookContext) -> Change | None:
         """Return the change that makes the prompt fit, or ``None``."""
-        shorter = self.rewrite(self.source(ctx), limits_for_hook(ctx, self.max_tokens), ctx.now)
-        return None if shorter is None else self.change(shorter)
+        shorter = self.rewrite(self.get_history(ctx), make_hook_limits(ctx, self.max_tokens), ctx.now)
+        return None if shorter is None else self.make_change(shorter)
 
     def find_prompt_limit(self, context_window: int | None) -> int:
-        """Return how many tokens a prompt may have before this policy shortens it."""
-        return max_prompt_tokens(self.max_tokens, context_window)
+        """Return the most tokens that a prompt may have before this policy shortens it."""
+        return get_prompt_limit(self.max_tokens, context_window)
 
-    def source(self, ctx: HookContext) -> Transcript:
+    def get_history(self, ctx: HookContext) -> Transcript:
         """Return the history that this policy shortens."""
         return ctx.state.message_history if self.replace_record else ctx.state.view
 
-    def change(self, shorter: Transcript) -> Change:
+    def make_change(self, shorter: Transcript) -> Change:
         """Return *shorter* as a change of the view or of the record."""
         return Change(messages=shorter) if self.replace_record else Change(view=shorter)
 
     @abstractmethod
     def rewrite(self, transcript: Transcript, limits: ContextLimits, now: datetime) -> Transcript | None:
-        """Return a shorter history, or ``None`` when there is nothing to do: a pure function, also for handlers."""
+        """Return a shorter history, or ``None`` if there is nothing to do: a pure function, also for handlers."""

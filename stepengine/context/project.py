@@ -1,9 +1,9 @@
 """
-``project_context``: what a repository says about itself, as parts of the prompt of any agent.
+``project_context``: adds the instructions, skills and git state of a project to the prompt of any agent.
 
-It is read once per run by a recorded effect, so a replay needs no repository. Instructions and the list of skills end the
-system prompt, which stays the same from run to run, so that the provider's cache holds; what changes with the hour, the
-branch and the files, stands at the end of each request.
+They are read once per run by a recorded effect, so a replay needs no repository. Instructions and the list of skills are at
+the end of the system prompt. It stays the same from run to run, so the provider's cache remains valid. Facts that
+change with the time, the branch and the files are at the end of each request.
 """
 
 from __future__ import annotations
@@ -40,17 +40,18 @@ def project_context(
     user: bool = True,
 ) -> Callable[[HookContext], Generator[Any, Any, Change | None]]:
     """
-    Return a ``pre_run`` hook that tells an agent about the project it works in.
+    Return a ``pre_run`` hook that describes the project to an agent.
 
     ``Hooks(pre_run=[project_context()])``; skills are listed for agents that have the tool of ``skill_tool()``.
 
     Args:
         root: The folder; by default the engine's ``workspace``, else the working directory.
-        instructions: Show ``AGENTS.md``, ``CLAUDE.md`` and ``knowledge.md``, from the top of the repository down to the
-            folder, nearest last: 32 KiB of a file, 64 KiB of all, the nearest kept. Those of deeper folders are named.
+        instructions: Include ``AGENTS.md``, ``CLAUDE.md`` and ``knowledge.md``, from the top of the repository down to the
+            folder, nearest last. At most 32 KiB of a file and 64 KiB of all are included, the nearest first. Files in
+            deeper folders are only named.
         skills: List the ``SKILL.md`` folders of ``.stepengine/skills``, ``.agents/skills`` and ``.claude/skills``.
-        facts: Tell platform, date, git branch and at most 50 changed files.
-        user: Take in what the user keeps for all projects: ``AGENTS.md`` and ``skills`` in
+        facts: Include platform, date, git branch and at most 50 changed files.
+        user: Include the user's files for all projects: ``AGENTS.md`` and ``skills`` in
             ``$XDG_CONFIG_HOME/stepengine``, ``~/.agents/skills`` and ``~/.claude/skills``.
     """
     from stepengine.workspace.repository import read_project
@@ -78,7 +79,7 @@ def project_context(
 
 
 def _escape_tags(text: str) -> str:
-    """Return the text of a file with tags escaped, so that it cannot end or imitate the text around it."""
+    """Return the text of a file with escaped tags, so that it cannot end or imitate the surrounding text."""
     return TAGS.sub("&lt;", visible(text))
 
 

@@ -13,7 +13,7 @@ from stepengine.data.definition import HookContext
 from stepengine.data.messages import system_reminder
 
 Section: TypeAlias = "str | Iterable[str]"
-"""Text, or points that become a list."""
+"""Text, or points for a list."""
 
 
 def _convert_variables(value: Mapping[str, object] | Iterable[tuple[str, object]]) -> tuple[tuple[str, str], ...]:
@@ -23,16 +23,16 @@ def _convert_variables(value: Mapping[str, object] | Iterable[tuple[str, object]
 @frozen(kw_only=True)
 class Environment:
     """
-    Where the agent works, as an ``<env>`` block; what is ``None`` leaves out its line.
+    The environment of an agent, as an ``<env>`` block; attributes that are ``None`` have no line.
 
     Nothing is looked up: a prompt that depends on the machine could not be replayed on another one.
 
     Attributes:
         working_directory: The folder.
         platform: The operating system.
-        date: ``True`` for the day (UTC) on which the run began, by its recorded time, so that a replay sends the same
-            bytes; or a date or text of your own.
-        custom_vars: More lines ``name: value``, in their order.
+        date: ``True`` for the day (UTC) of the run's start, by its recorded time, so that a replay sends the same bytes;
+            or a date or text of your own.
+        custom_vars: More lines ``name: value``, in order.
     """
 
     working_directory: str | None = attrs.field(default=None, converter=attrs.converters.optional(str))
@@ -41,7 +41,7 @@ class Environment:
     custom_vars: tuple[tuple[str, str], ...] = attrs.field(default=(), converter=_convert_variables)
 
     def render(self, now: dt.datetime) -> str:
-        """Return the block; ``""`` when it would have no line. *now* is the run's recorded time."""
+        """Return the block; ``""`` if it has no line. *now* is the run's recorded time."""
         lines = [f"{name}: {' '.join(value.splitlines())}" for name, value in self._lines(now)]
         return "\n".join(["<env>", *lines, "</env>"]) if lines else ""
 
@@ -71,19 +71,19 @@ class SystemPrompt:
     """
     A system prompt from parts, for ``AgentDefinition(system_prompt=...)``.
 
-    The parts come in the order of the arguments; an empty one leaves no trace, and *base* alone is passed on unchanged.
-    Tools have no part: their descriptions go to the provider's own field. The prompt is made once per
-    run, so nothing in it changes from call to call; what does belongs in ``reminders()`` or ``inject_context()``.
+    The parts have the order of the arguments. Empty parts are omitted, and *base* alone is unchanged. Tools have no part:
+    their descriptions go to the provider's own field. The prompt is rendered once per run, so it does not change from call
+    to call. For changing content use ``reminders()`` or ``inject_context()``.
 
     Attributes:
-        base: The beginning, as it is.
-        identity: Who the agent is.
-        capabilities: What it can do.
-        constraints: What it must not do.
-        tone: How it speaks.
-        tool_policy: When to use which tool.
-        environment: Where it works.
-        reminders: Each in ``<system-reminder>`` tags.
+        base: The beginning, unchanged.
+        identity: The role of the agent.
+        capabilities: Its capabilities.
+        constraints: The limits of its actions.
+        tone: Its tone.
+        tool_policy: The rules for the use of tools.
+        environment: Its environment.
+        reminders: Texts in ``<system-reminder>`` tags.
     """
 
     base: str = ""
@@ -100,7 +100,7 @@ class SystemPrompt:
         return self.text(ctx.now)
 
     def text(self, now: dt.datetime) -> str:
-        """Return the prompt for a run that began at *now*."""
+        """Return the prompt for a run that started at *now*."""
         sections = {
             "Identity": self.identity,
             "Capabilities": self.capabilities,

@@ -1,9 +1,9 @@
 """
-``prune_to_summary``: older turns become a summary without a model call.
+``prune_to_summary``: replaces older turns by a summary without a model call.
 
-Of tool calls one line each is kept, and the few results that matter. Each entry is one part of the summary message and says
-of which role it is in the part's own data, so that a later prune takes the list back as it was, whatever the texts say. A
-summary is known by its tag.
+The summary contains one line for each tool call, and the few important results. Each entry is one part of the summary message and
+stores its role in the part's own data. So a later prune restores the list exactly, whatever the texts contain. A summary is
+identified by its tag.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import attrs
 from attrs import frozen
 from typing_extensions import override
 
-from stepengine.context.policy import COUNT, TOKENS, ContextLimits, ContextPolicy, find_last_tagged, limits_for_hook
+from stepengine.context.policy import COUNT, TOKENS, ContextLimits, ContextPolicy, find_last_tagged, make_hook_limits
 from stepengine.context.summaries import SUMMARY
 from stepengine.context.truncation import GAP_TAG
 from stepengine.data.definition import HookContext
@@ -38,14 +38,15 @@ from stepengine.data.messages import (
 )
 from stepengine.data.thoughts import split_thoughts
 from stepengine.data.transcript import Transcript
+from stepengine.data.visible import cut_middle
 
 SUMMARY_TAG = "CONVERSATION_SUMMARY"
 SUMMARY_TAGS = frozenset({SUMMARY_TAG, SUMMARY})
-"""What tells a summary, ours or one that the model wrote; never its text (generator-contract:P28)."""
+"""Tags of summaries, ours or written by the model. Texts are never used to identify one (generator-contract:P28)."""
 MEMORY_TAG = "MEMORY"
 CONTINUE_TAG = "CONTINUE_PROMPT"
 SILENT_TAGS = frozenset({"INSTRUCTIONS_PROMPT", "STEP_PROMPT", "AGENT_SPAWN_NOTICE", CONTINUE_TAG, GAP_TAG})
-"""Messages that are not summarised, and that do not make a turn begin (generator-contract:P12)."""
+"""Tags of messages that are not summarized and do not start a turn (generator-contract:P12)."""
 
 SEPARATOR = "\n\n---\n\n"
 HEADER = (
@@ -61,12 +62,12 @@ CONTINUE = system_reminder(
 
 class EntryCaps(NamedTuple):
     """
-    How many tokens, at three characters each, new entries may have.
+    The limits of new entries in tokens, at three characters each.
 
     Attributes:
         user: The text of a user.
         note: The text of a reply.
-        work: All that a reply or a result leaves, calls included.
+        work: The whole entry of a reply or a result, calls included.
     """
 
     user: int = 13_000
@@ -75,7 +76,7 @@ class EntryCaps(NamedTuple):
 
 
 class RememberedMessage(NamedTuple):
-    """One remembered message; ``live`` is the request that the agent works on."""
+    """One remembered message; ``live`` marks the request that the agent works on."""
 
     role: str
     text: str
@@ -83,19 +84,19 @@ class RememberedMessage(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What is remembered of a history: its entries, oldest first, and the newest images that a user sent."""
+    """The remembered part of a history: its entries, oldest first, and the newest images of a user."""
 
     entries: tuple[RememberedMessage, ...]
     images: tuple[ImagePart, ...] = ()
 
 
-def entry_tokens(entry: RememberedMessage) -> int:
+def count_entry_tokens(entry: RememberedMessage) -> int:
     """Return the size of an entry in tokens of three characters (generator-contract:P22)."""
     return -(-len(entry.text) // 3)
 
 
-def _entries_in(message: UserMessage) -> list[RememberedMessage]:
-    """Return the entries that a summary message holds."""
+def _parse_entries(message: UserMessage) -> list[RememberedMessage]:
+    """Return the entries in a summary message."""
     entries = []
     for part in message.content:
         data = part.provider_data if isinstance(part, TextPart) else None
@@ -107,31 +108,31 @@ def _entries_in(message: UserMessage) -> list[RememberedMessage]:
 def make_entry(
     message: Message, calls: Mapping[str, ToolCallPart], forgotten: frozenset[str], caps: EntryCaps
 ) -> RememberedMessage | None:
-    """Return what is remembered of a message, ``None`` for nothing; *calls* has the call of a result by its id."""
+    """Return the entry for a message, or ``None`` if it needs none; *calls* contains the call of a result by its id."""
     if isinstance(message, UserMessage):
         text, images = message.text.strip(), sum(isinstance(p, ImagePart) for p in message.content)
         note = f" (with {images} image{'s' if images > 1 else ''})" if images else ""
         speaker = "[EARLIER SUMMARY]" if SUMMARY_TAGS.intersection(message.tags) else "[USER]"
-        return RememberedMessage("user", f"{speaker}{note}\n{cut_middle(text, caps.user)}") if text else None
+        return RememberedMessage("user", f"{speaker}{note}\n{cut_to_tokens(text, caps.user)}") if text else None
     if isinstance(message, AssistantMessage):
-        text = cut_middle(message.said.strip(), caps.note)
+        text = cut_to_tokens(message.said.strip(), caps.note)
         lines = [*([f"Progress note: {text}"] if text else []), *map(describe_call, message.tool_calls)]
-        return RememberedMessage("assistant", cut_middle("\n".join(lines), caps.work)) if lines else None
+        return RememberedMessage("assistant", cut_to_tokens("\n".join(lines), caps.work)) if lines else None
     text = describe_result(message, calls[message.tool_call_id], forgotten)
-    return RememberedMessage("assistant", cut_middle(text, caps.work)) if text else None
+    return RememberedMessage("assistant", cut_to_tokens(text, caps.work)) if text else None
 
 
 def build_memory(
     messages: Iterable[Message], live: Message | None, forgotten: frozenset[str], caps: EntryCaps, *, keeps_mark: bool
 ) -> Memory:
     """
-    Return the memory of *messages*; the entries of earlier summaries stand where those stood.
+    Return the memory of *messages*; the entries of earlier summaries keep their position.
 
     Args:
-        messages: What is to be summarised.
-        live: The request that the agent works on, when it is one of them.
-        forgotten: Agents whose outputs are not kept.
-        caps: How large new entries may be.
+        messages: The messages to summarize.
+        live: The request that the agent works on, if it is one of them.
+        forgotten: Agents whose outputs are omitted.
+        caps: The limits of new entries.
         keeps_mark: Whether the live request of an earlier summary still is the live one.
     """
     entries: list[RememberedMessage] = []
@@ -142,7 +143,7 @@ def build_memory(
             calls = {call.tool_call_id: call for call in message.tool_calls}
         if isinstance(message, UserMessage):
             images = tuple([p for p in message.content if isinstance(p, ImagePart)]) or images
-            if SUMMARY_TAG in message.tags and (stored := _entries_in(message)):
+            if SUMMARY_TAG in message.tags and (stored := _parse_entries(message)):
                 entries += stored if keeps_mark else [entry._replace(live=False) for entry in stored]
                 continue
         entry = make_entry(message, calls, forgotten, EntryCaps() if message is live else caps)
@@ -157,14 +158,14 @@ def select_fitting(
     """
     Return the entries within the budgets, from the newest back; live ones and the newest always stay.
 
-    The first entry of a role that does not fit closes that role. The newest entry and the live request always stay; the
-    latter counts for no budget.
+    After the first entry of a role that does not fit, all older entries of that role are dropped. The live request does not count
+    for a budget.
     """
     left = {"user": user_budget, "assistant": assistant_tool_budget}
     kept: list[RememberedMessage] = []
     for entry in reversed(entries):
         if not entry.live:
-            size = entry_tokens(entry)
+            size = count_entry_tokens(entry)
             fits = size <= left[entry.role]
             left[entry.role] = left[entry.role] - size if fits else -1
             if not fits and kept:
@@ -174,7 +175,7 @@ def select_fitting(
 
 
 def make_summary_message(memory: Memory) -> UserMessage:
-    """Return the message that keeps a memory, one part per entry."""
+    """Return the message that stores a memory, one part per entry."""
     parts: list[UserPart] = [TextPart(HEADER)]
     for entry in memory.entries:
         data = {"provider": "stepengine", "entry": entry.role, **({"live": True} if entry.live else {})}
@@ -183,56 +184,53 @@ def make_summary_message(memory: Memory) -> UserMessage:
 
 
 def make_continue_message() -> UserMessage:
-    """Return the message that ends a history which was pruned in the middle of a turn (generator-contract:P11)."""
+    """Return the message at the end of a history that was pruned in the middle of a turn (generator-contract:P11)."""
     return UserMessage(CONTINUE, (CONTINUE_TAG,))
 
 
 SAFE_CHARS_PER_TOKEN = 3
-"""Fewer than the usual four: a text that is cut to a number of tokens must not exceed it in a language with short tokens."""
+"""Fewer than the usual four: a text cut to a number of tokens must not exceed it in a language with short tokens."""
 NOTICE_CHARS = 50
-"""The length of the sentence that tells how much was cut."""
+"""The length of the notice of omitted characters."""
 HEAD_RATIO = 0.8
-"""The beginning of a text says what it is about; its end holds the result."""
+"""The share of the beginning of a text, which names its subject; its end contains the result."""
 COMMAND_CHARS = 50
-"""The program and its first arguments; what it printed is kept apart."""
+"""The program and its first arguments; its output is a separate entry."""
 QUESTION_CHARS = 200
-"""A question in full, mostly: its answer means nothing without it."""
+"""Usually a complete question, since its answer is useless without it."""
 AGENT_CHARS = 1_000
-"""A paragraph for each agent: the task that it was given, not the material."""
+"""A paragraph for each agent: its task, not the material."""
 ERROR_CHARS = 100
 """The first line of an error; the model has seen the rest when it was new."""
 ANSWER_CHARS = 10_000
-"""What a person answered is kept nearly whole: nobody can be asked again."""
+"""An answer of a person is nearly complete, since the person cannot be asked again."""
 EDIT_CHARS = 2_000
-"""The changed places of a file: the file itself can be read again."""
+"""The changed parts of a file: the file itself can be read again."""
 OUTPUT_TOKENS = 1_300
-"""About a page of what an agent returned; a summary holds dozens of them."""
+"""About a page of an agent's output; a summary contains dozens of them."""
 RESULT_TOKENS = 5_000
-"""All lines of one message of results: one step must not take the room of the others."""
+"""The limit for the results of one message: one step must not use the room of the others."""
 
 EDITING = ("write_file", "str_replace", "apply_patch", "propose_write_file", "propose_str_replace")
 SPAWNING = ("spawn_agents", "spawn_agent_inline", "task")
 
 
-def cut_middle(text: str, tokens: int) -> str:
-    """Return *text* cut to three characters per token: 80 % of its head, 20 % of its tail, and how much is missing."""
+def cut_to_tokens(text: str, tokens: int) -> str:
+    """Return *text* cut to three characters per token: 80 % of its head, 20 % of its tail, and the omitted length."""
     limit = tokens * SAFE_CHARS_PER_TOKEN
     if len(text) <= limit:
         return text
     kept = max(0, limit - NOTICE_CHARS)
-    head = int(kept * HEAD_RATIO)
-    tail = text[len(text) - (kept - head) :]
-    return f"{text[:head]}\n[... {len(text) - kept} characters left out ...]\n{tail}"
+    return cut_middle(text, kept, f"[... {len(text) - kept} characters left out ...]", head=int(kept * HEAD_RATIO))
 
 
 def clip_to_line(text: str, chars: int) -> str:
     """Return *text* on one line and at most *chars* characters long."""
-    line = " ".join(text.split())
-    return line if len(line) <= chars else f"{line[: chars - 1]}…"
+    return _clip(" ".join(text.split()), chars)
 
 
-def _value_text(value: object) -> str:
-    """Return a JSON value as text: strings as they are, lists of them joined by commas."""
+def _format_value(value: object) -> str:
+    """Return a JSON value as text: strings unchanged, lists of them joined by commas."""
     if isinstance(value, str):
         return value
     if isinstance(value, Sequence) and all(isinstance(item, str) for item in value):
@@ -243,27 +241,27 @@ def _value_text(value: object) -> str:
 def _format_paths(given: Mapping[str, object]) -> str:
     paths = given.get("paths") or given.get("path")
     listed = paths if isinstance(paths, list) else [paths]
-    return ", ".join([_value_text(p.get("path") if isinstance(p, Mapping) else p) for p in listed])
+    return ", ".join([_format_value(p.get("path") if isinstance(p, Mapping) else p) for p in listed])
 
 
 def _describe_patch(given: Mapping[str, object]) -> str:
     operation = given.get("operation")
-    return f"Edited {_value_text(operation.get('path') if isinstance(operation, Mapping) else None)}"
+    return f"Edited {_format_value(operation.get('path') if isinstance(operation, Mapping) else None)}"
 
 
 def _describe_search(given: Mapping[str, Any]) -> str:
-    flags = _value_text(given.get("flags"))
-    return f"Searched code for {_value_text(given.get('pattern'))}" + (f" ({flags})" if flags else "")
+    flags = _format_value(given.get("flags"))
+    return f"Searched code for {_format_value(given.get('pattern'))}" + (f" ({flags})" if flags else "")
 
 
 def _describe_command(given: Mapping[str, object]) -> str:
     command = given.get("command")
-    words = " ".join(map(_value_text, command)) if isinstance(command, list) else _value_text(command)
+    words = " ".join(map(_format_value, command)) if isinstance(command, list) else _format_value(command)
     return f"Ran {clip_to_line(words, COMMAND_CHARS)}"
 
 
 def _describe_docs_lookup(given: Mapping[str, object]) -> str:
-    return f"Read docs: {_value_text(given.get('library_title'))} - {_value_text(given.get('topic'))}"
+    return f"Read docs: {_format_value(given.get('library_title'))} - {_format_value(given.get('topic'))}"
 
 
 def _find_objects(given: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
@@ -273,27 +271,27 @@ def _find_objects(given: Mapping[str, object], name: str) -> list[Mapping[str, A
 
 def _describe_todos(given: Mapping[str, object]) -> str:
     todos = _find_objects(given, "todos")
-    left = [_value_text(t.get("task")) for t in todos if not t.get("completed")]
+    left = [_format_value(t.get("task")) for t in todos if not t.get("completed")]
     return f"Todos: {len(todos) - len(left)} of {len(todos)} done" + (f"; left: {'; '.join(left)}" if left else "")
 
 
 def _describe_questions(given: Mapping[str, object]) -> str:
-    asked = [_value_text(q.get("question")) for q in _find_objects(given, "questions")]
+    asked = [_format_value(q.get("question")) for q in _find_objects(given, "questions")]
     return f"Asked the user: {clip_to_line(' / '.join(asked), QUESTION_CHARS)}"
 
 
 def _describe_agents(given: Mapping[str, object]) -> str:
     shown = []
     for agent in _find_objects(given, "agents") or [given]:
-        name = _value_text(agent.get("agent_type") or agent.get("agent"))
-        parts = [_value_text(agent.get("prompt")), compact(agent["params"]) if agent.get("params") else ""]
+        name = _format_value(agent.get("agent_type") or agent.get("agent"))
+        parts = [_format_value(agent.get("prompt")), compact(agent["params"]) if agent.get("params") else ""]
         said = [clip_to_line(part, AGENT_CHARS) for part in parts if part]
         shown.append(f"{name} ({'; '.join(said)})" if said else name)
     return f"Delegated to {', '.join(shown)}"
 
 
 def _make_describer(verb: str, name: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda given: f"{verb} {_value_text(given.get(name))}"
+    return lambda given: f"{verb} {_format_value(given.get(name))}"
 
 
 LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
@@ -320,19 +318,19 @@ LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
         "set_messages": lambda _: "Changed the messages",
     }
 )
-"""What a call of a tool did, from its input (generator-contract:P15); of other tools the name is kept."""
+"""The descriptions of tool calls, made from their input (generator-contract:P15); other tools are named only."""
 
 
 def _find_delegated_agent(call: ToolCallPart) -> str:
-    """Return which agent a call hands its whole task to: that of ``task``, or the one that the tool stands for, or ``""``."""
+    """Return the agent to which a call delegates a whole task, or ``""``; its tool is ``task`` or an agent."""
     if call.tool_name == "task":
-        return _value_text(call.input.get("agent"))
+        return _format_value(call.input.get("agent"))
     is_agent = call.tool_name not in LINES and "prompt" in call.input and call.input.keys() <= {"prompt", "params"}
     return call.tool_name.replace("_", "-") if is_agent else ""
 
 
 def describe_call(call: ToolCallPart) -> str:
-    """Return one line that says what a call did to what."""
+    """Return a one-line description of a call: its action and its object."""
     describe, agent = LINES.get(call.tool_name), _find_delegated_agent(call)
     if agent and describe is None:
         line = _describe_agents({**call.input, "agent_type": agent})
@@ -342,20 +340,20 @@ def describe_call(call: ToolCallPart) -> str:
 
 
 def _find_json_value(message: ToolMessage) -> object:
-    """Return the JSON value of a result, or ``None`` when it is text."""
+    """Return the JSON value of a result, or ``None`` if it is text."""
     return next((part.value for part in message.content if isinstance(part, JsonPart)), None)
 
 
 def describe_result(message: ToolMessage, call: ToolCallPart, forgotten: frozenset[str]) -> str:
     """
-    Return what is kept of a result, ``""`` for nothing (generator-contract:P18).
+    Return the remembered part of a result, ``""`` for nothing (generator-contract:P18).
 
     Args:
         message: The result.
         call: Its call.
-        forgotten: Agents whose outputs are not kept.
+        forgotten: Agents whose outputs are omitted.
     """
-    kept = cut_middle("\n".join(_list_result_lines(message, call, forgotten)), RESULT_TOKENS)
+    kept = cut_to_tokens("\n".join(_list_result_lines(message, call, forgotten)), RESULT_TOKENS)
     return f"[{message.tool_name} result]\n{kept}" if kept else ""
 
 
@@ -370,23 +368,23 @@ def _list_result_lines(message: ToolMessage, call: ToolCallPart, forgotten: froz
     elif message.tool_name == "ask_user":
         yield from _list_answer_lines(data)
     elif message.tool_name in EDITING:
-        yield _cut_end(message.text, EDIT_CHARS)
+        yield _clip(message.text, EDIT_CHARS)
     else:
         yield from _list_failure_lines(data, "")
 
 
 def _list_failure_lines(data: object, text: str) -> Iterator[str]:
-    """Give the exit code of a result when it is not 0, and its error, *text* when the data name neither."""
+    """Yield the exit code of a result if it is not 0, and its error; *text* if the data contain neither."""
     fields = data if isinstance(data, Mapping) else {}
     code = fields.get("exit_code", fields.get("exitCode"))
     if isinstance(code, int) and code:
         yield f"Exit code {code}"
     said = fields.get("error_message") or fields.get("errorMessage") or ("" if code else text)
     if said:
-        yield f"Error: {clip_to_line(_value_text(said), ERROR_CHARS)}"
+        yield f"Error: {clip_to_line(_format_value(said), ERROR_CHARS)}"
 
 
-def _cut_end(text: str, chars: int) -> str:
+def _clip(text: str, chars: int) -> str:
     return text if len(text) <= chars else f"{text[: chars - 1]}…"
 
 
@@ -394,37 +392,37 @@ def _list_answer_lines(data: object) -> Iterator[str]:
     if not isinstance(data, Mapping) or data.get("skipped"):
         yield "The user skipped the question."
     else:
-        answers = [_value_text(a.get("selected") or a.get("text")) for a in _find_objects(data, "answers")]
-        yield _cut_end(f"The user answered: {'; '.join(answers)}", ANSWER_CHARS)
+        answers = [_format_value(a.get("selected") or a.get("text")) for a in _find_objects(data, "answers")]
+        yield _clip(f"The user answered: {'; '.join(answers)}", ANSWER_CHARS)
 
 
 def _find_agent_entries(data: object) -> list[Mapping[str, Any]]:
-    """Return the entries of a result that lists agents, known by its form: such a tool may have any name."""
+    """Return the entries of a result that lists agents; it is recognized by its form, since such a tool may have any name."""
     listed = data if isinstance(data, list) else []
     return [entry for entry in listed if isinstance(entry, Mapping) and "agent_type" in entry]
 
 
 def _list_agent_outputs(children: Sequence[Mapping[str, object]], forgotten: frozenset[str]) -> Iterator[str]:
     for child in children:
-        name = _value_text(child.get("agent_type"))
+        name = _format_value(child.get("agent_type"))
         if "error" in child:
-            yield f"{name} failed: {clip_to_line(_value_text(child['error']), ERROR_CHARS)}"
-        if name not in forgotten and (said := split_thoughts(_value_text(child.get("output"))).said.strip()):
-            yield f"{name}: {cut_middle(said, OUTPUT_TOKENS)}"
+            yield f"{name} failed: {clip_to_line(_format_value(child['error']), ERROR_CHARS)}"
+        if name not in forgotten and (said := split_thoughts(_format_value(child.get("output"))).said.strip()):
+            yield f"{name}: {cut_to_tokens(said, OUTPUT_TOKENS)}"
 
 
 LAST_REQUEST = "last_request_at"
-"""The member of ``AgentState.context`` that says when the model was last asked; kept only for the cold trigger."""
+"""The member of ``AgentState.context`` with the time of the last model call; stored only for the cold trigger."""
 MARGIN_TOKENS = 1_000
-"""Room for the next message, so that the history is pruned before a request is refused and not after."""
+"""Room for the next message, so that the history is pruned before a request is rejected and not after."""
 MARGIN_DIVISOR = 20
-"""Of a small window the margin takes one part in twenty at most."""
+"""The margin is at most one twentieth of a small window."""
 SUMMARY_SHARE = 2
-"""The summary may have one half of the room that the messages have, so that the next prune is far away."""
+"""The summary may have half of the room for messages, so that the next prune is far away."""
 KEPT_NOTES = 4
 """In a small window a note is cut to a quarter of their budget: an agent that sees only its last step repeats the others."""
 NOTE_TOKENS = 50
-"""150 characters say which tool was called with what. Less says nothing, and each request would be the same as the one before."""
+"""150 characters contain the tool and its input. With less, each request would be the same as the one before."""
 UNLIMITED = EntryCaps()
 
 
@@ -433,10 +431,10 @@ class PruneInput(NamedTuple):
     A history split for pruning: the messages to summarise, the live request and the instructions.
 
     Attributes:
-        summarised: What becomes the summary.
-        live: The request that the agent works on, when it has a message of its own.
-        is_mid_turn: Whether the agent has begun to work on it.
-        instructions: The instructions in force.
+        summarised: The messages for the summary.
+        live: The request that the agent works on, if it has a message of its own.
+        is_mid_turn: Whether the agent has started to work on it.
+        instructions: The current instructions.
     """
 
     summarised: tuple[Message, ...]
@@ -446,12 +444,12 @@ class PruneInput(NamedTuple):
 
     @property
     def ending(self) -> Message:
-        """The message that the pruned history ends with."""
+        """The last message of the pruned history."""
         return make_continue_message() if self.live is None or self.is_mid_turn else self.live
 
 
 def _has_silent_tag(message: Message) -> bool:
-    """Return whether a message is left out of summaries and starts no turn."""
+    """Return whether a message is omitted from summaries and starts no turn."""
     return isinstance(message, UserMessage) and not SILENT_TAGS.isdisjoint(message.tags)
 
 
@@ -475,26 +473,26 @@ def _convert_ids(value: Iterable[str]) -> frozenset[str]:
 @frozen
 class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its name, as a hook is
     """
-    A ``pre_step`` hook that turns older turns into a summary without a model call.
+    A ``pre_step`` hook that replaces older turns by a summary without a model call.
 
-    Messages of the user stay almost as they are, replies become notes, and of tool calls one line stays that says what was
-    done to what; of their results only what still matters: errors, exit codes, answers, edits, outputs of agents. The
-    history is then one summary message, the instructions, and the request that the agent works on, or, in the middle of a
-    turn, a message that says to go on. The request survives whatever the budgets are. A later prune takes the entries of
-    this one over.
+    Messages of the user stay almost unchanged, and replies become notes. Each tool call becomes one line with its action and
+    object. Of its result only the important parts stay: errors, exit codes, answers, edits, outputs of agents. The
+    history is then one summary message, the instructions, and the current request. In the middle of a turn, a message to
+    continue replaces the request. The request always stays, whatever the budgets. A later prune copies the entries of
+    this one.
 
     In a handler call ``rewrite(state.view, ContextLimits.for_state(state, ...), ctx.now())``.
 
     Attributes:
         max_tokens: As in every ``ContextPolicy``, and so is *replace_record*.
-        user_budget: Tokens, at three characters each, that the user's messages may have in the summary. In a window too
-            small for both budgets they share one half of it.
+        user_budget: The tokens, at three characters each, of the user's messages in the summary. In a window too small for
+            both budgets, they share one half of it.
         assistant_tool_budget: The same for replies and tool calls. The newest notes stay in any window.
-        cold_after: Prune also when the user comes back after this time, since the provider's prompt cache has expired
-            then and a short prompt costs less; ``None`` for never. The hook then keeps the time of the last request in
+        cold_after: Also prune if the user returns after this time: the provider's prompt cache has then expired, and a
+            short prompt costs less. ``None`` for never. The hook then stores the time of the last request in
             ``AgentState.context``.
-        cold_min_tokens: Prune a cold prompt only from this size on; ``None`` for any size.
-        forgotten_agents: Agents whose outputs are not kept, because what they found is used at once.
+        cold_min_tokens: The smallest cold prompt to prune; ``None`` for any size.
+        forgotten_agents: Agents whose outputs are omitted, because their findings are used at once.
     """
 
     user_budget: int = attrs.field(default=50_000, validator=COUNT, kw_only=True)
@@ -505,40 +503,40 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
 
     @override
     def __call__(self, ctx: HookContext) -> Change | None:
-        """Return the change that makes the prompt short, or ``None``; with a cold trigger also when the model is asked."""
-        source, limits = self.source(ctx), limits_for_hook(ctx, self.max_tokens)
+        """Return the change that shortens the prompt, or ``None``; with a cold trigger also the time of the request."""
+        source, limits = self.get_history(ctx), make_hook_limits(ctx, self.max_tokens)
         at = ctx.state.context.get(LAST_REQUEST)
         last_request = datetime.fromisoformat(at) if isinstance(at, str) else None
-        reason = self.reason(source, limits, ctx.now, last_request)
+        reason = self.find_reason(source, limits, ctx.now, last_request)
         shorter = None if reason is None else self.summarize_turns(source, limits)
         if shorter is not None:
             ctx.logger.info("pruned the history to a summary", reason=reason)
         if self.cold_after is None:
-            return None if shorter is None else self.change(shorter)
+            return None if shorter is None else self.make_change(shorter)
         asked = JsonDict({LAST_REQUEST: ctx.now.isoformat()})
-        return Change(context=asked) if shorter is None else attrs.evolve(self.change(shorter), context=asked)
+        return Change(context=asked) if shorter is None else attrs.evolve(self.make_change(shorter), context=asked)
 
     @override
     def rewrite(
         self, transcript: Transcript, limits: ContextLimits, now: datetime, last_request: datetime | None = None
     ) -> Transcript | None:
         """
-        Return *transcript* as a summary and what must follow it, or ``None`` when there is nothing to do.
+        Return *transcript* as a summary and the required messages after it, or ``None`` if there is nothing to do.
 
         Args:
             transcript: The history.
-            limits: What a prompt may have.
+            limits: The limits of a prompt.
             now: The run's recorded time.
-            last_request: When the model was asked last; without it the prompt cache never counts as cold.
+            last_request: The time of the last model call; without it the prompt cache never counts as cold.
         """
-        if self.reason(transcript, limits, now, last_request) is None:
+        if self.find_reason(transcript, limits, now, last_request) is None:
             return None
         return self.summarize_turns(transcript, limits)
 
-    def reason(
+    def find_reason(
         self, transcript: Transcript, limits: ContextLimits, now: datetime, last_request: datetime | None
     ) -> str | None:
-        """Return why the history is to be pruned: ``context_limit``, ``cache_expiry``, both, or ``None``."""
+        """Return why to prune the history: ``context_limit``, ``cache_expiry``, both, or ``None``."""
         margin = min(MARGIN_TOKENS, limits.max_tokens // MARGIN_DIVISOR)
         is_large = limits.size(transcript) + margin > limits.max_tokens
         is_cold = self._is_cold(transcript, limits, now, last_request)
@@ -549,7 +547,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
     def _is_cold(
         self, transcript: Transcript, limits: ContextLimits, now: datetime, last_request: datetime | None
     ) -> bool:
-        """Return whether a new request of the user comes so late that the provider's prompt cache has expired."""
+        """Return whether a new request of the user arrives after the provider's prompt cache has expired."""
         if self.cold_after is None or last_request is None or now - last_request <= self.cold_after:
             return False
         if self.cold_min_tokens is not None and limits.size(transcript) < self.cold_min_tokens:
@@ -560,7 +558,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         return any(isinstance(message, AssistantMessage) for message in transcript[:at])
 
     def summarize_turns(self, transcript: Transcript, limits: ContextLimits) -> Transcript | None:
-        """Return *transcript* pruned whatever its size, or ``None`` when that would not make it smaller."""
+        """Return the pruned *transcript* without a check of the limits, or ``None`` if it would not be smaller."""
         scene = _split_history(transcript)
         ending = scene.ending
         memory = self._build_fitting_memory(scene, limits.room - _count_tokens(scene.instructions, ending))
@@ -571,16 +569,16 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         return pruned if transcript_tokens(pruned) < transcript_tokens(transcript) else None
 
     def _build_fitting_memory(self, scene: PruneInput, room: int) -> Memory:
-        """Return what is remembered in *room* tokens; in a small window the budgets share what there is."""
+        """Return the memory that fits into *room* tokens; in a small window the budgets share the room."""
         live = scene.live if scene.is_mid_turn else None
         keeps_mark = scene.live is None
         whole = build_memory(scene.summarised, live, self.forgotten_agents, UNLIMITED, keeps_mark=keeps_mark)
         images = whole.images[-max(1, room // SUMMARY_SHARE // MEDIA_TOKENS) :]
         frame = message_tokens(make_summary_message(Memory((), images)))
-        share = room // SUMMARY_SHARE - frame - sum(entry_tokens(e) for e in whole.entries if e.live)
+        share = room // SUMMARY_SHARE - frame - sum(count_entry_tokens(e) for e in whole.entries if e.live)
         chosen = select_fitting(whole.entries, self.user_budget, self.assistant_tool_budget)
-        needed = sum(entry_tokens(e) for e in chosen if not e.live)
-        # The newest entry stays whatever the budgets are, so it may need more than both.
+        needed = sum(count_entry_tokens(e) for e in chosen if not e.live)
+        # The newest entry stays whatever the budgets, so it may need more than both.
         if max(self.user_budget + self.assistant_tool_budget, needed) <= share:
             return Memory(chosen, images)
         user, assistant = self._divide_share(max(0, share), whole.entries)
@@ -594,11 +592,11 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         """
         Return the tokens for the entries of the user and for notes.
 
-        The budgets divide *share*, and one kind has what the other does not need. Notes have room for a few in any case.
+        The budgets divide *share*, and each kind may use the tokens that the other does not need. A few notes always have room.
         """
         needed = {"user": 0, "assistant": 0}
         for entry in entries:
-            needed[entry.role] += 0 if entry.live else entry_tokens(entry)
+            needed[entry.role] += 0 if entry.live else count_entry_tokens(entry)
         part = share * self.assistant_tool_budget // max(1, self.user_budget + self.assistant_tool_budget)
         wanted = max(part, share - needed["user"], KEPT_NOTES * NOTE_TOKENS)
         assistant = min(wanted, self.assistant_tool_budget)

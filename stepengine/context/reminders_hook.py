@@ -1,8 +1,8 @@
 """
-``inject_context`` and ``reminders``: text in every request that is stored nowhere.
+``inject_context`` and ``reminders``: text that is added to every request and not stored.
 
-They change neither view nor record: what they say stands at the end of one request (``ModelRequest.tail``), so the
-prefix that a provider has cached stays as it is.
+They change neither view nor record. Their text is at the end of one request (``ModelRequest.tail``), so the prefix in the
+provider's cache stays valid.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from stepengine.data.definition import HookContext
 from stepengine.data.hooks import Change
 from stepengine.data.messages import UserMessage, UserPart, system_reminder
 
-Said: TypeAlias = "str | Callable[[HookContext], str | None] | None"
-"""Text, or a pure function of the hook's context that gives text; ``None`` and ``""`` say nothing."""
+ReminderText: TypeAlias = "str | Callable[[HookContext], str | None] | None"
+"""Text, or a pure function of the hook's context that returns text; ``None`` and ``""`` add nothing."""
 Hook: TypeAlias = Callable[[HookContext], Change | None]
 
 
-def inject_context(*parts: UserPart | Said) -> Hook:
+def inject_context(*parts: UserPart | ReminderText) -> Hook:
     """
-    Return a hook that puts content into every request without it piling up in the history.
+    Return a hook that adds content to every request but not to the history.
 
     ``Hooks(pre_step=[inject_context("The user is in Oslo.", lambda ctx: ctx.state.context.get("note"))])``
 
-    For ``pre_step``, where functions are asked before each request, or for ``pre_run``, where they are asked once. Changes
-    neither the view nor the record.
+    Use it as ``pre_step`` to call the functions before each request, or as ``pre_run`` to call them once. Changes neither
+    the view nor the record.
 
     Args:
-        *parts: Texts, images, documents, or functions of the hook's context that give text.
+        *parts: Texts, images, documents, or functions of the hook's context that return text.
     """
 
     def inject(ctx: HookContext) -> Change | None:
@@ -40,15 +40,15 @@ def inject_context(*parts: UserPart | Said) -> Hook:
     return inject
 
 
-def reminders(*texts: Said) -> Hook:
+def reminders(*texts: ReminderText) -> Hook:
     """
-    Return a hook that ends every request with ``<system-reminder>`` blocks.
+    Return a hook that adds ``<system-reminder>`` blocks at the end of every request.
 
-    For ``pre_step``, where functions are asked before each request, or for ``pre_run``, where they are asked once. Changes
-    neither the view nor the record.
+    Use it as ``pre_step`` to call the functions before each request, or as ``pre_run`` to call them once. Changes neither
+    the view nor the record.
 
     Args:
-        *texts: Texts, or functions of the hook's context that give text or nothing.
+        *texts: Texts, or functions of the hook's context that return text or nothing.
     """
 
     def remind(ctx: HookContext) -> Change | None:

@@ -1,12 +1,12 @@
 """
-``summarize`` and ``compact``: older history becomes a summary that the model writes.
+``summarize`` and ``compact``: replace older history by a summary that the model writes.
 
-**What it changes.** The view by default: the model is shown the summary, the record keeps every message. With
-``replace_record=True``, and always with ``compact`` from a handler, the record itself.
+By default they change the view: the model receives the summary, and the record contains every message. With
+``replace_record=True``, and always with ``compact`` in a handler, they replace the record itself.
 
-**Prompt cache.** The request for the summary is the previous request, whose prefix the provider has cached, with what
-came after it and one message more: same model, system prompt, tools and settings. Another ``model`` or a ``summarizer``
-of your own gives that up. After a compaction the cache starts anew behind system prompt and tools.
+To use the provider's prompt cache, the summary request repeats the previous request, with the same model, system prompt, tools and
+settings. It adds the new messages and the question. Another ``model`` or your own ``summarizer`` does not use this cache.
+After a compaction only the system prompt and tools are still cached.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from stepengine.context.policy import (
     TOKENS,
     ContextLimits,
     find_last_tagged,
-    limits_for_hook,
+    get_prompt_limit,
+    make_hook_limits,
     make_option_check,
-    max_prompt_tokens,
 )
 from stepengine.context.truncation import truncate
 from stepengine.data.codec import to_json
@@ -46,12 +46,12 @@ SUMMARY = "SUMMARY"
 SUMMARY_REQUEST = "SUMMARY_REQUEST"
 INSTRUCTIONS = "INSTRUCTIONS_PROMPT"
 MAX_CUTS = 4
-"""Each attempt cuts the history further; a request that is still too large after four has another fault."""
+"""Each attempt shortens the history; a request that is too large after four attempts has another problem."""
 UNBOUNDED_TOKENS = 10**12
-"""Above each context window, where the window is not known."""
+"""A limit above every context window, for unknown windows."""
 NO_TIME = datetime.min.replace(tzinfo=UTC)
 DEFAULT_WINDOW_RATIO = 0.8
-"""The rest is for the reply, and for the error of an estimate that counts characters."""
+"""The rest is for the reply, and for the error of an estimate by characters."""
 
 REQUEST = """\
 Pause the work. This conversation is becoming too long for you, so your next message replaces everything above it: you will \
@@ -84,26 +84,26 @@ WINDOW_SHARE = make_option_check(lambda value: value is not None and 0 < value <
 @frozen
 class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
     """
-    A ``pre_step`` hook that replaces older history by a summary which the model writes.
+    A ``pre_step`` hook that replaces older history by a summary that the model writes.
 
-    Afterwards the history is one summary message and what must follow it: user messages that were not answered yet, the
-    instructions of the current turn, and *keep_last* messages. The request for the summary is larger than *max_tokens*, by
-    what came last and the question; leave room for it below the model's context length.
+    Afterwards the history is one summary message, followed by unanswered user messages, the instructions of the current
+    turn, and *keep_last* messages. The summary request is larger than *max_tokens*, by the newest messages and the
+    question; leave room for it below the model's context length.
 
     Attributes:
-        max_tokens: What a prompt may have; ``None``: *window_ratio* of the model's context length when it is known, else
+        max_tokens: The limit of a prompt; ``None`` for *window_ratio* of the model's context length if it is known, else
             100,000.
-        directives: What the summary should also pay attention to; added to the request for it.
+        directives: Further topics for the summary; added to the request for it.
         summarizer: Writes the summary instead of a model.
-        model: Another model that writes it than the run's own.
+        model: The model that writes it, instead of the run's own.
         window_ratio: The share of the model's context length that a prompt may have.
-        keep_last: How many of the newest messages stay as they are, rounded up to whole exchanges.
-        auto: ``False`` does nothing by itself; ``compact`` works.
-        enabled: ``False`` does nothing at all.
-        replace_record: Whether the record is replaced, not only the view.
+        keep_last: How many of the newest messages stay unchanged, rounded up to whole exchanges.
+        auto: With ``False``, only ``compact`` summarizes.
+        enabled: With ``False``, nothing summarizes.
+        replace_record: Whether to replace the record, not only the view.
 
     Raises:
-        DefinitionError: for numbers that make no sense, or a summarizer that is async or no function.
+        DefinitionError: for invalid numbers, and for a summarizer that is async or not a function.
     """
 
     max_tokens: int | None = attrs.field(default=None, validator=TOKENS)
@@ -117,18 +117,18 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
     replace_record: bool = attrs.field(default=False, kw_only=True)
 
     def __call__(self, ctx: HookContext) -> Generator[Yieldable, StepResult, Change | None] | None:
-        """Return the work that summarises, or ``None`` while there is nothing to do."""
+        """Return a generator that summarizes, or ``None`` if there is nothing to do."""
         if not (self.enabled and self.auto):
             return None
-        limits = limits_for_hook(ctx, self._max_tokens(ctx.context_window))
+        limits = make_hook_limits(ctx, self._get_max_tokens(ctx.context_window))
         return None if limits.fits(ctx.state.view) else self._make_change(ctx, limits)
 
     def find_prompt_limit(self, context_window: int | None) -> int | None:
-        """Return how many tokens a prompt may have before it is summarised; ``None`` while that is off."""
+        """Return the most tokens of a prompt before it is summarized; ``None`` if that is off."""
         is_on = self.enabled and self.auto
-        return max_prompt_tokens(self._max_tokens(context_window), context_window) if is_on else None
+        return get_prompt_limit(self._get_max_tokens(context_window), context_window) if is_on else None
 
-    def _max_tokens(self, context_window: int | None) -> int | None:
+    def _get_max_tokens(self, context_window: int | None) -> int | None:
         if self.max_tokens is None and context_window is not None:
             return int(context_window * self.window_ratio)
         return self.max_tokens
@@ -136,20 +136,20 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
     def _make_change(self, ctx: HookContext, limits: ContextLimits) -> Generator[Yieldable, StepResult, Change | None]:
         if ctx.overflow is None:
             limits = attrs.evolve(limits, max_tokens=ctx.context_window or UNBOUNDED_TOKENS)
-        shorter = yield from self.shortened(ctx.state, limits, _plain_text_settings(ctx.agent.settings))
+        shorter = yield from self.make_shortened(ctx.state, limits, _plain_text_settings(ctx.agent.settings))
         if shorter is None:
             return None
         return Change(messages=shorter) if self.replace_record else Change(view=shorter)
 
-    def shortened(
+    def make_shortened(
         self, state: AgentState, limits: ContextLimits | None = None, settings: ModelSettings | None = None
     ) -> Generator[Yieldable, StepResult, Transcript | None]:
         """
-        Return the view of *state* with a summary in the place of older messages; ``None`` when there is nothing to gain.
+        Return the view of *state* with a summary in place of older messages; ``None`` if that would not be shorter.
 
         Args:
             state: The state of the run.
-            limits: What the request for the summary may have; older messages are left out of a request that is too large.
+            limits: The limits of the summary request; if it is too large, its older messages are omitted.
             settings: The settings of that request; the agent's by default.
         """
         view = state.view
@@ -207,16 +207,17 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
 
 def compact(state: AgentState, policy: summarize | None = None) -> Generator[Yieldable, StepResult, AgentState]:
     """
-    Summarise now, from a handler.
+    Summarize the history now, from a handler.
 
-    ``state = yield from compact(turn.agent_state)`` replaces the record; returns the state afterwards, *state* itself when there was nothing to summarise.
+    ``state = yield from compact(turn.agent_state)`` replaces the record and returns the new state. It returns *state* itself
+    if there is nothing to summarize.
 
     Args:
         state: The newest state of the run.
-        policy: How; its limit and ``auto`` do not matter.
+        policy: The options; its limit and ``auto`` are ignored.
     """
     policy = policy or summarize()
-    shorter = (yield from policy.shortened(state)) if policy.enabled else None
+    shorter = (yield from policy.make_shortened(state)) if policy.enabled else None
     if shorter is None:
         return state
     messages = [to_json(message) for message in shorter]
@@ -225,7 +226,7 @@ def compact(state: AgentState, policy: summarize | None = None) -> Generator[Yie
 
 
 def _plain_text_settings(settings: ModelSettings) -> ModelSettings:
-    """Return the agent's settings without what would keep a model from answering in plain text."""
+    """Return the agent's settings without those that prevent an answer in plain text."""
     if settings.response_schema is None and settings.tool_choice in (None, "auto", "none"):
         return settings
     choice = settings.tool_choice if settings.tool_choice in (None, "auto") else "none"
@@ -241,7 +242,7 @@ def _is_summary_or_instructions(message: Message) -> bool:
 
 
 def _find_unanswered_start(view: Transcript) -> int:
-    """Return where the user messages begin that nobody answered yet."""
+    """Return the start of the unanswered user messages at the end of *view*."""
     start = len(view)
     while start and _is_unanswered(view[start - 1]):
         start -= 1
@@ -253,7 +254,7 @@ def _is_unanswered(message: Message) -> bool:
 
 
 def _move_before_results(view: Transcript, cut: int) -> int:
-    """Return the position at or before *cut* that takes no result from its call."""
+    """Return the position at or before *cut* that separates no result from its call."""
     cut = max(cut, 0)
     while cut < len(view) and isinstance(view[cut], ToolMessage):
         cut -= 1
@@ -261,5 +262,5 @@ def _move_before_results(view: Transcript, cut: int) -> int:
 
 
 def _drop_oldest(old: Transcript, limits: ContextLimits) -> Transcript | None:
-    """Return *old* without its oldest messages, or ``None`` when that is not possible."""
+    """Return *old* without its oldest messages, or ``None`` if that is not possible."""
     return truncate(free_ratio=0).rewrite(old, limits, NO_TIME)

@@ -1,4 +1,4 @@
-"""``truncate``: leave out the oldest messages."""
+"""``truncate``: removes the oldest messages."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stepengine.context.policy import (
     ContextPolicy,
     find_last_tagged,
     group_positions,
-    message_sizes,
+    measure_messages,
 )
 from stepengine.data.estimate import message_tokens, transcript_tokens
 from stepengine.data.messages import Message, UserMessage, system_reminder, to_string_tuple
@@ -31,7 +31,7 @@ def _make_gap_note() -> UserMessage:
 
 
 @cache
-def _gap_note_tokens() -> int:
+def _count_gap_note_tokens() -> int:
     return message_tokens(_make_gap_note())
 
 
@@ -42,15 +42,15 @@ def _is_gap_note(message: Message) -> bool:
 @frozen
 class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, as a hook is
     """
-    A ``pre_step`` hook that leaves out whole oldest messages when a prompt is too large.
+    A ``pre_step`` hook that removes the oldest messages if a prompt is too large.
 
-    A call and its result go together. The first and the latest user message, the current prompt and the instructions stay,
-    and so does the newest exchange as long as the prompt fits with it. A note stands where something was left out.
+    A call and its result are removed together. The first and the latest user message, the current prompt and the
+    instructions stay. The newest exchange stays if the prompt fits with it. A note replaces the removed messages.
 
     Attributes:
         max_tokens: As in every ``ContextPolicy``, and so is *replace_record*.
-        free_ratio: How much of the room is made free at once, from 0 on and below 1, so that a provider's prompt cache is
-            lost once and not before every call; 0 leaves out as little as possible.
+        free_ratio: The share of the room that is freed at once, from 0 to below 1. It avoids a change, and a loss of the
+            prompt cache, before every call; 0 removes as little as possible.
         keep_tags: User messages with one of these tags stay.
     """
 
@@ -59,42 +59,46 @@ class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, a
 
     @override
     def rewrite(self, transcript: Transcript, limits: ContextLimits, now: datetime) -> Transcript | None:
-        """Return *transcript* without its oldest messages, or ``None`` when it fits or nothing more can be left out."""
+        """Return *transcript* without its oldest messages, or ``None`` if it fits or nothing more can be removed."""
         if limits.fits(transcript):
             return None
-        groups, sizes = group_positions(transcript), message_sizes(transcript)
+        groups, sizes = group_positions(transcript), measure_messages(transcript)
         weights = [sum(sizes[group.start : group.stop]) for group in groups]
         dropped = self._choose_dropped(transcript, groups, weights, limits.room)
-        # Only notes of an earlier pruning would go, and a note would be put in their place: the history would be
-        # written anew at each step, and the provider's cache lost each time, for nothing.
+        # If only notes of an earlier pruning would be replaced by a new note, the history would change at each step, and
+        # the provider's cache would be lost each time for nothing.
         if all(_is_gap_note(transcript[groups[index].start]) for index in dropped):
             return None
         shorter = Transcript(_drop_groups(transcript, groups, dropped))
-        # A note is longer than a very short message; so it is looked at whether anything was saved.
+        # A note is longer than a very short message, so this checks whether anything was saved.
         return shorter if transcript_tokens(shorter) < sum(weights) else None
 
     def _choose_dropped(
         self, transcript: Transcript, groups: Sequence[range], weights: Sequence[int], room: int
     ) -> frozenset[int]:
-        """Return which groups go: the oldest ones, until enough is free; the newest only when there is no other way."""
-        kept, total, target = self._protected_positions(transcript), sum(weights), int(room * (1 - self.free_ratio))
+        """Return the groups to drop: the oldest ones until enough is free; the newest only if necessary."""
+        kept, total, target = (
+            self._find_protected_positions(transcript),
+            sum(weights),
+            int(room * (1 - self.free_ratio)),
+        )
         dropped: set[int] = set()
-        # In groups of a call and its results, since providers refuse a history in which one stands without the other.
+        # In groups of a call and its results, since providers reject a history with only one of them.
         for index, group in enumerate(groups):
-            # Until `target` is reached, which is below the room, so that the next steps have space and nothing is
-            # pruned. The newest group goes only when the prompt would not fit else: it holds what the model works on.
+            # `target` is below the room, so the next steps have space without pruning. The newest group is dropped only if
+            # the prompt would not fit otherwise: the model works on it.
             if total <= (room if index == len(groups) - 1 else target):
                 break
             if group.start not in kept:
-                # The note costs something, once for each row of groups that go.
-                total -= weights[index] - (0 if index - 1 in dropped else _gap_note_tokens())
+                # The note has a cost, once for each sequence of dropped groups.
+                total -= weights[index] - (0 if index - 1 in dropped else _count_gap_note_tokens())
                 dropped.add(index)
         return frozenset(dropped)
 
-    def _protected_positions(self, transcript: Transcript) -> frozenset[int]:
-        """Return the positions of the messages that are never left out."""
-        # The first user message says what the work is, and the latest what was asked for last. A note of an earlier
-        # pruning is a user message by its form, and must be neither.
+    def _find_protected_positions(self, transcript: Transcript) -> frozenset[int]:
+        """Return the positions of the messages that are never removed."""
+        # The first user message describes the task, and the latest the last request. A note of an earlier pruning has
+        # the form of a user message and must be neither.
         users = [i for i, m in enumerate(transcript) if isinstance(m, UserMessage) and not _is_gap_note(m)]
         flagged = [i for i in users if set(self.keep_tags).intersection(transcript[i].tags)]  # type: ignore[union-attr]
         current = [find_last_tagged(transcript, tag) for tag in ("USER_PROMPT", "INSTRUCTIONS_PROMPT")]

@@ -1,4 +1,4 @@
-"""``require_finished_todos``: an agent that wants to stop while todos are open is sent back to them, a few times."""
+"""``require_finished_todos``: reminds an agent of open todos before it stops, a few times."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from stepengine.data.messages import UserMessage, system_reminder
 from stepengine.errors import DefinitionError
 
 UNFINISHED = "UNFINISHED_TODOS"
-"""The tag of the message."""
+"""The tag of the reminder."""
 
 
 def require_finished_todos(max_reminders: int = 1) -> Callable[[HookContext], UserMessage | None]:
     """
-    Return an ``on_stop`` hook that names open todos and continues the turn, *max_reminders* times.
+    Return an ``on_stop`` hook that lists open todos and continues the turn, *max_reminders* times.
 
-    Todos are what ``write_todos`` keeps in ``AgentState.context["todos"]``. The message is added to view and record.
+    The todos are those of ``write_todos`` in ``AgentState.context["todos"]``. The message is added to view and record.
 
     Args:
-        max_reminders: How often the agent is sent back for one prompt of the user; the machine stops at 10.
+        max_reminders: The most reminders for one prompt of the user; the machine stops at 10.
 
     Raises:
         DefinitionError: for a negative number.
@@ -43,7 +43,7 @@ def require_finished_todos(max_reminders: int = 1) -> Callable[[HookContext], Us
 
 
 def _count_reminders(ctx: HookContext) -> int:
-    """Return how often the agent was sent back since the user last said something."""
+    """Return the number of reminders since the last prompt of the user."""
     count = 0
     for message in reversed(ctx.messages):
         tags = message.tags if isinstance(message, UserMessage) else ()

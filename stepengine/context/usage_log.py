@@ -1,4 +1,4 @@
-"""``usage_logger``: one log line about what a run used."""
+"""``usage_logger``: logs the token usage of a run."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ def usage_logger(logger: Logger | LoggerAdapter[Any] | None = None) -> Callable[
     """
     Return a ``post_run`` hook that logs session id, input and output tokens after each run.
 
-    The tokens are those of the run and its children; input counts what came from the provider's cache, output counts
+    The tokens are those of the run and its children. Input includes tokens from the provider's cache, output includes
     thinking. Changes neither the view nor the record.
 
     Args:
-        logger: Where to log, at level ``info``; ``None`` for the run's own logger, whose lines are events.
+        logger: The logger, used at level ``info``; ``None`` for the run's own logger, whose lines are events.
     """
 
     def log(ctx: HookContext, result: Any) -> None:

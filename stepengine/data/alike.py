@@ -10,11 +10,11 @@ SIMILAR_RATIO: Final = 0.6
 MAX_SUGGESTIONS: Final = 5
 """Names in one message: a longer list hides the one that the reader needs."""
 NEAR_RATIO: Final = 0.75
-"""For names that are guessed from afar: at ``SIMILAR_RATIO``, short names that mean something else are near, too."""
+"""For guesses among many names: at ``SIMILAR_RATIO``, short names with another meaning are near, too."""
 MAX_COMPARED_CHARS: Final = 100
-"""Characters of a word that are compared: the time for that grows with their square."""
+"""The compared characters of a word: the time of the comparison grows with their square."""
 MAX_COMPARED_NAMES: Final = 1_000
-"""An error message must not take longer than a blink, also where ten thousand tools have the wrong prefix."""
+"""Limits the time of an error message, even if ten thousand tools have the wrong prefix."""
 
 
 def find_nearest(

@@ -14,7 +14,7 @@ from stepengine.data.codec import plain
 from stepengine.data.questions import Question
 
 NEEDS_A_SHELL = "needs_a_shell_because_of"
-"""The detail that says why a command is a script."""
+"""The detail with the reason why a command is a script."""
 DIFFS = ("unified_diff", "diff")
 FILES = ("path", "file_path", "file")
 SUBJECTS = (*FILES, "paths", "files", "pattern", "query", "url", "agent_type", "name")
@@ -37,12 +37,13 @@ class PreviewPart(NamedTuple):
 
 
 def preview_parts(preview: Mapping[str, object]) -> Iterator[PreviewPart]:
-    """Yield the parts of a preview; the command stands for the members that it repeats."""
+    """Yield the parts of a preview; the command replaces the members that repeat it."""
     if preview.get("action"):
         yield PreviewPart("action", "", str(preview["action"]))
     details = plain(preview.get("details"))
     if not isinstance(details, dict):
-        yield PreviewPart("member", "", details)
+        if details is not None:
+            yield PreviewPart("member", "", details)
         return
     command, is_shown = shell_text(details), False
     for name, value in details.items():

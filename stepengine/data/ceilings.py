@@ -1,8 +1,8 @@
 """
-A limit that asks: its question for people, and the raise that an answer allows.
+Limits that can be raised by a person: the question, and the raise from its answer.
 
-Whoever keeps a limit says with its refusal how much more a yes would allow. The question follows from that alone, so that all
-runs that have reached one limit ask the same, by one id; and so does what the limit is raised to, so that it is raised once.
+The error of a limit contains the amount that an approval adds. The question follows from that alone. So all runs that reach
+the same limit ask the same question, with one id. The new limit also follows from it, so the limit is raised only once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stepengine.data.questions import Answer, Question, parse_number_answer
 from stepengine.errors import LimitExceeded
 
 UNITS = {"cost": "US dollars", "tokens": "tokens", "steps": "steps"}
-"""What each kind of limit that may ask counts."""
+"""The unit of each kind of limit that can be raised."""
 ANSWERS = ("yes", "no")
 
 
@@ -38,14 +38,14 @@ class Ceiling:
 
 
 def can_ask_for_more(error: object) -> TypeGuard[LimitExceeded]:
-    """Return whether an error is that of a limit that asks; one from a journal may lack the fields for it."""
+    """Return whether an error is that of a limit that can be raised; one from a journal may lack the fields for it."""
     if not isinstance(error, LimitExceeded) or error.more is None or error.limit is None or error.kind not in UNITS:
         return False
     return isfinite(error.more) and isfinite(error.limit)
 
 
 def make_limit_question(error: LimitExceeded) -> Question:
-    """Return the question about a limit that asks; *error* holds how much ``more`` an approval allows."""
+    """Return the question about raising a limit; ``more`` of *error* is the amount that an approval adds."""
     limit, more, unit = _to_decimal(error.limit), _to_decimal(error.more), UNITS[error.kind]
     name = f"limit:{error.kind}:{_format_amount(limit)}"
     whose = f" (the run at {error.path})" if error.path else ""

@@ -1,5 +1,5 @@
 """
-Checks of the fields that authors set, with errors that name valid values.
+Checks of the fields in definitions and options, with errors that name valid values.
 
 Only kinds and signs are judged here. Whether a model takes a temperature of 3 is for its provider to say.
 """
@@ -114,7 +114,7 @@ def find_list_problem(value: object) -> str:
 
 
 def make_validator(what: FieldCheck, error: type[StepEngineError] = DefinitionError) -> Validator:
-    """Return the attrs validator that raises *error* for a value that is not a valid *what*."""
+    """Return the attrs validator that raises *error* for a value that fails the check *what*."""
 
     def check(instance: object, field: attrs.Attribute[Any], value: object) -> None:
         problem = what.problem(f"{type(instance).__name__}({field.name}=...)", value)
@@ -125,7 +125,7 @@ def make_validator(what: FieldCheck, error: type[StepEngineError] = DefinitionEr
 
 
 def allow_none(what: FieldCheck) -> FieldCheck:
-    """Return a check that accepts ``None`` and the values that *what* accepts."""
+    """Return a check that accepts ``None`` in addition to the values of *what*."""
     return FieldCheck(lambda value: value is None or what.test(value), f"{what.words} or None")
 
 

@@ -39,8 +39,8 @@ STORED = _CODEC.stored
 
 is_stored = _CODEC.is_stored
 tag_of = _CODEC.tag_of
-# With the version of the form, for whatever is kept by itself (sessions, definitions). Values inside of a journal have
-# that of their journal, once.
+# With the version of the form, for values that are stored alone (sessions, definitions). Values inside of a journal have
+# the version of their journal, once.
 to_json = _CODEC.to_json
 from_json = _CODEC.from_json
 bare = _CODEC.bare
@@ -49,8 +49,8 @@ bare_any = _CODEC.encode_stored_or_json
 restored_any = _CODEC.decode_stored_or_json
 
 
-# For eyes: a viewer that fails at one odd value shows nothing at all, so whatever has no stored form is shown as well
-# as it can be. What comes out is read back by nobody.
+# For display: a viewer that fails at one odd value shows nothing at all, so a value without a stored form is shown as
+# well as possible. The result is never read back.
 def plain(value: object) -> Any:
     """
     Return *value* as JSON for display; it never fails.

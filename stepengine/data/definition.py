@@ -60,7 +60,7 @@ class PromptLike(Protocol):
 @frozen(kw_only=True)
 class HookContext:
     """
-    What every hook gets first.
+    The first argument of every hook.
 
     Attributes:
         state: The state at this moment; during a step it is the state before the step.
@@ -109,8 +109,8 @@ class HookContext:
         """
         The size of the next prompt in tokens.
 
-        What the provider last reported plus the estimate of what came after; where nothing was reported, or the prompt
-        was rewritten since, all of it is estimated.
+        It is the last number that the provider reported, plus an estimate of the newer messages. Without a report, or after the
+        prompt was rewritten, the whole size is estimated.
         """
         return prompt_tokens(self.state, self._measured)
 
@@ -134,10 +134,10 @@ class HookContext:
 @runtime_checkable
 class ToolSource(Protocol):
     """
-    Tools that are only known when a run begins, such as those of a server: an agent definition and an engine accept it.
+    Tools that become known at the start of a run, such as those of a server; accepted by agent definitions and engines.
 
-    ``stepengine.adapters.mcp.mcp_tools`` makes one. The engine closes what it opened. A source that several engines may have at a time
-    has a method ``for_engine()`` that returns what one of them has of it, and is asked for it by each.
+    ``stepengine.adapters.mcp.mcp_tools`` makes one. The engine closes the connections that it opened. A source for several
+    engines at once has a method ``for_engine()``. Each engine calls it and uses the returned source.
     """
 
     @property
@@ -148,7 +148,7 @@ class ToolSource(Protocol):
         """Return ``Change(tools=...)``; it is a ``pre_run`` hook, so its ``Perform`` look-ups are recorded."""
 
     async def aclose(self, blocked: Any = None) -> None:
-        """Close everything that it opened, in every event loop but *blocked*, which cannot run and is only notified."""
+        """Close all its connections in every event loop but *blocked*, which cannot run and is only notified."""
 
 
 def _freeze_schema(value: Schema | None) -> Schema | None:
@@ -178,7 +178,7 @@ PROMPT = FieldCheck(
 @frozen(kw_only=True)
 class InputSchema:
     """
-    What an agent expects.
+    The input that an agent accepts.
 
     Attributes:
         prompt: A description of the prompt for spawning agents; ``None`` says nothing about it.
@@ -259,7 +259,7 @@ ELSEWHERE = {
     "mcp_servers": "tools=[mcp_tools(...)]",
     "handler": "handle_steps",
 }
-"""What other libraries call it; what they write as ``oneWord`` is looked up as ``one_word``."""
+"""Names of fields in other libraries; ``oneWord`` is looked up as ``one_word``."""
 CAPITAL = re.compile(r"(?<=[a-z])(?=[A-Z])")
 
 

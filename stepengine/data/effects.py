@@ -1,5 +1,5 @@
 """
-What the machine asks the outside world for: a closed union of frozen descriptions, and ``EFFECTS``, a table with a row for each.
+Effects, the requests of the machine to the outside world: a closed union of immutable classes, and the table ``EFFECTS``.
 
 ``seq`` is the effect's number on its run's path, in program order. A ``Gather`` has no number; its members have
 consecutive ones. Fields that are marked as not compared carry what a performer needs and a record does not.
@@ -84,14 +84,14 @@ class CallTool:
 @frozen(weakref_slot=False)
 class CallBody(CallTool):
     """
-    One call of a tool that yields: its body is a run of its own, without a model, at the path of this run and *seq* joined by a dot.
+    One call of a tool that yields. Its body is a separate run without a model, at the path of this run and *seq* joined by a dot.
 
-    Outcome as that of ``CallTool``; a ``Value`` and a ``Stop`` hold as ``body`` what the body leaves beside its result.
+    The outcome is that of ``CallTool``. ``body`` of a ``Value`` or ``Stop`` is the data of the body apart from its result.
 
     Attributes:
-        at: What time it is for the caller, which is when the body begins; milliseconds since the root's start.
-        values: What hooks of the caller share with later ones.
-        provenance: What the body has received when it begins; ``None`` where no policy asks.
+        at: The caller's time at the start of the body, in milliseconds since the root's start.
+        values: The values that hooks of the caller share with later ones.
+        provenance: The data that the body has received at its start; ``None`` if no policy needs it.
     """
 
     at: int = _make_hidden_field(default=0)
@@ -197,14 +197,14 @@ class RunInBackground:
 @frozen
 class AwaitTime:
     """
-    A time that has to come. Outcome: ``Value(None)``, whose ``at`` is when the run woke, or ``Stop("suspended")``.
+    A wait for a time. Outcome: ``Value(None)``, whose ``at`` is the time of the wake-up, or ``Stop("suspended")``.
 
     Attributes:
         seq: Its number.
-        seconds: How long to wait, where that was asked for.
-        until: The date to wait for, where that was.
-        wakes: When it comes, in milliseconds since the root run was created.
-        asked: When it was asked for, in the same.
+        seconds: The duration of the wait, if it was requested by duration.
+        until: The date to wait for, if it was requested by date.
+        wakes: The time of the wake-up, in milliseconds since the root run was created.
+        asked: The time of the request, in the same unit.
     """
 
     seq: int
@@ -262,12 +262,12 @@ class AwaitRuns:
 @frozen
 class SendToRun:
     """
-    Something said to a child in the background. Outcome: ``Value(bool)``, whether it is still at work.
+    A message to a child in the background. Outcome: ``Value(bool)``, whether the child is still running.
 
     Attributes:
         seq: Its number.
         child: The child's path.
-        value: What is said: a text for its inbox, or JSON on a topic.
+        value: The message: a text for its inbox, or JSON on a topic.
         topic: The topic; ``""`` for the inbox.
     """
 
@@ -346,7 +346,7 @@ class Gather:
 
 @frozen(weakref_slot=False)
 class Notify:
-    """Show *event* to whoever watches. No number, no outcome: the driver sends ``None``."""
+    """Emit *event* to observers. No number, no outcome: the driver sends ``None``."""
 
     event: Event
 
@@ -361,18 +361,17 @@ class RunObjects(Protocol):
 @frozen(eq=False)
 class Compute:
     """
-    Work off the event loop for the body of a tool, which comes to the same each time: it has no number and no intent.
+    Work outside the event loop for the body of a tool, with a result that is always the same. It has no number and no intent.
 
-    ``Value`` with what *work* returned, or ``Failure`` with the ``StepEngineError`` that it raised. What the work of a body came
-    to is recorded when its call has its result, so that a replay of that needs none of what did the work.
+    The outcome is ``Value`` with the result of *work*, or ``Failure`` with the ``StepEngineError`` that it raised. The results of a
+    body's work are recorded with the result of its call, so a replay does not repeat the work.
 
     Attributes:
-        work: Does it, given what is kept for the run that called the tool, in another thread; it returns a JSON object. Given as well
-            what the record has in its place it returns that, after it has taken note of it, and takes no time.
-        stop: Ends it at once, from the loop's thread; *work* returns or raises soon after.
-        program: The program that the work belongs to: people and errors are shown the line where it waits;
-            ``None`` for none.
-        known: What it is recorded to have come to; ``None`` where it has to be done.
+        work: Does the work in another thread, with the run's objects; it returns a JSON object. If the second argument is a
+            recorded result, it restores its state from that and returns it without work.
+        stop: Ends the work at once, from the loop's thread; *work* returns or raises soon after.
+        program: The program of the work: people and errors are shown the line at which it waits; ``None`` for none.
+        known: The recorded result; ``None`` if the work has to be done.
     """
 
     work: Callable[[RunObjects, JsonValue], JsonValue]

@@ -11,9 +11,9 @@ from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 
 CHARS_PER_TOKEN = 4
-"""Of English text and code, as OpenAI and Anthropic give it; other languages have fewer, and no tokenizer is at hand."""
+"""For English text and code, as OpenAI and Anthropic document it; other languages have fewer, and no tokenizer is available."""
 MEDIA_TOKENS = 1_600
-"""About what Anthropic counts for an image at the largest size that it does not scale down."""
+"""About the count of Anthropic for an image at the largest size without scaling down."""
 MESSAGE_TOKENS = 8
 """
 A guess for the role and the separators that providers put around each message; too many costs little, too few adds
@@ -38,7 +38,7 @@ def message_tokens(message: Message) -> int:
             chars += len(compact(part.value))
         elif isinstance(part, OpaquePart):
             chars += len(compact(part.data))
-        elif not isinstance(part, CitationPart):  # which is sent to nobody
+        elif not isinstance(part, CitationPart):  # which is never sent
             chars += len(part.text)
     return tokens - (-chars // CHARS_PER_TOKEN)
 
@@ -54,9 +54,9 @@ def transcript_tokens(transcript: Transcript) -> int:
 
 def tokens_since(view: Transcript, sent: Transcript, reported: int) -> int | None:
     """
-    Return the estimated size of a prompt with *view*, given that one with *sent* had *reported* tokens.
+    Return the estimated size of a prompt with *view*, if a prompt with *sent* had *reported* tokens.
 
-    What came after *sent* is estimated; ``None`` if *view* does not continue it. O(1).
+    The messages after *sent* are estimated; ``None`` if *view* does not continue it. O(1).
     """
     if view.shared_prefix(sent) < len(sent):
         return None

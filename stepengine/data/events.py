@@ -1,12 +1,12 @@
 """
-Events: what a run shows to those who watch it, and ``EVENTS``, a table with a row for each. They change nothing.
+Events, the progress of a run for observers, and ``EVENTS``, a table with a row for each. They change nothing.
 
-Every event has ``run_id`` (the root run's), ``path`` (the run in the tree, ``""`` for the root), ``seq`` (the number of the
-effect it belongs to, or of the next one), ``epoch`` and ``index`` (its place in the stream, -1 until it is emitted), and
-``id``, made of both. Order is guaranteed per path.
+Every event has ``run_id`` (the root run's), ``path`` (the run in the tree, ``""`` for the root), ``seq`` and ``epoch``. ``seq`` is
+the number of the effect it belongs to, or of the next one. ``index`` is its position in the stream, -1 until it is emitted, and ``id``
+is made of epoch and index. The order is guaranteed per path.
 
-Who shows text as it comes keeps the deltas of one ``(path, seq)`` together: ``TextCompleted`` and ``ThinkingCompleted`` stand
-in their place, and ``ReplyDiscarded`` takes them back.
+To show text as it arrives, keep the deltas of one ``(path, seq)`` together: ``TextCompleted`` and ``ThinkingCompleted`` replace them,
+and ``ReplyDiscarded`` removes them.
 """
 
 from __future__ import annotations
@@ -130,9 +130,9 @@ class RunStarted(Event):
 @frozen(kw_only=True)
 class StepStarted(Event):
     """
-    A model step began; *step* counts from 0, *steps_remaining* is -1 where a run is followed, whose limits nobody here knows.
+    A model step started; *step* counts from 0. *steps_remaining* is -1 for a followed run, whose limits are unknown here.
 
-    *resumed* says that it goes on: the process that was there before began it, and its reply may have been shown.
+    With *resumed* another process had started the step before, and its reply may already have been shown.
     """
 
     type: ClassVar[str] = "step_started"
@@ -145,12 +145,11 @@ class StepStarted(Event):
 @frozen(kw_only=True)
 class StepFinished(Event):
     """
-    A model step ended: each one that began does so, once, whatever became of it.
+    A model step ended; it is emitted exactly once for each started step.
 
-    *status* is ``COMPLETED``, or ``SUSPENDED``, ``CANCELLED`` or ``FAILED`` as the run was, or the effect that ended the step,
-    while it was under way; a step that was suspended begins and ends again, with the same *step*, when its run goes on.
-    *usage* and *cost* are the run's totals so far, its children's included; *cost* is in US dollars, ``None`` when a part of it
-    is unknown.
+    *status* is ``COMPLETED``, or the status with which the run or the effect of the step ended: ``SUSPENDED``, ``CANCELLED`` or
+    ``FAILED``. A suspended step starts and ends again, with the same *step*, when its run resumes. *usage* and *cost* are the
+    run's totals so far, its children's included. *cost* is in US dollars, ``None`` if a part of it is unknown.
     """
 
     type: ClassVar[str] = "step_finished"
@@ -186,11 +185,11 @@ class ModelStarted(Event):
 @frozen(kw_only=True)
 class ModelFinished(Event):
     """
-    A model call ended, for better or worse; *reply* is ``None`` when it failed.
+    A model call succeeded or failed; *reply* is ``None`` if it failed.
 
-    *kind* is then the class of its error, such as ``"ModelError"``, or why the run was stopped, such as ``"cancelled"``.
-    *call_ids* are the ids under which the tool calls of the reply are run, recorded and shown, in the order of the reply: ours,
-    where those in the reply are the provider's.
+    *kind* is then the class of its error, such as ``"ModelError"``, or the reason for stopping the run, such as
+    ``"cancelled"``. *call_ids* are the engine's ids of the tool calls in the reply, in order. They are used for running,
+    recording and showing the calls; the ids within the reply are the provider's.
     """
 
     type: ClassVar[str] = "model_finished"
@@ -217,7 +216,7 @@ class ModelRetry(Event):
 
 @frozen(kw_only=True)
 class RateLimited(Event):
-    """A model call waits for its turn, *wait* seconds at most if that is known; *limit* says why."""
+    """A model call waits for its turn, *wait* seconds at most if that is known; *limit* is the reason."""
 
     type: ClassVar[str] = "rate_limited"
 
@@ -240,7 +239,7 @@ class Repeat(Event):
 
 @frozen(kw_only=True)
 class ReplyDiscarded(Event):
-    """Deltas that were already shown belong to a reply that broke off; they do not count."""
+    """The deltas shown so far belong to a reply that was interrupted; discard them."""
 
     type: ClassVar[str] = "reply_discarded"
 
@@ -302,9 +301,10 @@ class ThinkingCompleted(Event):
 @frozen(kw_only=True)
 class ToolStarted(Event):
     """
-    A tool call began; *category* is that of the tool, such as ``"write"``, whoever called it.
+    A tool call started; *category* is that of the tool, such as ``"write"``, for any caller.
 
-    *child_path* is the path of the run that the body of a tool that yields is, on which its own calls are shown; ``""`` of others.
+    *child_path* is the path of the run of the tool's body, if the tool yields; the body's own calls are shown there. It is ``""``
+    for other tools.
     """
 
     type: ClassVar[str] = "tool_started"
@@ -332,7 +332,7 @@ class ToolFinished(Event):
 
 @frozen(kw_only=True)
 class ToolProgress(Event):
-    """A tool says how far it is; *percent* is 0 to 100."""
+    """A tool reports its progress; *percent* is 0 to 100."""
 
     type: ClassVar[str] = "tool_progress"
 
@@ -368,7 +368,7 @@ class FileChanged(Event):
 
 @frozen(kw_only=True)
 class FollowupsSuggested(Event):
-    """A tool suggests what the user could ask next: a list of objects with ``prompt`` and perhaps ``label``."""
+    """A tool suggests the next prompts of the user: a list of objects with ``prompt`` and optionally ``label``."""
 
     type: ClassVar[str] = "followups_suggested"
 
@@ -523,7 +523,7 @@ class WaitStarted(Event):
 
 @frozen(kw_only=True)
 class WaitFinished(Event):
-    """A run waits no longer: what it waited for came, or the time did (*is_over*); else the run is suspended, or was stopped."""
+    """A wait of a run ended; *is_over* is false if the run was suspended or stopped while it waited."""
 
     type: ClassVar[str] = "wait_finished"
 
@@ -534,7 +534,7 @@ class WaitFinished(Event):
 
 @frozen(kw_only=True)
 class TodosChanged(Event):
-    """An agent wrote its todos anew: the whole list, objects with ``task`` and ``completed``."""
+    """An agent replaced its todos: the whole list, objects with ``task`` and ``completed``."""
 
     type: ClassVar[str] = "todos_changed"
 
@@ -543,7 +543,7 @@ class TodosChanged(Event):
 
 @frozen(kw_only=True)
 class Notification(Event):
-    """What a handler sent with ``ctx.notify``."""
+    """A message that a handler sent with ``ctx.notify``."""
 
     type: ClassVar[str] = "notification"
 
@@ -553,7 +553,7 @@ class Notification(Event):
 
 @frozen(kw_only=True)
 class LogLine(Event):
-    """What a handler or hook logged with ``ctx.logger``; *step* is the step that ran or comes next."""
+    """A line that a handler or hook logged with ``ctx.logger``; *step* is the current or next step."""
 
     type: ClassVar[str] = "log_line"
 
@@ -577,15 +577,15 @@ class HookFailed(Event):
 @frozen(kw_only=True)
 class Compacted(Event):
     """
-    What the model sees became smaller: a context policy, or a handler, cut, masked or summarised it.
+    A context policy or a handler shortened the history for the model: it cut, masked or summarized it.
 
     Attributes:
         by: The hook, or ``"set_messages"``.
         record: Whether the record itself was replaced, or only the view.
-        tokens_before: The estimated size of the messages that the model saw, in tokens.
-        tokens_after: The same, afterwards.
-        messages_before: How many messages the model saw.
-        messages_after: The same, afterwards.
+        tokens_before: The estimated size of the messages for the model before, in tokens.
+        tokens_after: Their size afterwards.
+        messages_before: The number of messages for the model before.
+        messages_after: Their number afterwards.
     """
 
     type: ClassVar[str] = "compacted"
@@ -610,7 +610,7 @@ class HandlerNotice(Event):
 
 @frozen(kw_only=True)
 class Warned(Event):
-    """Something that somebody should look at, such as a tool that blocks the event loop."""
+    """A problem that needs attention, such as a tool that blocks the event loop."""
 
     type: ClassVar[str] = "warned"
 
@@ -620,13 +620,13 @@ class Warned(Event):
 @frozen(kw_only=True)
 class EventsDropped(Event):
     """
-    A subscriber does not get all events that it asked for. It has no place in the stream and no ``id``.
+    A subscriber misses events. This event has no position in the stream and no ``id``.
 
     Attributes:
-        count: How many of this epoch are missing.
-        reason: ``"buffer"``: more wait than are kept. ``"epoch"``: the subscriber came with an id of another epoch, and what
-            is missing of that one is not known. ``"journal"``: of a run that is followed, so many of the events that the
-            subscriber has do not stand in the journal any more.
+        count: The number of missing events of this epoch.
+        reason: ``"buffer"``: the buffer of the subscriber overflowed. ``"epoch"``: the subscriber sent an id of another epoch,
+            whose missing events are unknown. ``"journal"``: in a followed run, *count* events of the subscriber are no
+            longer in the journal.
     """
 
     type: ClassVar[str] = "events_dropped"
@@ -663,16 +663,15 @@ class RunFinished(Event):
 
 class EventRow(NamedTuple):
     """
-    What is known of an event.
+    One row of ``EVENTS``: the class of an event and its treatment.
 
     Attributes:
         cls: Its class. ``cls.type`` is its name in JSON.
-        form: ``"own"`` when every surface that shows runs has a form of its own for it, or a reason to leave it out.
-            ``"data"`` when a surface without a form sends its members to the page as they are. ``"detail"`` when it is
-            for observers and logs.
-        by_machine: Whether the machine emits it, at a place that ``ORDER`` of ``machine/protocol.py`` allows.
-        is_recorded: Whether a reader of the journal gets it, too, with the same path, number and type.
-        is_delta: Whether it is a piece of a text that another event has whole.
+        form: ``"own"`` if every surface has its own presentation for it, or a reason to omit it. ``"data"`` if a surface
+            without a presentation sends its members to the page unchanged. ``"detail"`` if it is for observers and logs.
+        by_machine: Whether the machine emits it, in the order of ``ORDER`` in ``machine/protocol.py``.
+        is_recorded: Whether readers of the journal receive it, too, with the same path, number and type.
+        is_delta: Whether it is a piece of a text that another event contains completely.
     """
 
     cls: type[Event]

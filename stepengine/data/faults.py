@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from stepengine.data.visible import cut_after
 from stepengine.errors import DataError
 
 SHOWN_CHARS = 60
@@ -34,5 +35,5 @@ def format_value(value: Any) -> str:
     """Return the text of a short *value* for an error message, or its type."""
     if isinstance(value, (str, int, float, type(None))):
         text = repr(value) if not isinstance(value, int) or value.bit_length() <= SHOWN_CHARS else "a huge number"
-        return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+        return cut_after(text, SHOWN_CHARS)
     return f"a {type(value).__name__}"

@@ -1,4 +1,4 @@
-"""Checks of the functions that an author hands over, handlers and hooks, and which code is the author's own."""
+"""Checks of the author's functions, such as handlers and hooks, and the search for the author's own code in a stack."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ BETWEEN = frozenset(
     {0, opmap["RESUME"], opmap["YIELD_VALUE"], opmap["JUMP_BACKWARD_NO_INTERRUPT"], opmap.get("END_SEND", 0)}
 )
 """
-What CPython has between a call, ``yield`` or ``yield from`` and what becomes of its result; 0 is room for caches. Python 3.11 has no
+CPython's instructions between a call, ``yield`` or ``yield from`` and the use of its result; 0 is room for caches. Python 3.11 has no
 ``END_SEND``.
 """
 
 
 def unwrap_function(fn: object) -> object:
-    """Return the function that a call of *fn* runs: behind a partial, or the ``__call__`` of an object."""
+    """Return the function that a call of *fn* runs: the one in a partial, or the ``__call__`` of an object."""
     while isinstance(fn, partial):
         fn = fn.func
     if inspect.isroutine(fn) or isinstance(fn, type) or not callable(fn):
@@ -57,10 +57,10 @@ def _location_of_class(cls: type) -> str:
 
 def find_author_line(places: Iterable[tuple[str, int]]) -> str:
     """
-    Return ``file:line`` of the innermost place in the author's own code, or ``""``.
+    Return ``file:line`` of the innermost line in the author's own code, or ``""``.
 
-    That is not this package, not Python's library, not what attrs and the like make, and no installed package, but for the
-    one that the author's code itself is installed as.
+    Other code belongs to this package, to Python's library, to generated code of attrs and the like, or to an installed
+    package. The installed package of the author's code itself is an exception.
 
     Args:
         places: Files and lines of a stack, outermost first; the first one outside this package is the author's.

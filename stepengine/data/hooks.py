@@ -1,4 +1,4 @@
-"""``Hooks`` and what author code is given: ``StepContext`` for handlers, ``HookContext`` for hooks, a logger for both."""
+"""``Hooks``, and the arguments of author code: ``StepContext`` for handlers, ``HookContext`` for hooks, a logger for both."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class RunLogger(Protocol):
         """Log for developers."""
 
     def info(self, message: str, /, **data: Any) -> None:
-        """Log for users who asked for detail."""
+        """Log details for interested users."""
 
     def warning(self, message: str, /, **data: Any) -> None:
         """Log a problem that needs attention."""
@@ -45,15 +45,15 @@ Params = TypeVar("Params", default=Any)
 @frozen(kw_only=True)
 class StepContext(Generic[Params]):
     """
-    What a handler is given; frozen.
+    The argument of a handler; immutable.
 
     Attributes:
-        prompt: The prompt of this run; ``""`` when there is none.
-        params: The validated params: the pydantic model when ``input_schema`` is one, else an immutable mapping.
+        prompt: The prompt of this run; ``""`` if there is none.
+        params: The validated params: the pydantic model if ``input_schema`` is one, else an immutable mapping.
         agent_state: The state before the first yield; newer states arrive with each ``StepResult``.
         model: The model string of the run, or ``None``.
         logger: Log lines that become events; silent while a recorded prefix is replayed.
-        is_asked: Whether the history holds a message with the prompt and the params of this run.
+        is_asked: Whether the history contains a message with the prompt and the params of this run.
     """
 
     prompt: str
@@ -71,7 +71,7 @@ class StepContext(Generic[Params]):
     @property
     def random(self) -> Random:
         """A random source seeded by the run; equal on every replay."""
-        # It takes 3 KB, which is much of what a run needs that waits for an answer, and few handlers ever ask.
+        # It has 3 KB, a large part of the memory of a suspended run, and few handlers use it.
         if not self._source:
             self._source.append(self._random())
         return self._source[0]
@@ -134,21 +134,20 @@ def _to_transcript(value: Any) -> Transcript | None:
 @frozen(kw_only=True)
 class Change(RequestedChange):
     """
-    What a hook or a tool wants changed; every field that is ``None`` stays as it is.
+    The changes that a hook or a tool requests; fields that are ``None`` change nothing.
 
-    A field that cannot be used where it is returned is refused as an error of the hook or tool; the rest of such a change is
-    not made either.
+    A field that is not valid at its hook point is an error of the hook or tool. The rest of the change is then discarded, too.
 
     Attributes:
         system_prompt: A new system prompt, from the next request on.
-        messages: A new record; the view follows it.
-        view: What the model is shown from now on; the record stays.
+        messages: A new record; the view becomes the same.
+        view: A new history for the model; the record is unchanged.
         context: Members to set in ``AgentState.context``; a member that is ``None`` is removed.
         values: Python objects to share with later hooks of this run; never stored, so not for tools.
-        tail: Messages at the end of requests that nobody stores: of the next one (``pre_step``), of every request of the run
-            (``pre_run``). The prefix that a provider has cached stays as it is.
-        tools: Tools that the run has beside those of its agent (``pre_run``); what they depend on comes from a recorded
-            ``Perform``, so that a replay has the same.
+        tail: Messages at the end of requests that are not stored: of the next one (``pre_step``), or of every request of the
+            run (``pre_run``). The prefix in a provider's cache stays valid.
+        tools: Tools of the run in addition to those of its agent (``pre_run``). Data for them must come from a recorded
+            ``Perform``, so that a replay has the same tools.
         input: A new input of the call (``pre_tool``); it is validated again.
         result: A new result of the call (``post_tool``).
     """
@@ -163,7 +162,7 @@ class Change(RequestedChange):
     input: JsonDict | None = attrs.field(default=None, converter=freeze_object_or_none)
     result: ToolResult | None = None
 
-    def useless_at(self, point: str) -> str:
+    def find_misuse(self, point: str) -> str:
         """Return the reason why a field of this change cannot be used at *point*, or ``""``."""
         for name, points in CHANGE_POINTS.items():
             if point not in points and (value := getattr(self, name)) is not None and value != ():
@@ -189,12 +188,12 @@ class Hooks:
     """
     Author code that the machine calls at fixed points, in list order.
 
-    A hook is a plain function that returns a ``Change``, a ``Decision`` or ``None``, or a generator function that yields
-    ``Perform``, ``Complete`` or ``ToolCall`` and returns one of these. ``async def`` hooks are refused. A point takes one
-    hook or several.
+    A hook is a plain function that returns a ``Change``, a ``Decision`` or ``None``. It may also be a generator function that
+    yields ``Perform``, ``Complete`` or ``ToolCall`` and returns one of these. ``async def`` hooks raise an error. A point
+    accepts one hook or several.
 
     Raises:
-        DefinitionError: for a point that is given neither.
+        DefinitionError: for a point with another value.
 
     Attributes:
         pre_run: ``(ctx)`` before the handler starts.
@@ -202,10 +201,11 @@ class Hooks:
         pre_step: ``(ctx)`` before every model call.
         post_step: ``(ctx, reply)`` after every step.
         pre_tool: ``(ctx, call)`` before every tool call; may return a ``Decision`` or ``Change(input=...)``.
-        post_tool: ``(ctx, call, result)`` after every tool call, with the input that was carried out; may return a ``ToolResult`` or ``Change(result=...)``.
-        on_stop: ``(ctx)`` when the turn would end; a returned ``UserMessage`` or string keeps it going.
-        on_suspend: ``(ctx, questions)`` when the run suspends; it is stopped then, so nothing that such a hook yields is
-            done any more.
+        post_tool: ``(ctx, call, result)`` after every tool call, with its final input; may return a ``ToolResult`` or
+            ``Change(result=...)``.
+        on_stop: ``(ctx)`` before the turn ends; a returned ``UserMessage`` or string continues it.
+        on_suspend: ``(ctx, questions)`` when the run suspends; the run is stopped, so effects of such a hook are not
+            performed.
     """
 
     pre_run: tuple[Callable[..., Any], ...] = attrs.field(default=(), converter=_to_hooks)

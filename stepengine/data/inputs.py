@@ -11,7 +11,7 @@ from stepengine.data.questions import AnswerLike
 
 @frozen
 class UserInput:
-    """Something that the user says; it becomes a user message before the next model call."""
+    """A text of the user; it becomes a user message before the next model call."""
 
     text: str
 
@@ -22,10 +22,10 @@ class ToolResultInput:
     The result of a deferred tool.
 
     Attributes:
-        tool_call_id: The call's id, as ``ToolStarted`` has it.
-        result: A ``ToolResult``, or whatever a tool may return.
-        path: The path of the run that made the call, as ``ToolStarted`` has it; needed only where calls of several runs of the
-            tree that have the same id wait.
+        tool_call_id: The call's id, as in ``ToolStarted``.
+        result: A ``ToolResult``, or any value that a tool may return.
+        path: The path of the run that made the call, as in ``ToolStarted``. It is only needed if calls with the same id wait
+            in several runs of the tree.
     """
 
     tool_call_id: str
@@ -43,13 +43,13 @@ class AnswerInput:
 
 @frozen
 class Interrupt:
-    """End the turn gracefully; a kept-open handle is idle then."""
+    """End the turn gracefully; a handle that stays open is idle then."""
 
 
 @frozen
 class Shutdown:
-    """End the run and its children, and a kept-open handle with it."""
+    """End the run and its children, and close its handle."""
 
 
 RunInput: TypeAlias = UserInput | ToolResultInput | AnswerInput | Interrupt | Shutdown
-"""What ``RunHandle.send`` takes while a run goes on."""
+"""The inputs of ``RunHandle.send`` for a running run."""

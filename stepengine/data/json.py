@@ -29,15 +29,15 @@ A deeper value is refused. Real data has some ten levels, and Python's recursion
 in 200.
 """
 MAX_LINE_DEPTH_LEVELS = MAX_DEPTH_LEVELS + 32
-"""How deep a line of a journal is nested at most: a value, and what the record puts around it."""
+"""The deepest nesting in a line of a journal: a value, and the record around it."""
 # One without an end goes to the end of the text: if it matched nothing, each quote in it would be tried.
 JSON_STRING = re.compile(rb'(?s)"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)')
 NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 FENCE = "```"
 NO_JSON = object()
-"""What a text without JSON is parsed as, since ``None`` is JSON."""
+"""The result of parsing a text without JSON, since ``None`` is JSON."""
 MAX_DECODINGS = 3
-"""Models encode JSON in JSON once, rarely twice; a text that needs more was not meant as a value."""
+"""Models encode JSON in JSON once, rarely twice; a text with more levels is probably not a value."""
 MAX_ARGUMENTS_CHARS = 4 * 1024 * 1024
 """Longer arguments of a tool call are not parsed: no model writes as much, and each copy of the history would hold them."""
 MAX_INT = 2**63 - 1
@@ -57,7 +57,7 @@ def _refuse_change(self: object, *_: object, **__: object) -> NoReturn:
 
 
 class JsonDict(dict[str, Any]):
-    """A JSON object that cannot be changed. Make one with ``freeze``; one made by hand is checked when it is frozen."""
+    """An immutable JSON object. Make one with ``freeze``; one made directly is checked when it is frozen."""
 
     __slots__ = ("_levels",)
     _levels: int
@@ -82,7 +82,7 @@ class JsonDict(dict[str, Any]):
 
 
 class JsonList(list[Any]):
-    """A JSON array that cannot be changed. Make one with ``freeze``; one made by hand is checked when it is frozen."""
+    """An immutable JSON array. Make one with ``freeze``; one made directly is checked when it is frozen."""
 
     __slots__ = ("_levels",)
     _levels: int
@@ -155,7 +155,7 @@ def freeze_object_or_none(value: Mapping[str, object] | None) -> JsonDict | None
 
 
 def _is_flat(value: dict[Any, Any]) -> bool:
-    """Return whether an object holds only plain ASCII texts and numbers, so that a copy of it is frozen."""
+    """Return whether all values of an object are plain ASCII texts and numbers, so that a copy of it is frozen."""
     for key, item in value.items():
         kind = type(item)
         if type(key) is not str or not key.isascii():
@@ -191,7 +191,7 @@ def mended(text: str) -> str:
 
 
 def is_deeper(value: Any, levels: int) -> bool:
-    """Return whether a parsed JSON value is nested deeper than *levels*, whatever its depth."""
+    """Return whether a parsed JSON value is nested deeper than *levels*; it stops at that level."""
     level = [value]
     for _ in range(levels + 1):
         level = [
@@ -260,7 +260,7 @@ def parse_json_answer(text: str) -> object:
 
 
 def hint_at_mistake(value: object) -> str:
-    """Return a hint at the mistake behind a value that is no JSON, such as a missing ``await``, or ``""``."""
+    """Return a hint at a probable mistake with a value that is not JSON, such as a missing ``await``, or ``""``."""
     kind = type(value)
     if hasattr(kind, "__await__"):
         return f"; {NOT_AWAITED}"

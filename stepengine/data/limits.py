@@ -22,7 +22,7 @@ from stepengine.data.checks import (
 )
 
 MAX_LEVELS = 100
-"""Of children below a root run. What reads a run recurses through its children, and Python's stack holds a few hundred."""
+"""The most levels of children. Readers of a run recurse through its children, and Python's stack has a few hundred levels."""
 OnMaxSteps: TypeAlias = Literal["final_answer", "stop", "raise"]
 ENDINGS = word_check("final_answer", "stop", "raise")
 
@@ -44,11 +44,11 @@ def _limit(check: FieldCheck, *, setting: str = "", tree_wide: bool = False) -> 
 @frozen(kw_only=True, cache_hash=True)
 class Limits:
     """
-    What a run may spend.
+    The limits of a run's spending.
 
-    ``AgentCall`` and ``Parallel`` of a handler are bound by the limits on children only when somebody set these. Where
-    a limit has no room for all that the handler asks for at once, ``LimitExceeded``, an ordinary exception, is raised at
-    its ``yield`` before anything has started. A child that would stand too deep fails alone.
+    ``AgentCall`` and ``Parallel`` of a handler respect the limits on children only if these are set explicitly. If a limit has
+    no room for all children of one request, ``LimitExceeded``, an ordinary exception, is raised at its ``yield`` before any
+    starts. A child that would be too deep fails alone.
 
     Attributes:
         max_steps: Model steps per run; default 50.

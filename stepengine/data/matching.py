@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 T = TypeVar("T")
 COMPARISONS_PER_ITEM = 20
-"""A guess: more finds longer blocks in texts with many equal lines, and takes longer in proportion to the length."""
+"""A guess: a higher number finds longer blocks in texts with many equal lines, and needs proportionally more time."""
 MIN_COMPARISONS = 20_000
 """For the smallest texts: a hundred items that are all equal are compared to the end, within milliseconds."""
 
@@ -35,7 +35,7 @@ class BoundedMatcher(difflib.SequenceMatcher[T]):
         self._needed = [0, *accumulate([len(places.get(item, ())) + 1 for item in a])]
 
     def find_longest_match(self, alo: int = 0, ahi: int | None = None, blo: int = 0, bhi: int | None = None) -> Any:
-        """Return the longest common block in a range, or one at its start or end if the search would take too long."""
+        """Return the longest common block in a range, or one at its start or end if the search would be too slow."""
         ahi = len(self._ours) if ahi is None else ahi
         bhi = len(self._theirs) if bhi is None else bhi
         self._left -= self._needed[ahi] - self._needed[alo]

@@ -1,8 +1,8 @@
 """
-The types of images and files: what their bytes say goes before what somebody states. Pure: no I/O.
+The types of images and files: the type of the bytes takes precedence over the stated type. Pure: no I/O.
 
-Types are stated wrongly all the time: a screenshot that was saved as JPEG under the name of a PNG, ``image/jpg``, upper case, parameters.
-Providers refuse a request whose stated type is not that of the bytes, so the type is settled where the part is made.
+Stated types are often wrong: a screenshot that was saved as JPEG with the name of a PNG, ``image/jpg``, upper case, parameters.
+Providers reject a request if the stated type differs from that of the bytes, so the type is resolved when the part is made.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ ALIASES = {
     "audio/x-flac": "audio/flac",
     **dict.fromkeys(("application/x-pdf", "text/pdf"), "application/pdf"),
 }
-"""Names of types in use beside the registered ones."""
+"""Common unregistered names of types."""
 ESCAPE = re.compile(rb"%([0-9a-fA-F]{2})")
 PLAIN = re.compile(r"(?:image/|video/|application/pdf\b|audio/(?!l[0-9]))")
-"""Types whose parameters say nothing; a text may state its encoding, and raw sound its rate."""
+"""Types whose parameters are meaningless; a text may state its encoding, and raw sound its rate."""
 
 
 def _starts(*starts: bytes) -> Callable[[bytes], bool]:
@@ -59,16 +59,16 @@ SIGNATURES: tuple[tuple[Callable[[bytes], bool], str, tuple[str, ...]], ...] = (
     (_starts(b"OggS"), "audio/ogg", ("audio/", "video/", "text/", "application/ogg")),
     (_starts(b"\xff\xfb", b"\xff\xf3", b"\xff\xf2"), "audio/mpeg", ("text/", "audio/", "video/", "application/")),
 )
-"""How files of a type begin, the type, and the beginnings of stated types that go before it."""
+"""Tests for the start of a file, its type, and the prefixes of stated types that take precedence."""
 
 
 def find_media_type(data: bytes) -> str:
-    """Return the type that the first bytes of a file say; ``""`` for one that is not known."""
+    """Return the type of a file by its first bytes; ``""`` for an unknown one."""
     return next((kind for fits, kind, _ in SIGNATURES if fits(data)), "")
 
 
 def normalize_media_type(stated: str) -> str:
-    """Return a type as it is registered: lower case, by its usual name, without parameters that say nothing."""
+    """Return a type in its registered form: lower case, by its usual name, without meaningless parameters."""
     head, mark, parameters = stated.strip().partition(";")
     kind = head.strip().lower()
     kind = ALIASES.get(kind, kind)
@@ -76,7 +76,7 @@ def normalize_media_type(stated: str) -> str:
 
 
 def resolve_media_type(stated: str, data: bytes | None) -> str:
-    """Return the type of a file with the bytes *data*, if they are known: what they say, else what is *stated*."""
+    """Return the type of a file by its bytes *data*, if they are known; else the *stated* type."""
     kind = normalize_media_type(stated)
     for fits, found, before in SIGNATURES:
         if data is not None and fits(data):
@@ -109,5 +109,5 @@ def parse_data_url(url: str) -> tuple[str, bytes]:
 
 
 def is_data_url(url: str | None) -> bool:
-    """Return whether *url* holds its content."""
+    """Return whether *url* is a ``data:`` address, which contains its content."""
     return url is not None and url[:5].lower() == "data:"

@@ -39,7 +39,7 @@ def _check_text_or_none(value: str | None) -> str | None:
 
 @frozen(weakref_slot=False)
 class TextPart:
-    """Plain text; *provider_data* is what goes back to the provider that said it, unchanged."""
+    """Plain text; *provider_data* is returned unchanged to the provider that sent the text."""
 
     text: str = attrs.field(converter=check_text)
     provider_data: JsonDict | None = attrs.field(default=None, converter=freeze_object_or_none, kw_only=True)
@@ -48,11 +48,11 @@ class TextPart:
 @frozen
 class ThinkingPart:
     """
-    What a model thought before it answered.
+    A model's thoughts before its answer.
 
     Attributes:
-        text: Its words; may be empty when the provider hides them.
-        provider_data: What its provider has to be sent back with it, such as a signature.
+        text: The thoughts; may be empty if the provider hides them.
+        provider_data: Data that must be returned to its provider with the part, such as a signature.
     """
 
     text: str = attrs.field(converter=check_text)
@@ -91,7 +91,7 @@ class ToolCallPart:
 
     def with_id(self, tool_call_id: str) -> ToolCallPart:
         """Return this call with another id."""
-        # Every call of every step gets one, and `attrs.evolve` takes three times as long.
+        # Every call of every step gets one, and `attrs.evolve` is three times slower.
         return ToolCallPart(
             tool_call_id,
             self.tool_name,
@@ -205,15 +205,14 @@ class ToolReferencePart:
 @frozen
 class OpaquePart:
     """
-    A reply part that only its provider understands, kept as it came and sent back to nobody else.
+    A reply part that only its provider understands; it is stored unchanged and sent to no other provider.
 
     Attributes:
         provider: The adapter that made it, such as ``"anthropic"``.
         data: The part as the provider sent it.
-        tool: Which tool of the provider it tells of: ``"web_search"``, ``"url_context"``, ``"code_execution"``,
+        tool: The provider's tool that it belongs to: ``"web_search"``, ``"url_context"``, ``"code_execution"``,
             ``"file_search"`` or the provider's own word; ``""`` for none.
-        text: What was asked of that tool or what came of it, for people: a query, code, output, addresses. It is sent to
-            nobody.
+        text: The input or the result of that tool, for people: a query, code, output, addresses. It is never sent.
     """
 
     provider: str
@@ -225,13 +224,13 @@ class OpaquePart:
 @frozen
 class CitationPart:
     """
-    Where something in the texts before it comes from, for people; it is sent to nobody.
+    The source of a statement in the preceding texts, for people; it is never sent.
 
     Attributes:
         url: The address of the source; ``""`` for a file.
-        title: What the source is called.
+        title: The title of the source.
         quote: The words of the source.
-        said: The words of the reply that rest on it, as far as the provider says which.
+        said: The words of the reply that are based on it, if the provider reports them.
         source: The provider's id of a file; ``""`` for none.
     """
 
@@ -333,7 +332,7 @@ def join_text_parts(parts: tuple[Any, ...]) -> str:
 
 
 Source: TypeAlias = Literal["model", "handler", "hook", "tool"]
-"""Who asks for a call of a tool: a model, a handler, a hook, or the body of a tool that yields."""
+"""The origin of a tool call: a model, a handler, a hook, or the body of a tool that yields."""
 ResultStatus: TypeAlias = Literal["ok", "error", "pending", "skipped", "denied", "cancelled"]
 
 
@@ -372,7 +371,7 @@ CUT_OFF = "cut_off"
 
 class RequestedChange(ABC):
     """
-    What a tool asks its run to change; ``stepengine.Change`` is the one implementation.
+    The changes that a tool requests from its run; ``stepengine.Change`` is the one implementation.
 
     Attributes:
         context: Members to set in ``AgentState.context``.
@@ -382,8 +381,8 @@ class RequestedChange(ABC):
     context: JsonDict | None
 
     @abstractmethod
-    def useless_at(self, point: str) -> str:
-        """Return the reason why a field cannot be used at *point*; ``""`` when there is none."""
+    def find_misuse(self, point: str) -> str:
+        """Return the reason why a field cannot be used at *point*; ``""`` if there is none."""
 
 
 @frozen(weakref_slot=False)
@@ -440,7 +439,7 @@ class ToolResult:
         return cls((TextPart(mended(message)),), **{"status": "error", **fields})
 
     @classmethod
-    def pending(cls, question_id: str, **fields: Any) -> ToolResult:
+    def make_pending(cls, question_id: str, **fields: Any) -> ToolResult:
         """Return the placeholder result for an answer that has not arrived yet."""
         text = f"Pending: waiting for the answer to question {question_id}."
         return cls((TextPart(text),), **{"status": "pending", **fields})
@@ -449,7 +448,7 @@ class ToolResult:
         """Return this result with the tool name and the id of *call*."""
         if self.tool_name == call.tool_name and self.tool_call_id == call.tool_call_id:
             return self
-        # Every result of every step gets them, and `attrs.evolve` takes twice as long.
+        # Every result of every step gets them, and `attrs.evolve` is twice as slow.
         return ToolResult(
             self.content,
             status=self.status,
@@ -534,12 +533,12 @@ def _make_memo_field() -> Any:
 @frozen(weakref_slot=False)
 class UserMessage:
     """
-    What a person, or the engine on a person's behalf, says to the model.
+    A message to the model from a person, or from the engine on a person's behalf.
 
     Attributes:
         content: The parts; a string is one text part.
-        tags: What the message is, for hooks and pruning: ``USER_PROMPT``, ``INSTRUCTIONS_PROMPT``, ``STEP_PROMPT`` ...
-        ttl: When it leaves the history; ``None`` keeps it.
+        tags: The kinds of the message, for hooks and pruning: ``USER_PROMPT``, ``INSTRUCTIONS_PROMPT``, ``STEP_PROMPT`` ...
+        ttl: When it is removed from the history; ``None`` for never.
     """
 
     role: ClassVar[Literal["user"]] = "user"
@@ -595,7 +594,7 @@ class AssistantMessage:
 @frozen(weakref_slot=False)
 class ToolMessage:
     """
-    The result of one tool call, as the history holds it.
+    The result of one tool call in the history.
 
     Attributes:
         tool_call_id: The call that this answers.
@@ -642,6 +641,7 @@ class ToolMessage:
 
 
 Message: TypeAlias = UserMessage | AssistantMessage | ToolMessage
+"""A message of a conversation."""
 
 
 def system_reminder(text: str) -> str:

@@ -74,25 +74,25 @@ def _default_effort(self: Any) -> str | None:
 @frozen(init=False, repr=False)
 class Thinking:
     """
-    Whether and how much a model thinks before it answers; ``Thinking()`` leaves the amount to the provider.
+    Whether and how much a model thinks before its answer; ``Thinking()`` leaves the amount to the provider.
 
-    A provider that takes a number of tokens is sent *tokens*, one that takes words is sent *effort*; where only the other one
-    is given, it is translated. Without ``ModelSettings.thinking`` nothing is sent at all.
+    *tokens* is sent to providers that accept a number, *effort* to those that accept words. If only the other one is set, it
+    is converted. Without ``ModelSettings.thinking`` nothing is sent.
 
     Args:
-        effort: ``"none"``, ``"low"``, ``"medium"``, ``"high"`` or ``"max"``. ``"none"`` keeps the model from thinking; one
-            that cannot be kept from it is asked for the least, and a warning says so once.
-        tokens: How many tokens the model may spend on it.
-        show: Whether its thoughts come back as text, where a provider can leave them out.
-        mode: Another spelling: ``"none"``, ``"enabled"`` (the provider's amount, unless a number is given) or ``"extended"``
-            (10,000 tokens, unless a number is given). It may also be given in place of *effort*.
+        effort: ``"none"``, ``"low"``, ``"medium"``, ``"high"`` or ``"max"``. ``"none"`` turns thinking off. If a model does
+            not support that, the least effort is requested, with one warning.
+        tokens: The most tokens for thinking.
+        show: Whether the thoughts are returned as text, if a provider can omit them.
+        mode: Another spelling: ``"none"``, ``"enabled"`` (the provider's amount, unless a number is set) or ``"extended"``
+            (10,000 tokens, unless a number is set). It may also be passed instead of *effort*.
         budget_tokens: Another name of *tokens*, which takes precedence.
 
     Raises:
-        DefinitionError: for a value of another kind, and for *tokens* beside ``"none"``.
+        DefinitionError: for an invalid value, and for *tokens* together with ``"none"``.
     """
 
-    # The fields keep the former names, because a value is stored, compared and fingerprinted by them.
+    # The fields have their former names, because a value is stored, compared and fingerprinted by them.
     mode: Literal["none", "enabled", "extended"] = "none"
     budget_tokens: int | None = attrs.field(default=attrs.Factory(_default_budget, takes_self=True))
     effort: Effort | None = attrs.field(default=attrs.Factory(_default_effort, takes_self=True))
@@ -175,7 +175,7 @@ def _freeze_safety(value: Mapping[str, object]) -> JsonDict:
 
 
 def _to_cache_lifetime(value: str | bool | None) -> Any:  # noqa: FBT001 - a converter has one positional argument
-    """Return a cache lifetime; True means the shortest, False no caching."""
+    """Return a cache lifetime; True is the shortest, False no caching."""
     return {True: "5m", False: "off"}.get(value, value) if isinstance(value, bool) else value
 
 
@@ -184,7 +184,7 @@ def _to_tool_tuple(value: ServerTool | Sequence[ServerTool]) -> Any:
 
 
 ServiceTier: TypeAlias = Literal["auto", "standard", "flex", "priority", "fast"]
-"""At what price and speed a provider answers; ``"auto"`` leaves it to the project's own setting there."""
+"""The price and speed class of a provider's answers; ``"auto"`` uses the provider's project setting."""
 
 TIER = word_check(*get_args(ServiceTier))
 CACHE = word_check("off", "5m", "1h")
@@ -283,7 +283,7 @@ class ModelSettings:
     )
     extra: JsonDict = attrs.field(factory=JsonDict, converter=_freeze_extra)
 
-    def merged(self, over: ModelSettings | None) -> ModelSettings:
+    def merge(self, over: ModelSettings | None) -> ModelSettings:
         """Return these settings overridden by those that *over* sets."""
         if over is None:
             return self
@@ -293,7 +293,7 @@ class ModelSettings:
 
 
 DEFAULT_SETTINGS = ModelSettings()
-"""Those of whoever sets none: one value, so that it can be told by what it is."""
+"""The settings without any choice: a single object, so that code can identify it."""
 
 
 @frozen(weakref_slot=False)
@@ -395,7 +395,7 @@ class ThinkingChunk:
 
 @frozen
 class ToolCallStarted:
-    """A tool call begins; *index* tells calls of one reply apart."""
+    """A tool call starts; *index* distinguishes calls of one reply."""
 
     index: int
     tool_name: str
@@ -424,4 +424,4 @@ class ReplyDone:
 
 
 ModelDelta: TypeAlias = TextChunk | ThinkingChunk | ToolCallStarted | ToolCallChunk | ToolCallEnded | ReplyDone
-"""What a provider's stream gives; exactly one ``ReplyDone``, last."""
+"""The items of a provider's stream; exactly one ``ReplyDone``, last."""

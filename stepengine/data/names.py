@@ -34,14 +34,14 @@ def bind_arguments(name: str, signature: inspect.Signature, /, *args: object, **
         raise TypeError(msg) from None
 
 
-class ToolName(str, Generic[P, R_co]):  # noqa: SLOT000  (a name with a function beside it)
+class ToolName(str, Generic[P, R_co]):  # noqa: SLOT000  (a name with a function as its attribute)
     """
-    The name of a tool, typed: ``call`` knows what the tool takes and gives, and whoever else takes a name takes it as one.
+    The name of a tool with its signature, so that ``call`` is typed; anywhere else it is a plain name.
 
-    Which tool carries the name is up to the engine, as with every name.
+    The engine decides which tool has the name, as for every name.
 
     Args:
-        signature: A function that takes what the tool takes, and is annotated to return what it gives; never called.
+        signature: A function with the parameters of the tool, annotated with its result; never called.
     """
 
     signature: Callable[P, R_co]
@@ -58,11 +58,11 @@ class ToolName(str, Generic[P, R_co]):  # noqa: SLOT000  (a name with a function
 
     def arguments(self, *args: P.args, **kwargs: P.kwargs) -> JsonDict:
         """
-        Return Python arguments as the tool's JSON input; omitted ones keep the tool's defaults.
+        Return Python arguments as the tool's JSON input; omitted ones use the tool's defaults.
 
         Raises:
-            TypeError: when the tool takes other arguments.
-            DataError: when a value is not JSON.
+            TypeError: if the tool has other parameters.
+            DataError: if a value is not JSON.
         """
         return freeze_object(bind_arguments(str(self), inspect.signature(self.signature), *args, **kwargs))
 

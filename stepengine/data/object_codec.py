@@ -103,8 +103,8 @@ class ObjectCodec:
         stored: The classes by their tags.
     """
 
-    # A closed list, and no class path in what is stored: a record that could name any class would decide what is imported
-    # and run where it is read, as one serialiser did that fell back to calling what the record names (CVE-2025-64439).
+    # A closed list, and no class path in the stored form: if a record could name any class, it would decide which code is
+    # imported and run. One serializer called whatever the record named (CVE-2025-64439).
     def __init__(self, rows: Sequence[StoredType]) -> None:
         self.stored: Mapping[str, type[Any]] = types.MappingProxyType({row.tag: row.cls for row in rows})
         self._rows = {row.cls: row for row in rows}
@@ -120,8 +120,8 @@ class ObjectCodec:
         """Return the tag of a class."""
         return self._rows[cls].tag
 
-    # With the version of the form, for whatever is kept by itself (sessions, definitions). Values inside of a journal have
-    # that of their journal, once.
+    # With the version of the form, for values that are stored alone (sessions, definitions). Values inside of a journal have
+    # the version of their journal, once.
     def to_json(self, value: Any) -> dict[str, Any]:
         """
         Return *value*, an instance of one of the classes, as a JSON object with the format's version.
@@ -176,7 +176,7 @@ class ObjectCodec:
 
     def decode_stored_or_json(self, data: object) -> Any:
         """
-        Return the value of a member that holds a stored value or JSON.
+        Return the value of a member that contains a stored value or JSON.
 
         Raises:
             DataError: as ``from_json``.
@@ -202,8 +202,8 @@ class ObjectCodec:
             raise prefix_path(error, f".{name}") from None
         return data
 
-    # What is allowed here is narrower than what can be stored: a member that holds a message must not come back as an
-    # error, although both are known types.
+    # The allowed classes are narrower than the storable ones: a member for a message must not be read as an error, although
+    # both are known types.
     def _decode_object(self, data: object, allowed: tuple[type[object], ...] = (object,)) -> object:
         tag = data.get("type") if isinstance(data, (dict, Mapping)) else None
         if not isinstance(tag, str):
@@ -242,9 +242,9 @@ class ObjectCodec:
                 raise prefix_path(fault(f"{shape.tag!r} needs this member"), f".{name}")
         return _make_instance(self._rows[cls], values)
 
-    # Made when a class is first stored or read, and not for all of them on import: hints have to be evaluated for it, which
-    # would be felt in every `import stepengine`. What is wrong is told by `fault`, whose path begins at `$`; each level on
-    # the way out puts its own step before it (`prefix_path`), so nobody has to carry a path on the way in.
+    # Made when a class is first stored or read, not for all classes on import: evaluating hints would slow every
+    # `import stepengine`. Errors come from `fault`, whose path starts at `$`. Each level adds its own step to the path of the
+    # error (`prefix_path`), so no path is passed down.
     def _add_shape(self, cls: type[object]) -> _Shape:
         """Compute, store and return the shape of a class."""
         if not self.is_stored(cls):
@@ -259,8 +259,8 @@ class ObjectCodec:
             return [_Member(row.members, _sequence_codec(self._make_object_codec(row.items)), attrs.NOTHING)]
         return self._make_error_members(cls) if issubclass(cls, StepEngineError) else self._make_attrs_members(cls)
 
-    # By its default, made or given, a field is left out when it is stored: a state has twenty fields, of which few say
-    # anything. A field that is marked as not stored is one of this process, such as a function.
+    # A field with its default, fixed or computed, is omitted when it is stored: a state has twenty fields, most of them
+    # default. A field marked as not stored belongs to this process, such as a function.
     def _make_attrs_members(self, cls: type[Any]) -> list[_Member]:
         hints = get_type_hints(cls, localns=_NAMES)
         members = []
@@ -279,8 +279,8 @@ class ObjectCodec:
         parameters = inspect.signature(cls).parameters
         return [_Member(f, self._make_codec(hints[f]), parameters[f].default) for f in ("message", *cls.fields)]
 
-    # From annotations, so that the stored form cannot drift from the class: a list of fields by hand would forget the next
-    # one, and a field that is not stored is lost at the first resume.
+    # From annotations, so that the stored form cannot differ from the class: a manual list of fields would miss new ones,
+    # and a field that is not stored is lost at the first resume.
     def _make_codec(self, hint: Any) -> _Codec:
         """Return the codec of an annotation."""
         origin = get_origin(hint) or hint
@@ -304,7 +304,7 @@ class ObjectCodec:
             return _sequence_codec(self._make_codec(arguments[0]))
         if issubclass(cls, Enum):
             return _choice_codec(tuple([m.value for m in cls]), cls)
-        # What is stored of a base class is one of the classes that are derived from it.
+        # The stored value of a base class is of one of its subclasses.
         derived = (
             () if self.is_stored(cls) else tuple([row.cls for row in self._rows.values() if issubclass(row.cls, cls)])
         )
@@ -324,7 +324,7 @@ class ObjectCodec:
             lambda value: self._encode_object(checked(value)), lambda data: self._decode_object(data, classes)
         )
 
-    # Our own classes say what they are by their `type`; of anything else it has to be tried which option fits.
+    # Our own classes are identified by their `type`; for anything else each option is tried.
     def _make_union_codec(self, options: tuple[Any, ...]) -> _Codec:
         optional = type(None) in options
         classes = tuple([get_origin(o) or o for o in options if self.is_stored(get_origin(o) or o)])
@@ -336,8 +336,8 @@ class ObjectCodec:
         chosen = codecs[0] if len(codecs) == 1 else _make_first_match_codec(codecs)
         return _optional_codec(chosen) if optional else chosen
 
-    # A result may be one of our values, several of them, or an author's JSON, and the three must stay apart when they are
-    # read: JSON of an author that looks like one of ours would otherwise come back as ours.
+    # A result may be one of our values, several of them, or an author's JSON. Reading must distinguish the three: an author's
+    # JSON that looks like one of our values would otherwise be read as one.
     def _encode_any(self, value: object) -> object:
         if self.is_stored(type(value)):
             return self._encode_object(value)
@@ -365,8 +365,8 @@ def _make_shape(row: StoredType, fields: Sequence[_Member]) -> _Shape:
     return _Shape(row.tag, members, required, bool(row.items))
 
 
-# Constructors check more than codecs do, and raise what they like; whoever reads a journal must see one kind of error,
-# with a place.
+# Constructors check more than codecs do, and raise any error; readers of a journal need one kind of error, with a
+# location.
 def _make_instance(row: StoredType, values: Mapping[str, Any]) -> Any:
     try:
         return (row.make or row.cls)(**values)
@@ -395,7 +395,7 @@ def _make_first_match_codec(codecs: Sequence[_Codec]) -> _Codec:
                     return getattr(codec, way)(value)
                 except DataError as error:
                     failures.append(error)
-            # The option that got furthest into the value is the one that was meant.
+            # The option that decoded the longest part of the value is most likely the intended one.
             raise max(failures, key=lambda error: len(error.path))
 
         return convert
@@ -531,7 +531,7 @@ def _sequence_codec(item: _Codec) -> _Codec:
         done: list[object] = []
         try:
             for value in values:
-                done.append(convert(value))  # noqa: PERF401 - the error below needs to know how far it came
+                done.append(convert(value))  # noqa: PERF401 - the error below needs the index
         except DataError as error:
             raise prefix_path(error, f"[{len(done)}]") from None
         return done
@@ -559,8 +559,8 @@ def _mapping_codec(item: _Codec) -> _Codec:
 
 
 class _Raw:
-    """Stands for ``JsonValue`` in annotations."""
+    """A placeholder for ``JsonValue`` in annotations."""
 
 
 _NAMES = {"JsonDict": JsonDict, "JsonValue": _Raw}
-"""Names in annotations that mean something else here."""
+"""Names in annotations with another meaning here."""

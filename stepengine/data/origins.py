@@ -1,4 +1,4 @@
-"""Where the arguments of a call come from, as data for questions and records, and in words."""
+"""The origins of a call's arguments, as data for questions and records, and in words."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ KEPT_CHARS = 24
 
 def find_origin(provenance: Provenance, parameter: str, value: JsonValue, *, is_id: bool = False) -> JsonDict:
     """
-    Return where an argument comes from.
+    Return the origin of an argument.
 
-    Members: ``parameter``, its place in the input; ``value``; ``trusted``; ``sources``, of which each has the members of ``Source`` that
-    say something; ``more``, how many further sources were counted, if any.
+    Its members are ``parameter``, the location in the input; ``value``; ``trusted``; ``sources``, each with the non-empty members of
+    ``Source``; and ``more``, the number of further sources, if any.
     """
     sources = provenance.find(value, is_id=is_id, most=MAX_FOUND)
     shown = [attrs.asdict(source, filter=_is_not_empty) for source in sources[:MAX_SOURCES]]
@@ -52,7 +52,7 @@ def _is_not_empty(_: object, value: object) -> bool:
 def find_origins(
     provenance: Provenance, values: Iterable[tuple[str, JsonValue]], *, is_id: bool = False
 ) -> tuple[JsonDict, ...]:
-    """Return where each text and number in *values* comes from, by parameter; with *is_id* short numbers are ids."""
+    """Return the origin of each text and number in *values*, by parameter; with *is_id* short numbers are ids."""
     found = [one for place, value in values for one in leaves_of(value, place)]
     return tuple([find_origin(provenance, at, leaf, is_id=is_id) for at, leaf in found])
 
@@ -66,7 +66,7 @@ def describe_origin(origin: Mapping[str, Any]) -> str:
     where = " and ".join(places) if places else "written by the model"
     least = "at least " if origin.get("more", 0) >= MAX_FOUND - MAX_SOURCES else ""
     more = f" and {least}{origin['more']} more places" if origin.get("more") else ""
-    # Only about what was looked for: nothing is said of a request that has the value.
+    # Only for values that were searched and not found in a trusted source.
     missing = "" if origin["trusted"] else "; not in your request"
     name = f"{origin['parameter']} " if origin["parameter"] else ""
     return f"{name}{_shorten(str(origin['value']))}: {where}{more}{missing}"
@@ -83,7 +83,7 @@ def describe_origins(origins: Iterable[JsonDict]) -> tuple[str, ...]:
 
 
 def clean_origin(origin: JsonDict, clean: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return an origin cleaned by *clean*, which redacts a JSON value; its value is redacted as the member that it is."""
+    """Return an origin with secrets redacted by *clean*; its value is redacted as a member with its own name."""
     value: Any = origin["value"]
     for name in reversed(re.split(r"[.\[\]]+", origin["parameter"].rstrip("]"))):
         value = {name: value}

@@ -106,7 +106,7 @@ def find_failure_usage(error: object) -> PartialUsage | None:
     usage = getattr(error, "usage", None)
     if not isinstance(usage, Usage):
         return None
-    # Without known tokens the known part costs nothing, and the usage says that it is a lower bound.
+    # Without known tokens the known part has no cost, and the usage is marked as a lower bound.
     return PartialUsage(usage, None if usage.total_tokens else Decimal(0))
 
 

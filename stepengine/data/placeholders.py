@@ -22,7 +22,7 @@ RUN_NAMES = (
     "TOOLS_PROMPT",
     "USER_INPUT_PROMPT",
 )
-"""What a run knows itself. Agents and tools are described elsewhere in a request, so their placeholders are empty."""
+"""The placeholders whose values the run knows. Those for agents and tools are empty: a request describes them elsewhere."""
 TREE_TOKENS = {"FILE_TREE_PROMPT_SMALL": 2_500, "FILE_TREE_PROMPT": 10_000, "FILE_TREE_PROMPT_LARGE": 190_000}
 """How many tokens the tree of files may have, as in codebuff."""
 PROJECT_NAMES = (
@@ -34,7 +34,7 @@ PROJECT_NAMES = (
     "SYSTEM_INFO_PROMPT",
     "USER_CWD",
 )
-"""What has to be read in the folder of the workspace."""
+"""The placeholders whose values are read from the folder of the workspace."""
 
 
 @frozen

@@ -33,7 +33,7 @@ class RunningProgram(ABC):
 
 
 class ProgramVariables(ABC):
-    """The variables that programs keep for a run from one to the next."""
+    """The variables of a run's programs; each program continues with those of the last one."""
 
     @abstractmethod
     def variables(self) -> Mapping[str, str]:

@@ -24,7 +24,7 @@ from attrs import frozen
 Trust: TypeAlias = Literal["trusted", "names", "untrusted"]
 """
 ``"trusted"`` text is from the author or the user; ``"untrusted"`` text may be from third parties. ``"names"`` are texts of a directory,
-such as contacts and channels: each is trusted as a whole, and nothing inside of it, since third parties may choose their names.
+such as contacts and channels. Each is trusted only as a whole, since third parties may choose their names.
 """
 SourceKind: TypeAlias = Literal[
     "prompt", "handler", "person", "tool", "child", "message", "perform", "model", "history", "error"
@@ -61,27 +61,27 @@ THING_WORDS = frozenset({
     "mail", "meeting", "message", "note", "order", "page", "payment", "pr", "record", "request", "row", "run", "step", "task", "ticket",
     "transaction", "user",
 })  # fmt: skip
-"""Behind one of these a short number is an id; behind other words it may count anything, such as hours."""
+"""Words before a short number that is an id; after other words it may be a count, such as of hours."""
 LIST_WORDS = frozenset({"and", "or", ""})
 MAX_COUNT_DIGITS = 4
-"""A number of more digits counts nothing in a request of a person, so it may be an id wherever it stands."""
+"""A number with more digits is no count in a request of a person, so it may be an id anywhere."""
 MAX_URL_CHARS = 4_096
-"""No browser shows more; of a longer one only the same text is the same."""
+"""No browser shows more; a longer address matches only an identical text."""
 USUAL_PORTS = {"http": ":80", "https": ":443"}
 KEPT_TEXTS = 64
 """Arguments and results are read several times within a step."""
 MIN_GROUPED_DIGITS = 9
 """Fewer digits in groups are several numbers, such as a list of ids."""
 MAX_COMPARED_TOKENS = 64
-"""Tokens of a value that are compared at each place. Of a longer one, which may repeat itself, each text is searched once."""
+"""The tokens of a value that are compared at each position. In a longer value, each source text is searched once."""
 MAX_CANDIDATES = 32
-"""Places at which a piece of a prompt may begin. A word that occurs more often begins a shorter piece, of which more is asked."""
+"""The most positions at which a piece of a prompt is searched. With a more frequent word, a found piece may be shorter."""
 BREAK = ""
-"""Between tokens that are not next to each other."""
+"""Separates tokens that are not adjacent."""
 END = "\n"
-"""Between two texts; no value holds it."""
+"""Separates two texts; no value contains it."""
 NEVER = "\0"
-"""In place of a redacted value, which is found nowhere."""
+"""Replaces a redacted value, which is found nowhere."""
 
 
 @frozen
@@ -120,7 +120,7 @@ def tokenize(text: str) -> tuple[str, ...]:
     end = 0
     for match in TOKEN.finditer(text):
         kind, token, start = match.lastgroup, match.group(), match.start()
-        # Most tokens are words behind one space.
+        # Most tokens are words after one space.
         is_far = start - end > 1 or text[end:start] != " "
         if found and found[-1] and is_far and BREAKS.search(text, end, start):
             found.append(BREAK)
@@ -134,7 +134,7 @@ def tokenize(text: str) -> tuple[str, ...]:
             continue
         if kind in ("url", "chunk"):
             token = token.rstrip(TRAILING) or token
-            # What was stripped is looked at as the gap before the next token.
+            # The stripped signs belong to the gap before the next token.
             end = start + len(token)
         found += _normalize_token(kind or "", token)
     if found and not found[-1]:
@@ -171,14 +171,14 @@ def _normalize_chunk(token: str) -> list[str]:
     if "@" in token:
         label, colon, address = token.rpartition(":")
         if (found := EMAIL.fullmatch(address)) and (not colon or label.isalpha()):
-            # The part before the @ is an id: providers may tell case apart there.
+            # The part before the @ is an id: providers may distinguish case in it.
             mail = f"{found[1]}@{found[2].lower()}"
             return [*([_fold_case(label), BREAK] if colon and label.lower() != "mailto" else ()), mail]
     return [token.lower() if HOST.fullmatch(token) else token]
 
 
 def _fold_case(word: str) -> str:
-    """Return a word in lower case, but for letters that share theirs with another one: the Kelvin sign is no k."""
+    """Return a word in lower case, except signs whose lower case is another letter: the Kelvin sign does not become k."""
     return word.lower() if word.isascii() else "".join(map(_fold_letter, word))
 
 
@@ -190,23 +190,23 @@ def _fold_letter(char: str) -> str:
 def _normalize_number(text: str) -> str:
     digits = text.lstrip("+-")
     if text.startswith("+") or (digits.startswith("0") and digits != "0" and not digits.startswith("0.")):
-        return text  # an id, or a number of a telephone
+        return text  # an id or a telephone number
     if "." not in text:
         return text
     return text.rstrip("0").rstrip(".")
 
 
 def _normalize_url(text: str) -> str:
-    """Return an address with scheme and host in lower case, and as the host alone where it says nothing else."""
+    """Return an address with scheme and host in lower case; as the host alone if it contains nothing else."""
     if len(text) > MAX_URL_CHARS:
         return text
-    # Brackets around an address in a text are none of it, unless it has the opening one, too.
+    # A closing bracket after an address is not part of it, unless the address has the opening one, too.
     for opening, closing in ("()", "[]", "{}"):
         while text.endswith(closing) and text.count(closing) > text.count(opening):
             text = text[:-1].rstrip(TRAILING)
     parts = URL.fullmatch(text)
     if parts is None:
-        return text  # with a name, a password or a backslash it may lead elsewhere than it seems: only the same text is the same
+        return text  # a name, password or backslash can disguise its host, so it matches only an identical text
     scheme, host, port, rest = parts[1].lower(), parts[2].lower(), parts[3] or "", parts[4] or ""
     if port == USUAL_PORTS.get(scheme):
         port = ""
@@ -216,7 +216,7 @@ def _normalize_url(text: str) -> str:
 
 
 def is_word(token: str) -> bool:
-    """Return whether a token has only letters, and hyphens and apostrophes between them."""
+    """Return whether a token consists of letters, with hyphens and apostrophes between them."""
     return token.translate(WORD_JOINTS).isalpha()
 
 
@@ -236,7 +236,7 @@ def find_addresses(value: object) -> Iterator[tuple[str, str]]:
 
 
 def leaves_of(value: object, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the texts and numbers in a JSON value, each with its path; names that hold an address are texts, too."""
+    """Yield the texts and numbers in a JSON value, each with its path; member names with an address are texts, too."""
     if isinstance(value, str):
         yield path, value
     elif isinstance(value, Mapping):
@@ -268,15 +268,15 @@ def _return_unchanged(value: Any) -> Any:
 
 class Provenance:
     """
-    Everything that a run has received, for the question where a value comes from.
+    An index of all data that a run has received, to find the origins of a value.
 
     Args:
-        outer: What was received around this run until now, by the caller of a tool's body or the parent of a child that continues the
-            conversation.
-        clean: Takes secrets out of a value, as the journal of the run does: what a replay cannot find is never found.
+        outer: The index of the data received before this run, by the caller of a tool's body or the parent of a child that
+            continues the conversation.
+        clean: Redacts a value as the journal of the run does, so that nothing is found that a replay could not find.
 
     Attributes:
-        saw_untrusted: Whether anything may have held text of third parties.
+        saw_untrusted: Whether any data may contain text of third parties.
     """
 
     __slots__ = (
@@ -285,7 +285,7 @@ class Provenance:
 
     def __init__(self, outer: Provenance | None = None, clean: Callable[[Any], Any] = _return_unchanged) -> None:
         self._tokens: list[str] = []
-        # By trust, so that a decision does not read what is untrusted, however much that is.
+        # By trust, so that a decision does not depend on the amount of untrusted data.
         self._places: dict[Trust, dict[str, list[int]]] = {"trusted": {}, "untrusted": {}}
         self._names: dict[tuple[str, ...], list[int]] = {}
         self._leaf_starts: list[int] = []
@@ -335,9 +335,9 @@ class Provenance:
 
     def is_trusted(self, value: object, *, is_id: bool = False) -> bool:
         """
-        Return whether each text, number and address in a value occurs in a trusted source; an empty value does.
+        Return whether each text, number and address in a value occurs in a trusted source; an empty value is trusted.
 
-        With *is_id* a short number has to occur as an id: as a whole text, or behind a word such as "file". "1 hour" names no file.
+        With *is_id* a short number must occur as an id: as a whole text, or after a word such as "file". "1 hour" names no file.
         """
         return all(self._is_text_trusted(text, is_id=is_id) for _, text in leaves_of(value))
 
@@ -348,7 +348,7 @@ class Provenance:
         tokens = tokenize(self._clean(named[1] if named else text))
         if self._occurs_in_trusted(tokens, is_id=is_id and _is_short_number(text)):
             return True
-        # Several addresses in one text, such as "a@x.org, b@y.org": each counts on its own.
+        # Several addresses in one text, such as "a@x.org, b@y.org": each is checked separately.
         alone = [token for token in tokens if token != BREAK]
         return len(alone) > 1 and all(_is_address(token) and self._occurs_in_trusted((token,)) for token in alone)
 
@@ -358,7 +358,7 @@ class Provenance:
     def _find_sources(
         self, tokens: tuple[str, ...], trust: Trust, end: int | None = None, *, is_id: bool = False
     ) -> Iterator[Source]:
-        """Yield the sources of a trust in which *tokens* stand next to each other, before the place *end*."""
+        """Yield the sources of a trust with adjacent *tokens*, before the position *end*."""
         if self._outer is not None:
             yield from self._outer._find_sources(tokens, trust, self._outer_end, is_id=is_id)  # noqa: SLF001
         if trust == "trusted":
@@ -396,13 +396,13 @@ class Provenance:
         return attrs.evolve(source, path=path) if path else source
 
     def _leaf_contains(self, leaf: int, tokens: tuple[str, ...]) -> bool:
-        """Return whether tokens stand next to each other in a text, in time that is linear in both."""
+        """Return whether tokens are adjacent in a text, in time linear in both."""
         starts = self._leaf_starts
         own = self._tokens[starts[leaf] : starts[leaf + 1] - 1 if leaf + 1 < len(starts) else -1]
         return END.join(("", *tokens, "")) in END.join(("", *own, ""))
 
     def _is_id_at(self, place: int) -> bool:
-        """Return whether the number at a place is the whole text, or in a list behind a word for things with ids."""
+        """Return whether the number at a position is a whole text, or in a list after a word for things with ids."""
         first = self._leaf_starts[bisect_right(self._leaf_starts, place) - 1]
         if place == first and self._tokens[place + 1] == END:
             return True
@@ -410,15 +410,15 @@ class Provenance:
         while before >= first and (self._tokens[before] in LIST_WORDS or NUMBER.fullmatch(self._tokens[before])):
             before -= 1
         word = self._tokens[before] if before >= first else ""
-        # Behind the end of a sentence or a colon only a word for ids belongs to the number.
+        # After the end of a sentence or a colon, only a word for ids belongs to the number.
         is_adjacent = place == first or self._tokens[before + 1] != BREAK
         return word in ID_WORDS or (is_adjacent and (word in THING_WORDS or word.removesuffix("s") in THING_WORDS))
 
     def for_prompt(self, values: Iterable[object]) -> Provenance:
         """
-        Return the index of a child that is started with *values*, its prompt and params.
+        Return the index of a child with *values*, its prompt and params.
 
-        What of them occurs in a trusted source is trusted there, in the longest pieces that occur.
+        The parts that occur in a trusted source are trusted in the child, in the longest possible pieces.
         """
         child = Provenance(clean=self._clean)
         is_whole = True
@@ -435,15 +435,15 @@ class Provenance:
         return child
 
     def _find_trusted_pieces(self, tokens: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-        """Yield the longest runs of tokens that stand next to each other in a trusted source, from the left."""
+        """Yield the longest sequences of adjacent tokens in a trusted source, from the left."""
         wanted, start = list(tokens), 0
         while start < len(wanted):
             size = 0
             for where, place in islice(self._find_trusted_places(wanted[start]), MAX_CANDIDATES):
-                # Only a place with all that was found elsewhere, and one token more, has a longer piece.
+                # A longer piece must contain the longest one so far, and one token more.
                 if where[place : place + size] != wanted[start : start + size]:
                     continue
-                # Each text ends with a token of its own, so a piece never leaves it.
+                # Each text ends with its own token, so a piece never extends over its end.
                 while start + size < len(wanted) and where[place + size] == wanted[start + size] != NEVER:
                     size += 1
             if size:

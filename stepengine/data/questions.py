@@ -15,19 +15,22 @@ from stepengine.data.functions import accepts_one_argument
 from stepengine.data.json import ABSENT, JsonDict, JsonValue, freeze, freeze_object, freeze_object_or_none
 from stepengine.data.messages import to_string_tuple
 from stepengine.data.origins import describe_origins
+from stepengine.data.visible import cut_after
 from stepengine.errors import AnswerRejected, DefinitionError
 
 REMEMBERED = "remembered"
 """The ``by`` of an answer that an earlier one with ``remember`` gave."""
 NOBODY = "nobody"
-"""The ``by`` of the no that stands for an answer where nobody can give one."""
+"""The ``by`` of an automatic denial if no one can answer."""
 REFUSED = "refused"
-"""The ``by`` of the no that stands for an answer where the tool itself says that it will refuse the call."""
+"""The ``by`` of an automatic denial for a call that the tool itself would reject."""
+DOUBT = "doubt:"
+"""The id of a question about an effect in doubt begins with it; the effect's address follows."""
 YES, NO = ("yes", "y", "allow", "true"), ("no", "n", "deny", "false")
 SMALLEST, LARGEST = Decimal("0.000001"), Decimal(10) ** 12
 """The numbers that answer a question lie between these."""
 MAX_NUMBER_CHARS = 32
-"""Nobody types a number that is longer, and a text of any length would take long to parse as a decimal."""
+"""The longest number that is parsed: people type no longer one, and parsing a long decimal is slow."""
 SHOWN_CHARS = 200
 """
 An answer that is refused is quoted up to about three lines: enough to recognize it, and no pasted document in an
@@ -108,22 +111,22 @@ class Question:
 @frozen
 class Answer:
     """
-    What a person answered.
+    The answer of a person.
 
     Attributes:
         selected: The chosen options; a string is one.
         text: Free text.
         declined: The person did not want to answer.
-        remember: ``"session"`` turns an approval into a rule: such calls are not asked about again for the rest of the
-            session, or of the run tree where there is none. ``"always"`` keeps it in the engine's
-            ``PolicyFile``, too, for every process that uses that; without one it is ``"session"``. By itself it is a yes.
-        edited_input: For a permission question, the input to run in place of the one that was asked about. By itself it is a
-            yes. It is validated and judged like the first one: what is denied stays denied.
-        result: For a question about an effect in doubt, ``doubt:ADDRESS``, what came of it, as somebody knows who has looked: a
+        remember: ``"session"`` turns an approval into a rule for the rest of the session, or of the run tree without one:
+            there are no more questions about such calls. ``"always"`` also stores the rule in the engine's ``PolicyFile``,
+            for every process that uses the file. Without a file it is ``"session"``. *remember* alone is an approval.
+        edited_input: For a permission question, a replacement for the input of the call. It alone is an approval. It is
+            validated and checked like the first input, so a denied input stays denied.
+        result: For a question about an effect in doubt, ``doubt:ADDRESS``, its result as found by the person: a
             ``ToolResult``, text or JSON of a tool, JSON of a ``Perform``, or an error of ``StepEngineError``. The effect is
-            not done again; its recorded result is this.
-        by: Who answered, for the record.
-        reason: Why, for the record; the model is told why a call was refused.
+            not repeated, and this result is recorded.
+        by: The person who answered, for the record.
+        reason: The reason, for the record; the model receives the reason of a denial.
         covers: With *remember*, the id of the rule to add: one of ``Question.wider``, or by default ``Question.remember``.
     """
 
@@ -150,7 +153,8 @@ class Answer:
         return self.value.strip().lower() in YES
 
 
-AnswerLike: TypeAlias = "str | bool | Answer"
+AnswerLike: TypeAlias = str | bool | Answer
+"""An answer to a question, or its text or decision."""
 
 
 def to_answer(value: AnswerLike, question: Question) -> Answer:
@@ -188,7 +192,7 @@ def answer_problem(value: AnswerLike, question: Question) -> str | None:
         return _number_problem(answer, question, said)
     if answer.selected or answer.declined or is_permission or question.allow_text or not question.options:
         return None
-    return f"{said} is {_shorten(answer.text)!r}, which is none of its options: {list_names(question.options, answer.text, quoted=True)}"
+    return f"{said} is {cut_after(answer.text, SHOWN_CHARS)!r}, which is none of its options: {list_names(question.options, answer.text, quoted=True)}"
 
 
 def check_answer(value: AnswerLike, question: Question) -> Answer:
@@ -201,10 +205,6 @@ def check_answer(value: AnswerLike, question: Question) -> Answer:
     if problem := answer_problem(value, question):
         raise AnswerRejected(problem)
     return to_answer(value, question)
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
 
 
 def parse_number_answer(answer: Answer) -> Decimal | None:
@@ -228,7 +228,7 @@ def _number_problem(answer: Answer, question: Question, said: str) -> str | None
     if is_fine:
         return None
     what = "a whole number from 1" if question.number == "whole" else "a number above 0"
-    return f"{said} is {_shorten(answer.value)!r}; it is {list_names(question.options, answer.value, quoted=True)} or {what}"
+    return f"{said} is {cut_after(answer.value, SHOWN_CHARS)!r}; it is {list_names(question.options, answer.value, quoted=True)} or {what}"
 
 
 def _covers_problem(answer: Answer, question: Question) -> str | None:
@@ -257,11 +257,11 @@ def offered_rules(question: Question) -> tuple[JsonDict, ...]:
 
 class Interactor(Protocol):
     """
-    Somebody who can answer in process: any object with a method ``ask``.
+    An object that asks a person in this process, by its method ``ask``.
 
-    A plain ``ask`` runs in a thread of the engine's and may block; an ``async def`` runs on the event loop. Questions of calls
-    or children that run at the same time are asked at the same time; who can show only one holds a lock. An answer is a
-    string, a bool or an ``Answer``.
+    A plain ``ask`` runs in a thread of the engine and may block; an ``async def`` runs on the event loop. Questions of
+    concurrent calls or children are asked at the same time; use a lock to show only one. An answer is a string, a bool or
+    an ``Answer``.
     """
 
     def ask(self, question: Question, /) -> AnswerLike | Awaitable[AnswerLike | None] | None:
@@ -273,7 +273,7 @@ def validate_interactor(given: Any, where: str) -> Interactor | None:
     Return *given* if it is an interactor or ``None``; else raise.
 
     Raises:
-        DefinitionError: when it is nobody who can be asked; the message names *where* it was given.
+        DefinitionError: if it is not an interactor; the message contains *where*.
     """
     ask = getattr(given, "ask", None)
     if given is None or (callable(ask) and accepts_one_argument(ask) and not isinstance(given, type)):
@@ -291,18 +291,18 @@ def validate_interactor(given: Any, where: str) -> Interactor | None:
 @frozen
 class Decision:
     """
-    What a ``pre_tool`` hook says about a call; ``None`` instead of a decision means no opinion.
+    The opinion of a ``pre_tool`` hook about a call; ``None`` instead of a decision is no opinion.
 
     Make one with ``Decision.allow()``, ``.deny(message)`` or ``.ask(message)``. Deny beats ask beats allow.
 
     Attributes:
         kind: ``"allow"``, ``"deny"`` or ``"ask"``.
-        message: For a deny, what the model is told; for an ask, the question.
+        message: For a deny, the text for the model; for an ask, the question.
         rule_id: The rule that decided, for the log.
         options: For an ask, the choices; ``yes`` and ``no`` by default.
-        remember: For an ask, the rule that keeps such calls from being asked about again; see ``Question.remember``.
+        remember: For an ask, the rule against further questions about such calls; see ``Question.remember``.
         wider: For an ask, rules that allow more than that; see ``Question.wider``.
-        provenance: For an ask, where its arguments come from; see ``Question.provenance``.
+        provenance: For an ask, the origins of its arguments; see ``Question.provenance``.
     """
 
     kind: Literal["allow", "deny", "ask"]
@@ -320,7 +320,7 @@ class Decision:
 
     @classmethod
     def deny(cls, message: str = "", *, rule_id: str | None = None) -> Decision:
-        """Do not run the call; the model is told *message*."""
+        """Do not run the call; the model receives *message*."""
         return cls("deny", message, rule_id)
 
     @classmethod

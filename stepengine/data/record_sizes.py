@@ -1,9 +1,9 @@
 """
-How long values, errors and texts may be that come into a run: what a record can hold, with and without a journal.
+Size limits for values, errors and texts that enter a run, by the capacity of a record, with and without a journal.
 
-A value that is too long is refused where it comes in, with an error that whoever asked for it can catch. Texts that people or models
-only read are cut: the messages of errors, and texts in the results of tools. A run without a journal follows the same rules,
-so that it ends as one with a journal does.
+A value over the limit raises an error where it enters, for the caller to catch. Texts for people and models are cut instead: the
+messages of errors, and texts in the results of tools. A run without a journal follows the same rules, so that it ends as one
+with a journal does.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stepengine.data.effects import CallTool
 from stepengine.data.json import compact
 from stepengine.data.messages import JsonPart, ResultPart, TextPart, ToolCallPart, ToolResult, UserMessage
 from stepengine.data.models import ModelReply
-from stepengine.data.result_cuts import cut_middle
+from stepengine.data.result_cuts import cut_result
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.visible import cut_end
 from stepengine.errors import HandlerError, StepEngineError
@@ -31,21 +31,21 @@ E = TypeVar("E", bound=BaseException)
 MAX_INLINE_CHARS = 32 * 1024
 """A longer text has a record of its own, which others name. Shorter ones stay readable in place and cost few copies."""
 MAX_VALUE_BYTES = 16 * 1024 * 1024
-"""A document of 10 MB fits as base64. A reader holds a line, its text and its values in memory at once."""
+"""A document of 10 MB fits as base64. A reader has a line, its text and its values in memory at once."""
 MAX_LINE_BYTES = 20 * 1024 * 1024
-"""A value that is allowed fits with what stands around it: address, time, warnings, and messages that arrived meanwhile."""
+"""Room for the largest value and the rest of its line: address, time, warnings, and messages that arrived meanwhile."""
 MAX_ERROR_CHARS = 20_000
-"""About 5,000 tokens: a long traceback fits, and nobody reads more of an error."""
+"""About 5,000 tokens: a long traceback fits, and people read no more of an error."""
 MAX_ERROR_MEMBERS = 200
-"""So many texts of an error's list are kept, such as its issues."""
+"""The most texts of an error's list that are recorded, such as its issues."""
 ESCAPED_CHAR_BYTES = 6
-"""Bytes that a character takes at most in JSON: a control character becomes ``\\u001f``."""
+"""The most bytes of a character in JSON: a control character becomes ``\\u001f``."""
 MIN_VALUE_CHARS = 5
-"""For how many characters a value stands at least, such as a number with what is around it."""
+"""The least number of characters that a value counts, such as a number with its separators."""
 MAX_MESSAGES_CHARS = 300_000
-"""Messages to a run that one record takes: about half of what stands around a value, if all were control characters."""
+"""The size of messages in one record: half of its room apart from a value, if all were control characters."""
 MESSAGE_CHARS = 100
-"""For how many characters a message counts apart from its texts."""
+"""The number of characters that a message counts in addition to its texts."""
 LONG_INT_BITS = 64
 """A number with more bits is counted by its digits."""
 BITS_PER_DIGIT = 3.3
@@ -99,7 +99,7 @@ def find_length_problem(value: object) -> str:
         rest = _without_long_texts(value, lengths)
         length = max([_json_bytes(rest), *lengths])
     except (RecursionError, ValueError):
-        return ""  # no JSON, which is told elsewhere
+        return ""  # not JSON, which is reported elsewhere
     return (
         f"its record would have {length:,} bytes, and one has at most {MAX_VALUE_BYTES:,}"
         if length > MAX_VALUE_BYTES
@@ -108,7 +108,7 @@ def find_length_problem(value: object) -> str:
 
 
 def _without_long_texts(value: Any, lengths: list[int]) -> object:
-    """Return what is stored of *value* as JSON, with empty texts in place of long ones, whose lengths are added to *lengths*."""
+    """Return the stored JSON of *value* with long texts replaced by empty ones; their lengths are added to *lengths*."""
     kind: Any = type(value)
     if kind is str:
         if len(value) <= MAX_INLINE_CHARS:
@@ -157,21 +157,21 @@ HEAVY: Mapping[type, Callable[[Any], Sequence[Any]]] = {
     ToolResult: attrgetter("content", "structured", "change", "side_effects"),
     CallTool: attrgetter("tool_name", "input"),
 }
-"""What may be long in the values of which a journal is full; the rest of them is a few words and numbers."""
+"""The members with possibly long values in frequent classes; their other members are a few words and numbers."""
 SHORT = frozenset({int, float, bool, type(None)})
 """Values for which ``MIN_VALUE_CHARS`` is enough, unless a number has very many digits."""
 MANY = 2**LONG_INT_BITS
-"""From here on a number is counted by its digits."""
+"""From this value on, a number is counted by its digits."""
 SEQUENCES = (tuple, list)
-"""What holds values in order."""
+"""Types of ordered collections."""
 WIDEST_FIELDS = 20
 """Above the number of fields of each of these classes, so that the estimate is never too low."""
 
 
-# --- what is cut ------------------------------------------------------------------------------------------------------
+# --- cutting ----------------------------------------------------------------------------------------------------------
 
 
-# In place, so that whoever has the error keeps its class, cause and traceback, and a class of the author's need not be made again.
+# In place, so that the error keeps its identity, class, cause and traceback, and an author's class is not instantiated.
 def cut_error(error: E) -> E:
     """Return *error* with its texts cut to ``MAX_ERROR_CHARS`` characters each: message, arguments, notes, and fields of ours."""
     notes = getattr(error, "__notes__", ())
@@ -214,8 +214,8 @@ def _cut_member(value: Any) -> Any:
     return (*kept, f"{more:,} more are left out") if more else tuple(kept)
 
 
-def take_fitting(messages: tuple[UserMessage, ...]) -> tuple[UserMessage, ...]:
-    """Return the first of *messages* that fit into one record beside a value; at least one. The next record takes others."""
+def select_fitting(messages: tuple[UserMessage, ...]) -> tuple[UserMessage, ...]:
+    """Return the first of *messages* that fit into one record together with a value; at least one."""
     left = MAX_MESSAGES_CHARS
     for count, message in enumerate(messages):
         texts = [part.text for part in message.content if isinstance(part, TextPart)]
@@ -226,11 +226,11 @@ def take_fitting(messages: tuple[UserMessage, ...]) -> tuple[UserMessage, ...]:
 
 
 def fit_tool_result(result: ToolResult, tool_name: str) -> ToolResult:
-    """Return *result*; one that is too long has its texts cut, or is an error result if that is not enough."""
+    """Return *result* within the size limit: with its texts cut, or as an error result if that is not enough."""
     why = find_length_problem(result)
     if not why:
         return result
-    # Most texts take one byte a character, and none takes more than six.
+    # Most texts have one byte for each character, and none has more than six.
     for limit in (MAX_VALUE_BYTES * 3 // 4, MAX_VALUE_BYTES // 4, MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES // 2):
         short = attrs.evolve(result, content=_cut_parts(result.content, limit))
         if not find_length_problem(short):
@@ -242,7 +242,7 @@ def fit_tool_result(result: ToolResult, tool_name: str) -> ToolResult:
     )
 
 
-# Without the mark of ``shorten_parts``, since a model is shown far less of it.
+# Without the mark of ``shorten_parts``, since a model receives far less of it.
 def _cut_parts(parts: Sequence[ResultPart], limit: int) -> tuple[ResultPart, ...]:
     """Return the parts of a result with at most *limit* characters of text in all; JSON that is longer becomes text."""
     made: list[ResultPart] = []
@@ -252,15 +252,15 @@ def _cut_parts(parts: Sequence[ResultPart], limit: int) -> tuple[ResultPart, ...
         if len(text) <= left:
             made.append(part)
         elif isinstance(part, TextPart):
-            made.append(attrs.evolve(part, text=cut_middle(text, left)))
+            made.append(attrs.evolve(part, text=cut_result(text, left)))
         else:
-            made.append(TextPart(cut_middle(text, left)))
+            made.append(TextPart(cut_result(text, left)))
         left -= min(left, len(text))
     return tuple(made)
 
 
 def fit_child_result(child: ChildResult) -> ChildResult:
-    """Return the result of a child; one that is too long is that of a failed child."""
+    """Return *child* within the size limit; a result over it becomes that of a failed child."""
     if child.error is not None:
         cut_error(child.error)
     why = find_length_problem(child)

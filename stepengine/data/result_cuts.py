@@ -11,6 +11,7 @@ from typing import TypeAlias
 
 from stepengine.data.json import JsonDict, JsonValue, compact
 from stepengine.data.messages import JsonPart, Message, ResultPart, TextPart, ToolMessage
+from stepengine.data.visible import cut_middle
 
 RESULT_CHARS = 100_000
 """About 25,000 tokens: several of them fit in a context window, and a longer text is rarely read by a model to its end."""
@@ -18,25 +19,22 @@ MARK = "shortened"
 SMALL = frozenset({int, bool, float, type(None)})
 
 ShortenJson: TypeAlias = Callable[[JsonValue, int, str], JsonValue]
-"""Returns a JSON value with its long texts cut to a number of characters; the last argument says how to get the rest."""
+"""Returns a JSON value with its long texts cut to a number of characters; the last argument is a hint at the rest."""
 
 
-def cut_middle(text: str, limit: int, rest: str = "") -> str:
-    """Return *text*; if it is longer than *limit*, a note replaces its middle. *rest* says how to get the missing part."""
-    if len(text) <= limit:
-        return text
-    head = (limit + 1) // 2
-    tail = limit - head
+def cut_result(text: str, limit: int, rest: str = "") -> str:
+    """Return *text*; if it is longer than *limit*, a note replaces its middle. *rest* is a hint for reading the missing part."""
     missing = len(text) - limit
-    note = f"[... {missing:,} characters were cut here; the result has {len(text):,} in all{rest} ...]"
-    return f"{text[:head]}\n{note}\n{text[len(text) - tail :]}"
+    return cut_middle(
+        text, limit, f"[... {missing:,} characters were cut here; the result has {len(text):,} in all{rest} ...]"
+    )
 
 
 def shorten_text(text: str, limit: int, rest: str = "") -> TextPart:
-    """Return a text over *limit* with its middle cut, as a part that is marked so that it is never cut again."""
+    """Return a text over *limit* with its middle cut, as a part with a mark, so that it is not cut again."""
     # Known by a mark and not by the note: a tool may print the same words.
     data = JsonDict({"provider": "stepengine", MARK: len(text)})
-    return TextPart(cut_middle(text, limit, rest), provider_data=data)
+    return TextPart(cut_result(text, limit, rest), provider_data=data)
 
 
 def is_shortened(part: ResultPart) -> bool:
@@ -73,7 +71,7 @@ def shorten_parts(
 
 
 def get_limit(max_chars: int | None) -> int:
-    """Return how many characters of a result a model is shown, given the option *max_chars* of its tool."""
+    """Return the most characters of a result for a model; *max_chars* is the option of its tool."""
     return RESULT_CHARS if max_chars is None else max_chars
 
 

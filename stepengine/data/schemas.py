@@ -15,7 +15,7 @@ from stepengine.errors import DataError
 
 ESCAPED_BYTE = re.compile(rb"%([0-9A-Fa-f]{2})")
 DEFINITIONS = ("$defs", "definitions")
-"""Keywords below which a schema keeps the schemas that references name."""
+"""Keywords of the schemas for references."""
 NAMED_SCHEMAS = frozenset({"properties", "patternProperties", "dependentSchemas", "dependencies", *DEFINITIONS})
 """Keywords of JSON Schema whose value is an object of schemas by name."""
 SCHEMAS = frozenset(
@@ -63,16 +63,25 @@ KEYWORDS = frozenset(
         *("title", "description", "default", "deprecated", "readOnly", "writeOnly", "example", "examples"),
     }
 )
-"""What JSON Schema has, and ``example`` of OpenAPI."""
+"""The keywords of JSON Schema, and ``example`` of OpenAPI."""
 EXTENSIONS = frozenset(
     {"discriminator", "nullable", "xml", "externalDocs", "enumNames", "markdownDescription", "propertyOrdering"}
 )
 """Of other programs, and similar to a keyword."""
 SHORT_KEYWORDS = frozenset({"if", "not", "id", "$id", "then", "else", "xml"})
-"""Too short for a similarity to mean anything: ``note`` is no slip of ``not``."""
+"""Too short for a meaningful similarity: ``note`` is no misspelled ``not``."""
 OTHER_WORDS = {"min": "minimum", "max": "maximum", "regex": "pattern", "choices": "enum", "fields": "properties"}
-"""What other languages of schemas call a keyword."""
+"""The names of keywords in other schema languages."""
 TYPES = frozenset({"null", "boolean", "integer", "number", "string", "array", "object"})
+
+
+def list_member_names(schema: object) -> Iterator[str]:
+    """Yield the names of the members in a schema, at any depth."""
+    if isinstance(schema, Mapping):
+        found = schema.get("properties")
+        yield from found if isinstance(found, Mapping) else ()
+    for part in schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ():
+        yield from list_member_names(part)
 
 
 def find_keyword_problem(schema: Mapping[str, Any]) -> str:
@@ -109,7 +118,7 @@ def _list_parts(schema: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], 
 
 
 def _find_meant_keyword(word: str, value: object) -> str:
-    """Return what an unknown word of a schema was probably meant to be, ``""`` for an annotation."""
+    """Return a suggestion for an unknown word of a schema, ``""`` for an annotation."""
     plain = {_drop_signs(known): known for known in KEYWORDS}
     same = plain.get(_drop_signs(word)) or OTHER_WORDS.get(word.lower())
     near = (same,) if same else find_nearest(word, KEYWORDS - SHORT_KEYWORDS, alike=NEAR_RATIO, n=1)

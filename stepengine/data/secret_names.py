@@ -2,8 +2,8 @@
 Names of secrets: one list for headers, parameters, members of JSON and variables.
 
 Case, separators and digits at the end do not matter, and only the end of a name decides: ``DB_PASS``, ``dbPass`` and ``X-Db-Pass`` are
-secret because of their end. A name is a credential, which differs between machines; doubtful, such as ``key`` in an address, which is
-an API key or the name of an entry; or only a hint, such as ``sort_key`` and ``zip_code``, where the value decides.
+secret by their end. There are three kinds of names. A credential differs between machines. A doubtful name, such as ``key`` in an
+address, may be an API key or the name of an entry. For a hint, such as ``sort_key`` or ``zip_code``, the value decides.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ SECRET_WORDS: dict[str, frozenset[Place]] = {
     **dict.fromkeys(("auth", "bearer", "csrf", "pat", "xsrf"), frozenset({"header"})),
     "otp": IN_REQUESTS,
 }
-"""Last words of names of credentials, and where; as the end of a longer word they mean nothing."""
+"""The last words of names of credentials, with the places; the end of a longer word does not count."""
 VALUE_WORDS = frozenset({"plain", "plaintext", "raw", "value"})
-"""Last words of names that say only that it is the value, as in ``secretValue``, and names of members that hold it."""
+"""Last words of names for a value as such, as in ``secretValue``, and names of members with the value."""
 VARIABLE_WORDS = frozenset({"auth", "bearer", "cookie", "key", "pass", "pat"})
-"""Last words of variables that may be secret. They are withheld from commands, few of which need them."""
+"""Last words of names of possibly secret variables. Commands do not receive them, since few commands need them."""
 DOUBTFUL: dict[str, frozenset[Place]] = {
     "key": IN_REQUESTS,
     "pass": EVERYWHERE,
@@ -58,13 +58,13 @@ DOUBTFUL: dict[str, frozenset[Place]] = {
         ("assertion", "auth", "authentication", "bearer", "pat", "sig", "signature"), frozenset({"parameter"})
     ),
 }
-"""Whole names of what is a credential or something ordinary; as in ``auth=none``, a value that is not random counts."""
+"""Whole names of either credentials or ordinary values. A value that is not random, as in ``auth=none``, is compared in a replay."""
 ONE_SESSION: dict[str, frozenset[Place]] = {
     **dict.fromkeys(("authcode", "authorizationcode", "code", "verificationcode"), frozenset({"parameter"})),
     "sessid": IN_REQUESTS,
     **dict.fromkeys(("session", "sessionid"), frozenset({"header"})),
 }
-"""How names end of what a server hands out for one session, which comes back in a replay: its value always counts. ``code`` is a whole name."""
+"""Ends of names of values that a server issues for one session. A replay repeats them, so they are always compared. ``code`` is a whole name."""
 HINTS: dict[str, frozenset[Place]] = {
     **dict.fromkeys(("key", "pat"), IN_REQUESTS),
     "pass": EVERYWHERE,
@@ -78,9 +78,9 @@ FLAGS = frozenset({
     "allow", "disable", "enable", "force", "forgot", "generate", "has", "hide", "include", "is", "manage", "no", "remove", "require",
     "requires", "rotate", "show", "supports", "use", "validate", "with",
 })  # fmt: skip
-"""First words of names that say yes or no, such as ``has_refresh_token``."""
+"""First words of names of flags, such as ``has_refresh_token``."""
 PAGE_WORDS = frozenset({"next", "prev", "previous", "starting"})
-"""First words of names of tokens that are places in a list."""
+"""First words of names of tokens for positions in a list."""
 PLAIN_ENDINGS = (
     "accesscontrolallowcredentials", "backwardtoken", "bostoken", "cachekey", "changetoken", "checkpointtoken", "clstoken",
     "continuationtoken", "cursortoken", "deltatoken", "eostoken", "forwardtoken", "idempotencykey", "locktoken", "masktoken",
@@ -89,7 +89,7 @@ PLAIN_ENDINGS = (
 )  # fmt: skip
 """Ends of names that are no secret outside variables: pages of lists, versions, keys of caches, signs of a vocabulary."""
 PLAIN_VARIABLES = frozenset({"OLDPWD", "PWD", "STEPENGINE_KEY_HOSTS"})
-"""Variables that hold folders, and one that lists hosts."""
+"""Variables with folders, and one with a list of hosts."""
 ONLY_LAST = frozenset({"auth", "pwd"})
 """Words that are ordinary in the middle of a variable: ``SSH_AUTH_SOCK`` is a socket."""
 PROBABILITIES = frozenset({"logprob", "logProbability", "log_probability"})
@@ -103,9 +103,9 @@ MEMBER_HINTS = (
 )  # fmt: skip
 """The last words of all names of members that are secret."""
 NAME_END = re.compile(rf"(?:[_-]?(?:{'|'.join(sorted(VALUE_WORDS))}))?[0-9_.\[\] -]*\\*\"")
-"""What can be between the last word of a member's name and what follows the name."""
+"""The characters between the last word of a member's name and the end of the name."""
 ESCAPED_LETTER = re.compile(r"\\u00([4-7][0-9a-f])")
-"""A letter of a name may be escaped in JSON."""
+"""An escaped letter of a name in JSON."""
 WORD = re.compile(r"[^\W_]+")
 CASE_CHANGE = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
 MAX_NAME_CHARS = 200
@@ -113,13 +113,13 @@ MAX_NAME_CHARS = 200
 
 
 Kind: TypeAlias = Literal["credential", "doubtful", "one session", "hint"]
-"""What a name says of its value."""
+"""The information in a name about its value."""
 RANDOM = re.compile(r"[A-Za-z0-9+/=_.~:-]{16,}")
-"""What keys, signatures and identifiers are made of."""
+"""The characters of keys, signatures and identifiers."""
 
 
 def is_secret_name(name: str, place: Place) -> bool:
-    """Return True if the value of *name* in a *place* is secret, whatever the value is."""
+    """Return True if *name* in a *place* makes every value secret."""
     return _find_kind(name[-MAX_NAME_CHARS:], place) not in (None, "hint")
 
 
@@ -136,7 +136,7 @@ def may_differ(name: str, value: str, place: Place) -> bool:
 
 
 def is_credential_cookie(name: str, value: str) -> bool:
-    """Return True if a cookie is a credential: others, such as ``theme``, tell requests apart."""
+    """Return True if a cookie is a credential; others, such as ``theme``, distinguish requests."""
     return (
         any(word.endswith(COOKIE_ENDINGS) for word in _split_words(name))
         or _find_kind(name[-MAX_NAME_CHARS:], "header") is not None
@@ -145,11 +145,11 @@ def is_credential_cookie(name: str, value: str) -> bool:
 
 
 COOKIE_ENDINGS = ("auth", "csrf", "jwt", "login", "sess", "session", "sid", "sso", "ticket", "token", "xsrf")
-"""How words of cookies end that are credentials."""
+"""Ends of words in the names of credential cookies."""
 
 
 def looks_random(value: str) -> bool:
-    """Return True if *value* is long and mixes letters and digits, as keys do."""
+    """Return True if *value* is long and has both letters and digits, as keys have."""
     return (
         RANDOM.fullmatch(value) is not None
         and any(char.isdigit() for char in value)
@@ -158,7 +158,7 @@ def looks_random(value: str) -> bool:
 
 
 def may_name_secret_member(text: str) -> bool:
-    """Return True if the JSON *text* may hold a member with a secret name; cheap, and true too often."""
+    """Return True if the JSON *text* may contain a member with a secret name; a fast test that may return True for a clean text."""
     if '"' not in text:
         return False
     lower = text.lower()

@@ -1,7 +1,7 @@
 """
-Tools that a provider runs by itself while it answers, as values: what an author puts into ``ModelSettings(server_tools=...)``.
+Tools that a provider runs by itself while it answers, as values for ``ModelSettings(server_tools=...)``.
 
-Nothing here knows how a wire spells them; an adapter refuses those that its provider does not have.
+The wire formats are in the adapters; an adapter raises an error for a tool that its provider does not have.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ class WebSearch:
 @frozen(kw_only=True)
 class UrlContext:
     """
-    Reading of pages and documents whose addresses stand in the conversation.
+    Reading of pages and documents by their addresses in the conversation.
 
     Attributes:
         max_uses: How many pages one request may lead to.
@@ -119,13 +119,13 @@ class FileSearch:
 @frozen
 class Programs:
     """
-    Programs that the model writes and the provider runs, and which call tools of the agent.
+    Programs that the model writes and the provider runs; they may call tools of the agent.
 
-    What such a tool gives goes to the program, and to the model only what the program says: many calls are one answer.
+    The results of such calls go to the program. The model receives only the output of the program, so many calls become one answer.
 
     Attributes:
-        tools: The names of the tools that programs may call, at least one; the model does not call them itself.
-        direct: Those of them that the model may call itself, too.
+        tools: The names of the tools that programs may call, at least one; the model does not call them directly.
+        direct: Those of them that the model may also call directly.
 
     Raises:
         DefinitionError: for a value of another kind, and for a name in *direct* that is not in *tools*.

@@ -1,12 +1,11 @@
 """
-Regular expressions that find a known text in addresses, JSON, HTML and source, however it is encoded.
+Regular expressions that find a known text in addresses, JSON, HTML and source code, in any encoding.
 
-Encoders agree on letters and digits and differ in the signs that they escape. So a text is not encoded in all ways that are
-known, which would be a list without an end: each sign is matched in every spelling that it can have. A slash is written
-plain, behind backslashes, as ``%2f``, ``%252F``, ``&#47;``, ``&sol;`` or by its number behind a backslash. An encoding
-inside of another one adds backslashes, ``25`` or ``amp;``. Base64 is a text of its own.
+Encoders agree on letters and digits and differ in the signs that they escape. The list of all combinations would be endless, so each
+sign is matched in each of its spellings. A slash may be plain, after backslashes, ``%2f``, ``%252F``, ``&#47;``, ``&sol;`` or a
+number after a backslash. An encoding within another one adds backslashes, ``25`` or ``amp;``. Base64 is a separate text.
 
-Every expression here has bounded repetitions only: a search takes time in proportion to the text.
+All repetitions are bounded, so the time of a search is proportional to the text.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from attrs import frozen
 RUNS = re.compile(r"\\+|'+|\"+|[\s\S]")
 FIXED_RUN = re.compile(r"[A-Za-z0-9]+")
 MAX_BACKSLASHES = 15
-"""Text in JSON that is in JSON that is in JSON: each level doubles the backslashes and adds one."""
+"""For a text in three levels of JSON: each level doubles the backslashes and adds one."""
 NESTED = "{0,3}"
 """How often ``25`` or ``amp;`` is repeated."""
 ESCAPED_BY_LETTER = {"\n": "n", "\t": "t", "\r": "r", "\b": "b", "\f": "f", "\v": "v", "\0": "0", "\a": "a"}
@@ -65,7 +64,7 @@ class Spelling:
 
     @cached_property
     def anchor(self) -> str:
-        """The end of its longest run of letters and digits, which every spelling holds; may be empty."""
+        """The end of its longest run of letters and digits, common to all spellings; may be empty."""
         return max(FIXED_RUN.findall(self.text), key=len, default="")[-ANCHOR_CHARS:]
 
     @cached_property
@@ -98,12 +97,12 @@ class Spelling:
         return len(self.text) * MAX_SIGN_CHARS
 
 
-def spellings_of(value: str, name: str) -> Iterator[Spelling]:
+def make_spellings(value: str, name: str) -> Iterator[Spelling]:
     """Yield the spellings of *value*: as it is, in base64, and inside of longer base64."""
     data = value.encode(errors="replace")
     yield Spelling(value, name)
     yield Spelling(base64.b64encode(data).decode(), name, is_base64=True)
-    # Inside of something longer, such as `user:password`: what of it does not depend on what stands before and behind.
+    # Inside of something longer, such as `user:password`: the part that does not depend on the text before and after it.
     for before in range(3):
         inside = base64.b64encode(bytes(before) + data)[(before * 4 + 2) // 3 : (before + len(data)) * 4 // 3]
         yield Spelling(inside.decode(), name, is_base64=True)

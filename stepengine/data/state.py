@@ -44,7 +44,7 @@ def _default_view(self: Any) -> Transcript:
 
 
 def _freeze_output(value: Any) -> Any:
-    """Return an output as a state holds it: frozen JSON, or the pydantic model of the agent's ``output_schema``."""
+    """Return an output in the form of a state: immutable JSON, or the pydantic model of the agent's ``output_schema``."""
     return value if hasattr(type(value), "model_dump") else freeze(value)
 
 
@@ -200,8 +200,8 @@ def prompt_tokens(state: AgentState, measured: Measured | None) -> int:
     """
     Return the size of a run's next prompt in tokens.
 
-    What the provider last reported plus the estimate of what came after; where nothing was reported, or the prompt was
-    rewritten since, all of it is estimated.
+    It is the last number that the provider reported, plus an estimate of the newer messages. Without a report, or after the
+    prompt was rewritten, the whole size is estimated.
     """
     tokens = None if measured is None else measured.tokens_of(state.system_prompt, state.view)
     return state.context_tokens if tokens is None else tokens
@@ -239,7 +239,7 @@ class RunPhase(StrEnum):
 @frozen
 class RunInfo:
     """
-    What a caller says of a run beside what it asks for; the same for every run of a tree.
+    The caller's information about a run, apart from the request; the same for every run of a tree.
 
     Attributes:
         session_id: The conversation's id, if there is one.
@@ -253,7 +253,7 @@ class RunInfo:
 
 
 class SpendingMixin:
-    """What a run spent, under the same names for its caller and for its parent."""
+    """The spending of a run, with the same names for its caller and for its parent."""
 
     __slots__ = ()
     spending: Spending
@@ -355,11 +355,11 @@ class ChildResult(SpendingMixin, Generic[Out]):
 @frozen
 class Waited(Generic[Out]):
     """
-    What ``Wait`` gives.
+    The result of ``Wait``.
 
     Attributes:
-        done: How the children that have ended did, in the order in which they ended.
-        open: The children that are still at work, in the order in which they were asked for.
+        done: The results of the children that have ended, in that order.
+        open: The children that are still running, in the order of the request.
     """
 
     done: tuple[ChildResult[Out], ...]
@@ -408,7 +408,7 @@ def join_warnings(own: Sequence[str], children: Iterable[ChildResult]) -> tuple[
 
 @frozen(kw_only=True, weakref_slot=False)
 class EndedRun(SpendingMixin, Generic[Out]):
-    """How a run ended, as the machine that ran it and its caller both see it; ``RunResult`` says what the fields are."""
+    """The end of a run, for its machine and for its caller; for the fields see ``RunResult``."""
 
     status: RunStatus
     state: AgentState

@@ -1,12 +1,12 @@
 """
 The names under which values are stored: the tag of each class and the name of each member.
 
-Stored data outlives the code. These names are written out, so that renaming a class or a field changes no journal, session
-or definition: change the class and its row here, and keep the stored names.
+Stored data outlives the code. These names are explicit, so that renaming a class or a field changes no journal, session or
+definition: change the class and its row here, and leave the stored names.
 
-The rows are in three tables, one above the other: ``VALUE_TYPES``, ``STATE_TYPES``, and here the rest with all of them.
+The rows are in three tables that extend each other: ``VALUE_TYPES``, ``STATE_TYPES``, and this module's with all of them.
 
-A row holds the tag, the class and its members. A member whose field has another name is written ``field:member``.
+A row has the tag, the class and its members. A member whose field has another name is written ``field:member``.
 """
 
 from __future__ import annotations

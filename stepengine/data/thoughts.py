@@ -29,9 +29,9 @@ def split_thoughts(text: str) -> SplitText:
     """
     Split a text into thoughts and the text for the reader.
 
-    Thoughts begin with an opening tag that is the first text of the reply, blanks aside, and end with their closing tag,
-    or never. Some servers swallow the opening tag: then they end with the first closing tag that has no opening one, if it
-    stands on a line of its own or directly before a line break, and not in code.
+    Thoughts start with an opening tag at the start of the reply, ignoring blanks. They end with their closing tag or at the
+    end of the text. Some servers omit the opening tag. Then the thoughts end with the first closing tag without an opening
+    one, if it is alone on a line or directly before a line break, and not in code.
     """
     if "<" not in text:
         return SplitText((), text)
@@ -61,7 +61,7 @@ def _collect_leading_thoughts(text: str, thoughts: list[str]) -> int:
         end = text.find(closing, begin)
         if end < 0:
             if thoughts:
-                return at  # an answer may begin with the name of a tag
+                return at  # an answer may start with the name of a tag
             thoughts.append(text[begin:])
             return len(text)
         thoughts.append(text[begin:end])
@@ -145,7 +145,7 @@ def _split_lines(text: str, at: int) -> Iterator[tuple[int, str]]:
 
 
 def _fence_mark(line: str) -> str:
-    """Return the fence of backticks or tildes that a line begins with, or ``""``."""
+    """Return the fence of backticks or tildes at the start of a line, or ``""``."""
     return line[: len(line) - len(line.lstrip(line[0]))] if line.startswith(FENCES) else ""
 
 

@@ -1,7 +1,7 @@
 """
 The descriptions of tools that the packages share.
 
-``ToolSpec`` is what a model is shown and the flags. ``stepengine.Tool`` is what an author holds; the floors below it know
+``ToolSpec`` is what a model is shown and the flags. ``stepengine.Tool`` is what an author holds; the layers below it know
 it as ``ToolLike``. ``ToolBinding`` is what the machine is given: the specification, the check of an input, and how a call
 runs (``Runs``): ``Ordinary``, ``Control``, ``Spawning``, ``Asking``, ``Yielding`` or ``Driving``.
 """
@@ -37,7 +37,7 @@ ToolChoice: TypeAlias = str
 @frozen(kw_only=True)
 class ToolAnnotations:
     """
-    Hints about what a tool does to the world.
+    Hints about the effects of a tool.
 
     Attributes:
         read_only: It changes nothing.
@@ -55,15 +55,15 @@ class ToolAnnotations:
 FIND_TOOLS = "find_tools"
 """The tool that searches those with ``defer_loading``."""
 RECALL_HISTORY = "recall_history"
-"""The tool that looks up what a model is shown no longer; a run whose agent has it keeps what a replaced record held."""
+"""The tool for messages that the model no longer receives; a run of an agent with it keeps the content of replaced records."""
 READ_OUTPUT = "read_output"
-"""The tool that reads a result whole of which a model is shown a part."""
+"""The tool for a whole result of which the model receives a part."""
 
 PARAMETER = re.compile(r"\{([^{}]+)\}")
 MOST_PLACES = 10_000
-"""Files of one call that are checked one by one, in some milliseconds. A call with more counts as one about any file."""
+"""The most files of one call that a guard checks one by one, in some milliseconds. A call with more counts as one about any file."""
 ANYWHERE = ".."
-"""A path that leads out, which every rule that denies or asks takes for one of its own."""
+"""A path outside the root; every rule that denies or asks matches it."""
 
 NO_INPUT = freeze_object({"type": "object", "properties": {}})
 
@@ -71,7 +71,7 @@ NO_INPUT = freeze_object({"type": "object", "properties": {}})
 @frozen
 class ToolSpec:
     """
-    What is known of a tool without running it.
+    The description of a tool, known without running it.
 
     Attributes:
         name: Unique name, ``[A-Za-z0-9_-]{1,64}``.
@@ -82,22 +82,22 @@ class ToolSpec:
         parallel_safe: Whether calls may run at the same time as other parallel-safe calls of one reply.
         ends_turn: Whether the turn ends after it ran.
         forces_next_step: Whether the model must see its result before the turn can end.
-        requires_permission: Whether an ask applies to it; false means an ask counts as allow, a deny still denies.
-        ephemeral: Keep only the newest so many results of this tool in the view; ``None`` keeps all.
-        max_chars: How many characters of a result the model is shown; ``None`` for 100,000. Handlers and the record have all.
-        timeout: Seconds that one call may take; ``None`` for the default. The thread of a synchronous function gets up to 5 s more.
-        retries: How often a failed call is tried again; only for idempotent tools.
-        strict: Whether the provider shall promise inputs that keep to the schema, where it can and the schema allows it.
-        defer_loading: Whether a model is shown it only after it searched for it: by its provider's own search where there is
-            one, else by the tool ``find_tools``. It counts where ``find_tools`` is offered beside it, as in every step of a
-            run that has such tools.
-        about: The files and web addresses that a call is about, as ``ToolOptions`` tells; ``None`` where the tool does not say.
-        results: ``"trusted"`` where no result can hold text of third parties.
-        destinations: Dotted paths of the parameters that say where an effect goes, such as recipients, URLs and ids to delete;
-            ``()`` for a tool that has none, ``None`` where the tool does not say.
+        requires_permission: Whether an ask applies to it. With false, an ask is an allow; a deny still denies.
+        ephemeral: The number of the newest results of this tool in the view; ``None`` for all.
+        max_chars: The most characters of a result for the model; ``None`` for 100,000. Handlers and the record have all.
+        timeout: The time limit of one call in seconds; ``None`` for the default. The thread of a synchronous function has up
+            to 5 s more.
+        retries: How often a failed call is repeated; only for idempotent tools.
+        strict: Whether the provider must enforce the schema for inputs, if it can and the schema allows it.
+        defer_loading: Whether the model receives it only after a search for it: by its provider's own search if there is one,
+            else by the tool ``find_tools``. It requires ``find_tools``, which every step of a run with such tools has.
+        about: The files and web addresses that a call is about, see ``ToolOptions``; ``None`` if the tool does not declare them.
+        results: ``"trusted"`` if no result can contain text of third parties.
+        destinations: Dotted paths of the parameters with the destinations of an effect, such as recipients, URLs and ids to
+            delete. ``()`` for a tool without any, ``None`` if the tool does not declare them.
         texts: Dotted paths of the parameters whose text leaves with the effect; addresses and URLs in it are destinations.
-        confined: Whether the rules judge each file that it opens, as those of the bundled tools. Then no text of its input is a path but
-            those in members such as ``path``.
+        confined: Whether the rules check each file that it opens, as for the bundled tools. Then only the texts in members such
+            as ``path`` are paths.
     """
 
     name: str
@@ -130,7 +130,7 @@ class ToolSpec:
         """The number of characters that it adds to a request: name, description and compact schema; counted once."""
         return len(self.name) + len(self.description) + len(compact(self.input_schema))
 
-    def places(self, input: JsonDict) -> tuple[str, ...]:
+    def find_subjects(self, input: JsonDict) -> tuple[str, ...]:
         """Return the paths and addresses that a call with *input* concerns, as ``about`` defines them, unresolved."""
         found = [list(islice(_fill_template(place, input), MOST_PLACES + 1)) for place in self.about or ()]
         made = [place for places in found for place in places]
@@ -138,7 +138,7 @@ class ToolSpec:
 
 
 def find_values(input: JsonValue, path: str, place: str = "") -> Iterator[tuple[str, JsonValue]]:
-    """Yield the values at a dotted path of an input, each with its own place; lists on the way are gone through."""
+    """Yield the values at a dotted path of an input, each with its own path; lists are searched item by item."""
     if isinstance(input, list | tuple) and path:
         for number, one in enumerate(input):
             yield from find_values(one, path, f"{place}[{number}]")
@@ -191,7 +191,7 @@ class Validated:
 
 
 How: TypeAlias = Literal["ordinary", "control", "spawns", "asks", "yields", "drives"]
-"""How a tool runs: a performer does it, the machine itself, child runs, a person, a run without a model, or the run that calls it."""
+"""How a tool runs: by a performer, the machine, child runs, a person, a separate run without a model, or the calling run."""
 Action: TypeAlias = Literal[
     "set_output",
     "set_messages",
@@ -204,19 +204,19 @@ Action: TypeAlias = Literal[
     "lookup_agent_info",
     "find_tools",
 ]
-"""What the machine can do to a run by itself."""
+"""The actions of the machine for its own run."""
 
 
 @frozen
 class Ordinary:
     """
-    A call is an effect of its own, ``CallTool``.
+    Performs a call as an effect, ``CallTool``.
 
     Attributes:
-        tool: What has the body, a ``stepengine.Tool``; ``None`` where nobody can carry a call out.
-        follow: Goes on with a call whose body gave a result with the status ``"pending"``, because it needs something of the
-            run first: a generator of ``Ask``, ``Complete`` and ``Perform`` that returns the result. It is given the input and
-            the pending result, which stands in the record, and nothing else, so that a replay goes the same way.
+        tool: The ``stepengine.Tool`` with the body; ``None`` if calls cannot be performed here.
+        follow: Continues a call whose body returned a result with the status ``"pending"``, because it needs the run first. It
+            is a generator of ``Ask``, ``Complete`` and ``Perform`` that returns the result. Its only arguments are the input
+            and the recorded pending result, so that a replay does the same.
     """
 
     how: ClassVar[How] = "ordinary"
@@ -229,10 +229,10 @@ class Ordinary:
 @frozen
 class Control:
     """
-    The machine does it itself, with no effect and no record.
+    Performs a call in the machine, without an effect or a record.
 
     Attributes:
-        action: What it does.
+        action: The action.
     """
 
     how: ClassVar[How] = "control"
@@ -241,14 +241,14 @@ class Control:
 
 class ChildRequest(NamedTuple):
     """
-    One child that is asked for.
+    A request for one child.
 
     Attributes:
-        agent_id: The agent's id as it was given.
-        prompt: What it should do.
+        agent_id: The agent's id, as passed.
+        prompt: Its prompt.
         params: Its params.
-        definition: The agent itself, from tools that carry the agents which they run.
-        refused: Why this one cannot be started, when what was asked for is wrong; the others are.
+        definition: The agent itself, from tools with their own agents.
+        refused: The error of an invalid request; the other children are still started.
     """
 
     agent_id: str
@@ -261,13 +261,13 @@ class ChildRequest(NamedTuple):
 @frozen
 class Spawning:
     """
-    A call becomes children, one effect for each.
+    Performs a call by children, one effect for each.
 
     Attributes:
-        entries: Turns a validated input into what is asked for.
-        shown: Turns the results of the children, ``ChildResult`` in that order, into the tool's result.
-        is_inline: Whether the one child goes on from the run's history and leaves its own in its place.
-        agents: The definitions that the tool carries; whoever has it may run them.
+        entries: Returns the requests for a validated input.
+        shown: Returns the tool's result for the results of the children, ``ChildResult`` in that order.
+        is_inline: Whether the only child continues the run's history and replaces it by its own.
+        agents: The tool's own definitions; any agent with the tool may run them.
     """
 
     how: ClassVar[How] = "spawns"
@@ -280,12 +280,12 @@ class Spawning:
 @frozen
 class Asking:
     """
-    A call becomes questions to a person.
+    Performs a call by questions to a person.
 
     Attributes:
-        questions: Turns a validated input into the questions.
-        shown: Turns their answers, in that order, into the tool's result.
-        interactor: Who answers in process; ``None`` leaves it to the engine's.
+        questions: Returns the questions for a validated input.
+        shown: Returns the tool's result for their answers, in that order.
+        interactor: The interactor for the questions; ``None`` for that of the engine.
     """
 
     how: ClassVar[How] = "asks"
@@ -301,17 +301,17 @@ class _BodyResultMaker(Protocol):
 @frozen
 class Yielding:
     """
-    A call is a run of its own, without a model: what a generator yields, as a handler's does.
+    Performs a call as a separate run without a model: its body is a generator, like a handler.
 
     Attributes:
-        steps: Begins the body, with its context and the validated Python arguments.
-        shown: Turns what the body returned, or the exception that it ended with instead, into the tool's result; *is_typed*
-            where the caller may read it by its type.
-        uses: What the body may call beside what its caller has: tools, and the names of such; agents, and their ids.
-        sandbox: Names what the body's ``Compute`` needs, with its version, as the record of a call has it; it raises
-            ``DefinitionError`` where that is not installed, so that no run begins there. ``None`` for a body that needs nothing.
-        offers: Names of tools among *uses* that the model of an agent which is offered the tool is offered, too.
-        at_provider: Whether *uses*, which are tools, take its place where the provider of the model runs programs that call them.
+        steps: Starts the body, with its context and the validated Python arguments.
+        shown: Returns the tool's result for the return value of the body or its exception; *is_typed* if the caller may
+            read it by its type.
+        uses: Tools, agents and their names that the body may call in addition to those of its caller.
+        sandbox: Returns the name and version of the package that ``Compute`` of the body needs, for the record of a call. It
+            raises ``DefinitionError`` if that is not installed, so that no run starts. ``None`` for a body without needs.
+        offers: Names of tools among *uses* that models with this tool also receive.
+        at_provider: Whether *uses*, which are tools, replace it if the provider of the model runs programs that call them.
     """
 
     how: ClassVar[How] = "yields"
@@ -326,16 +326,16 @@ class Yielding:
 @frozen
 class Driving:
     """
-    A call is carried out in the run that makes it: what its steps yield is the run's own, as if a handler had yielded it.
+    Performs a call within the calling run: its steps yield effects of that run, as a handler does.
 
-    So it may start children in the background that outlive the call, and what they did is told to the run.
+    So it may start children in the background that continue after the call and report to the run.
 
     Attributes:
-        steps: Begins them, with the validated input and the run's children in the background; they yield what waits, `Perform`,
-            `Complete` and `Ask`, one at a time, and return the tool's result.
-        reports: Whether the run is told of children that end by themselves, and waits for them at the end of a turn.
-        agents: The definitions that the tool carries for its own steps; nobody else runs them, by whatever id.
-        preview: Returns how a call looks to a person who is asked about it, as that of an ordinary tool does.
+        steps: Starts the steps, with the validated input and the run's children in the background. They yield waits,
+            `Perform`, `Complete` and `Ask`, one at a time, and return the tool's result.
+        reports: Whether the run is notified of children that end by themselves, and waits for them at the end of a turn.
+        agents: The definitions for the tool's own steps; no other code can run them, by any id.
+        preview: Returns the preview of a call for a person, like that of an ordinary tool.
     """
 
     how: ClassVar[How] = "drives"
@@ -381,14 +381,14 @@ class ToolBinding:
 
 @runtime_checkable
 class ToolLike(Protocol[P, R_co]):
-    """``stepengine.Tool`` as the floors below it know it: what an agent definition, an engine and ``call`` accept."""
+    """The protocol of ``stepengine.Tool`` for lower packages: agent definitions, engines and ``call`` accept it."""
 
     @property
     def spec(self) -> ToolSpec:
         """The tool's specification."""
 
     def binding(self) -> ToolBinding:
-        """Return the tool as the machine knows it."""
+        """Return the tool in the form that the machine uses."""
 
     def arguments(self, *args: P.args, **kwargs: P.kwargs) -> JsonDict:
         """Return Python arguments as the tool's JSON input."""

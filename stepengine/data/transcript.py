@@ -2,10 +2,10 @@
 The history of a run: an immutable sequence of messages with O(1) append.
 
 Versions share one append-only buffer and differ in length. Appending to the newest version claims the next slot of the
-buffer; appending to an older one copies the prefix once. Old versions stay valid for ever, iteration is contiguous.
+buffer; appending to an older one copies the prefix once. Old versions stay valid, and iteration is contiguous.
 
-A transcript cannot hold an unpaired tool call: an assistant message with calls comes together with one result per call,
-in call order, and call ids are unique.
+A transcript cannot contain an unpaired tool call. An assistant message with calls is followed by one result per call, in
+call order, and call ids are unique.
 """
 
 from __future__ import annotations
@@ -25,28 +25,28 @@ from stepengine.errors import TranscriptError
 
 T = TypeVar("T")
 
-# How many generations of copies are remembered, to know without looking what two transcripts share. A policy that cuts
-# at every step would make the list as long as the run.
+# The generations of copies that are remembered, to know without a search which messages two transcripts share. A policy
+# that cuts at every step would otherwise make the list as long as the run.
 KEPT_GENERATIONS = 8
 
 _new = object.__new__
 
 
 class _Buffer:
-    """Messages that versions share. ``free`` holds the index of the next slot; popping it is the atomic claim."""
+    """Messages that versions share. ``free`` contains the index of the next slot; popping it is the atomic claim."""
 
-    # All versions of a conversation share one growing list, and a version is a list and a length: to append is O(1),
-    # and ten thousand states of a run hold one conversation and not ten thousand. That is safe since nothing in the
-    # list below a version's length ever changes.
+    # All versions of a conversation share one growing list; a version is a list and a length. So appending is O(1), and ten
+    # thousand states of a run need the memory of one conversation. That is safe because items below a version's length never
+    # change.
     __slots__ = ("calls", "folds", "free", "items", "lineage", "memos", "token")
 
     def __init__(
         self, items: list[Message], lineage: tuple[tuple[object, int], ...] = (), calls: dict[str, int] | None = None
     ) -> None:
         self.items = items
-        # Two may append to the same version, a handler that keeps an old state or two threads. Only one of them may use
-        # the next slot; `list.pop` is atomic, so whoever gets the index has it, and the other one copies. A lock would
-        # cost more than the append.
+        # Two threads, or a handler with an old state, may append to the same version. Only one of them may use the next
+        # slot. `list.pop` is atomic: the one that gets the index uses it, and the other one copies. A lock would cost more than
+        # the append.
         self.free = [len(items)]
         if calls is None:
             calls = {m.tool_call_id: i for i, m in enumerate(items) if isinstance(m, ToolMessage)}
@@ -57,7 +57,7 @@ class _Buffer:
         self.lineage = lineage
 
     def calls_below(self, length: int) -> dict[str, int]:
-        """Return a copy of the call positions below *length*; those of newer versions come last."""
+        """Return a copy of the call positions below *length*; newer versions add theirs at the end."""
         calls = self.calls.copy()
         while calls:
             call_id, index = calls.popitem()
@@ -72,7 +72,7 @@ class _Buffer:
 
 
 class _Prefix(Sequence[T]):
-    """The first *length* values of a list that may grow; a sequence that cannot be changed."""
+    """An immutable sequence of the first *length* values of a list that may grow."""
 
     __slots__ = ("_length", "_values")
 
@@ -98,9 +98,9 @@ class _Prefix(Sequence[T]):
 
 def _check_result_is_used(method: str) -> None:
     """Raise if a handler discards the result of *method*, as if the transcript were a mutable list."""
-    # Whoever comes from lists writes `history.append(message)` and wonders why nothing happens. Looked at only in
-    # generators, which handlers are, since elsewhere a dropped result may be meant.
-    caller = sys._getframe(2)  # noqa: SLF001 - nothing else says what becomes of a result
+    # Users of lists write `history.append(message)` and see no change. Checked only in generators, since handlers are
+    # generators; elsewhere an unused result may be intended.
+    caller = sys._getframe(2)  # noqa: SLF001 - only the frame shows the use of a result
     if caller.f_code.co_flags & CO_GENERATOR and discards_result(caller):
         msg = (
             f"{method} returns a longer transcript and changes nothing, and its result is thrown away here; keep it, or change "
@@ -222,8 +222,7 @@ class Transcript(Sequence[Message]):
         if not added:
             return self
         buffer, length = self._buffer, self._length
-        # One call with its result is what nearly every step adds; to know that it pairs takes four comparisons, in
-        # place of the walk that checks anything.
+        # Nearly every step adds one call with its result. Four comparisons show that it pairs, instead of the general check.
         answered = _id_of_single_call(added, buffer.calls, length)
         if not answered:
             _check_pairing(added, buffer.calls, length)
@@ -246,7 +245,7 @@ class Transcript(Sequence[Message]):
 
     def _claim_next_slot(self) -> bool:
         """Claim the buffer's next slot for this version; return False if another version has it or this one is empty."""
-        # An empty one may be a constant of some module, and would keep the conversation that begins with it for good.
+        # An empty one may be a module constant; claiming its slot would keep the following conversation in memory forever.
         if not self._length:
             return False
         free = self._buffer.free
@@ -261,8 +260,8 @@ class Transcript(Sequence[Message]):
 
     def _fork_buffer(self, items: list[Message], kept: int) -> _Buffer:
         """Return a claimed buffer with *items*, of which the first *kept* are this version's messages."""
-        # What was computed of the messages that stay (digests, sizes) comes along: a fork of a long conversation would
-        # otherwise compute all of it again.
+        # Computed values of the unchanged messages (digests, sizes) are copied: a fork of a long conversation would otherwise
+        # compute all of them again.
         old = self._buffer
         buffer = _Buffer(items, old.ancestry(kept)[:KEPT_GENERATIONS], old.calls_below(len(items)))
         buffer.free.clear()
@@ -272,7 +271,7 @@ class Transcript(Sequence[Message]):
 
     def resolve(self, call_id: str, result: ToolResult) -> Transcript:
         """
-        Return this transcript with the result of one call replaced; the only replacement there is.
+        Return this transcript with the result of one call replaced; no other replacement is possible.
 
         Raises:
             TranscriptError: when no call has that id.
@@ -297,14 +296,14 @@ class Transcript(Sequence[Message]):
         buffer.free.append(len(items))
         return Transcript._make_version(buffer, len(items))
 
-    # Asked for at each step of a run with a journal; a property that is a function of Python would take three times as long.
+    # Read at each step of a run with a journal; a property written in Python would be three times slower.
     parts = property(
         attrgetter("_buffer", "_length"),
-        doc="What ``of_parts`` makes this transcript of again: what it shares with all that grew from it, and its length.",
+        doc="The arguments of ``from_parts`` for this transcript: the buffer that versions share, and its length.",
     )
 
     @classmethod
-    def of_parts(cls, shared: Any, length: int) -> Transcript:
+    def from_parts(cls, shared: Any, length: int) -> Transcript:
         """Return the transcript with these ``parts``."""
         return cls._make_version(shared, length)
 
@@ -320,16 +319,16 @@ class Transcript(Sequence[Message]):
         """
         Return the number of leading messages known to be shared with *other*, in O(1).
 
-        Versions that grew from one another know it exactly; for strangers the answer is 0 though they may be equal.
+        Versions that grew from one another know it exactly; for unrelated transcripts the answer is 0, even if they are equal.
         """
         if other._buffer is self._buffer:
             return min(self._length, other._length)
-        # By where they came from, without a look at messages. 0 for strangers is no lie that could hurt: whoever asks
-        # only wants to save work.
+        # By their ancestry, without a comparison of messages. For unrelated buffers, 0 may be too low, which only costs the
+        # caller work.
         theirs = dict(other._buffer.ancestry(other._length))
         return max([min(n, theirs.get(token, 0)) for token, n in self._buffer.ancestry(self._length)])
 
-    def left_out_of(self, shorter: Transcript) -> tuple[Message, ...]:
+    def find_missing(self, shorter: Transcript) -> tuple[Message, ...]:
         """Return the messages that are missing in *shorter*, in order; duplicates count separately."""
         shared = self.shared_prefix(shorter)
         there = Counter(shorter.messages_from(shared))
@@ -347,7 +346,7 @@ class Transcript(Sequence[Message]):
 
         The values sit on the messages and travel with them into other transcripts. *fn* must be pure.
         """
-        # Kept on the messages themselves, so that a message that goes into another transcript brings its digest along.
+        # Stored on the messages themselves, so that a message keeps its digest in another transcript.
         buffer, length = self._buffer, self._length
         values = buffer.memos.setdefault(key, [])
         known = len(values)
@@ -376,7 +375,7 @@ class Transcript(Sequence[Message]):
 
 
 def _memoize(message: Message, key: object, fn: Callable[[Message], T]) -> T:
-    memo = message._memo  # noqa: SLF001 - the slot that messages keep for this
+    memo = message._memo  # noqa: SLF001 - the slot that messages have for this
     if memo is None:
         memo = {}
         object.__setattr__(message, "_memo", memo)
@@ -402,7 +401,7 @@ def _id_of_single_call(added: Sequence[Message], known: Mapping[str, int], lengt
 
 def _check_pairing(added: Sequence[Message], known: Mapping[str, int], length: int) -> None:
     """Raise unless *added* continues a paired history that answered the calls *known* below *length*."""
-    # Pairing is checked where a transcript is made, so no floor above has to ask again: a history that does not pair
+    # Pairing is checked where a transcript is made, so no layer above has to check again: a history that does not pair
     # cannot exist (reliability:I1).
     waiting: list[ToolCallPart] = []  # the calls that have no result yet, the next one last
     fresh: set[str] = set()

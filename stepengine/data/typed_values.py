@@ -1,8 +1,8 @@
 """
-Typed values as JSON: the one form in which models are stored, and the check that they come back equal.
+Typed values as JSON: the stored form of models, and the check that reading it returns an equal value.
 
-The form is by alias and without computed fields, as schemas of validation have it. A model whose own form does not come
-back equal, such as one that a validator would change again, is stored as the JSON from which it was validated.
+The form uses aliases and has no computed fields, like schemas of validation. Some models differ after they are read, for example if
+a validator changes them again. Those are stored as the JSON from which they were validated.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def is_model(value: object) -> bool:
 
 
 def dump_model(model: Any) -> Any:
-    """Return a pydantic model in its stored form, without a check that it comes back equal."""
+    """Return a pydantic model in its stored form, without a check that reading it returns an equal one."""
     return sort_sets(model, _dump_by(model, by_alias=True))
 
 
@@ -67,7 +67,7 @@ def _remember_source(model: object, value: JsonValue) -> None:
 
 def model_to_json(model: Any, *, kind: Any = None, is_fresh: bool = False) -> JsonValue:
     """
-    Return a pydantic model as the JSON that gives an equal one back.
+    Return JSON from which an equal pydantic model can be read.
 
     Args:
         model: The model.
@@ -75,7 +75,7 @@ def model_to_json(model: Any, *, kind: Any = None, is_fresh: bool = False) -> Js
         is_fresh: Whether it was just validated from its JSON. Validators see it a second time only if its form differs.
 
     Raises:
-        DataError: naming the field and the remedy, when no JSON gives an equal model back.
+        DataError: if no JSON returns an equal model, with the field and the remedy.
     """
     kind = type(model) if kind is None else kind
     known = _SOURCES.get(id(model))
@@ -111,17 +111,17 @@ def to_stored(
     source: JsonValue | None = None,
 ) -> JsonValue:
     """
-    Return the JSON of a typed value that comes back equal.
+    Return JSON from which an equal typed value can be read.
 
     Args:
         value: The value.
-        dumps: Functions that return the JSON of a value; the first one whose JSON comes back equal is used.
+        dumps: Functions that return the JSON of a value; the first result that returns an equal value is used.
         load: Returns the value in a JSON.
         name: The type or the parameter, for messages.
         source: The JSON from which *value* was validated, if it is known.
 
     Raises:
-        DataError: naming the field and the remedy, when there is none.
+        DataError: if there is no such JSON, with the field and the remedy.
     """
     problem: DataError | None = None
     for dump in dumps:
@@ -146,7 +146,7 @@ def to_stored(
 
 
 def _refuse_secrets(value: object, name: str, problem: DataError) -> None:
-    """Raise for a value with a secret, which is not stored as the JSON from which it was validated either."""
+    """Raise for a value with a secret; the JSON from which it was validated is not stored either."""
     try:
         secret = find_secret(value, name)
     except RecursionError:
@@ -199,7 +199,7 @@ def _kind_of(value: object) -> type[object]:
 
 
 def _parts_of(value: Any) -> Mapping[Any, object] | None:
-    """Return the parts by which a value is compared; ``None`` for one that is compared as a whole."""
+    """Return the parts of a value for a comparison; ``None`` if it is compared as a whole."""
     if isinstance(value, Mapping):
         return value
     if isinstance(value, list | tuple):
@@ -208,7 +208,7 @@ def _parts_of(value: Any) -> Mapping[Any, object] | None:
 
 
 def find_secret(value: Any, path: str) -> str | None:
-    """Return the place of a secret of pydantic in *value*, whose JSON is a row of asterisks; ``None`` without one."""
+    """Return the path of a pydantic secret in *value*, whose JSON is a row of asterisks; ``None`` without one."""
     if hasattr(value, "get_secret_value"):
         return path
     parts = dict(enumerate(value)) if isinstance(value, set | frozenset) else _parts_of(value)
@@ -242,7 +242,7 @@ def members_of(value: Any) -> Mapping[str, object] | None:
     return vars(value) if is_opaque else None
 
 
-# A set of texts has another order in each process, and a resumed run is compared with what was stored.
+# The order of a set of texts differs between processes, and a resumed run is compared with stored values.
 def sort_sets(value: Any, dumped: Any) -> Any:
     """Return *dumped*, the JSON of *value*, with the items of each set in one order."""
     if hasattr(value, "root") and hasattr(type(value), "model_fields"):

@@ -73,7 +73,7 @@ class Usage:
 
 
 def parse_amount(text: object) -> Decimal | None:
-    """Return a decimal number that was stored as *text*, or ``None`` if it is none that can be added to others."""
+    """Return the decimal number in a stored *text*, or ``None`` if it is not a finite number of ordinary size."""
     try:
         value = Decimal(text if isinstance(text, str) else "")
     except InvalidOperation:
@@ -123,7 +123,7 @@ def _freeze_mapping(value: Any) -> JsonDict:
 @frozen(weakref_slot=False)
 class Spending:
     """
-    What a run and its children spent.
+    The tokens and money that a run and its children spent.
 
     Attributes:
         usage: Tokens.
@@ -140,7 +140,7 @@ class Spending:
     credits_used: float = 0
     by_agent: Mapping[str, Usage] = attrs.field(default=JsonDict(), converter=_freeze_mapping)
     by_model: Mapping[str, Usage] = attrs.field(default=JsonDict(), converter=_freeze_mapping)
-    # Only what is known is held: a cost that nobody knows adds nothing to what journals store.
+    # Only known costs are stored, so unknown ones add nothing to journals.
     agent_costs: Mapping[str, Decimal] = attrs.field(default=JsonDict(), converter=_freeze_mapping)
     model_costs: Mapping[str, Decimal] = attrs.field(default=JsonDict(), converter=_freeze_mapping)
 

@@ -11,13 +11,13 @@ import re
 import unicodedata
 
 HIDDEN = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
-"""Unicode categories of what has no picture of its own: controls, formats, private use, surrogates, separators."""
+"""Unicode categories of characters without a visible form: controls, formats, private use, surrogates, separators."""
 JOINERS = frozenset("\u200d\ufe0e\ufe0f")
 """They shape emoji and stay in running text; names and paths show them."""
 LINE_CHARS = 100
 """Such a text and the other columns of a list fit into a terminal of usual width."""
 MAX_COMBINING_MARKS = 8
-"""No language stacks as many marks on a letter, and longer stacks are drawn over the lines above and below."""
+"""More than any language puts on one letter; longer stacks cover the lines above and below."""
 SELECTORS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
 NOT_PLAIN = re.compile(r"[^\n\t -~]+")
 NOT_PLAIN_STRICT = re.compile(r"[^ -~]+")
@@ -80,9 +80,36 @@ def cut_end(text: str, limit: int, total: int = 0) -> str:
     return text[: max(0, limit - len(note))] + note
 
 
+def cut_after(text: str, limit: int, note: str = "...") -> str:
+    """Return *text*, or the first *limit* characters of a longer one with *note* behind them."""
+    return text if len(text) <= limit else f"{text[:limit]}{note}"
+
+
+def cut_middle(text: str, limit: int, note: str = "", *, head: int | None = None) -> str:
+    """
+    Return *text*; if it is longer than *limit*, a note on a line of its own replaces its middle.
+
+    Args:
+        text: The text.
+        limit: The number of characters that stay.
+        note: The note; by default it gives the number of missing characters.
+        head: How many of the characters that stay are before the note; half of them by default.
+    """
+    if len(text) <= limit:
+        return text
+    start = (limit + 1) // 2 if head is None else head
+    note = note or f"[... {len(text) - limit:,} characters were left out here ...]"
+    return f"{text[:start]}\n{note}\n{text[len(text) - (limit - start) :]}"
+
+
 def truncate_text(text: str, width: int) -> str:
     """Return *text*, cut with an ellipsis to at most *width* characters."""
     return text if len(text) <= width else f"{text[: max(0, width - 3)]}..."
+
+
+def format_count(count: int, what: str) -> str:
+    """Return a count with its noun: ``1 step``, ``1,200 steps``."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def one_line(text: str, width: int = LINE_CHARS) -> str:

@@ -26,7 +26,7 @@ SHOWN_WAITS = 20
 @frozen
 class ChildRef(Generic[Out]):
     """
-    A child in the background: what ``Start`` gives, and what ``Wait``, ``Send`` and ``Cancel`` take.
+    A reference to a child in the background: ``Start`` returns it, and ``Wait``, ``Send`` and ``Cancel`` accept it.
 
     Attributes:
         id: The child's run id.
@@ -42,11 +42,11 @@ class ChildRef(Generic[Out]):
 @frozen
 class Received:
     """
-    A message that a run took; a timeout is ``None`` in its place.
+    A received message; ``None`` instead of it is a timeout.
 
     Attributes:
         id: The message's id.
-        value: What it says, JSON.
+        value: Its content, JSON.
     """
 
     id: str
@@ -56,12 +56,12 @@ class Received:
 @frozen
 class Awaited:
     """
-    What a ``Wait`` found, as it is recorded: paths alone, since each child's own end stands at its own address.
+    The recorded result of a ``Wait``. It contains only paths, since the end of each child is recorded at its own address.
 
     Attributes:
-        done: The paths of the children that have ended, in the order in which they did.
-        open: Those of the others, in the order in which they were asked for.
-        ended: How those that have ended did, by path; never stored.
+        done: The paths of the children that have ended, in that order.
+        open: The paths of the others, in the order of the request.
+        ended: The results of the ended children, by path; never stored.
     """
 
     done: tuple[str, ...] = attrs.field(default=(), converter=to_tuple)

@@ -1,11 +1,11 @@
 """
-Foreign history in and out: the widespread ``{"role", "content"}`` form.
+Conversion of histories from and to the common ``{"role", "content"}`` form.
 
-Its content is text or blocks of type ``text``, ``tool_use``, ``tool_result``, ``image`` and the like. Read is also how Chat
-Completions writes calls and results, as ``tool_calls`` of an assistant message and messages with the role ``tool``, and
-our own stored form (``{"type": "user_message", ...}``), so that nothing is lost when a handler passes messages on as JSON,
-and the AI SDK's form (``data.ai_sdk``), in which codebuff's histories are. What a message holds beside that is refused by name. Writing keeps everything that the form can hold; provider data is
-left out.
+The content is text or blocks of type ``text``, ``tool_use``, ``tool_result``, ``image`` and the like. Three more forms can be read:
+calls and results of Chat Completions, as ``tool_calls`` of an assistant message and messages with the role ``tool``; our own stored
+form (``{"type": "user_message", ...}``), so that a handler can pass messages on as JSON without a loss; and the AI SDK's form
+(``data.ai_sdk``) of codebuff's histories. Unknown members raise an error with their name. The written form is complete except for
+provider data.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from stepengine.errors import DataError
 CITED = ("url", "title", "quote", "said", "source")
 TAGGING = {"tags", "ttl", "timeToLive"}
 ABOUT_A_REPLY = {"id", "type", "object", "created", "model", "stop_reason", "stop_sequence", "finish_reason", "usage"}
-"""What a message says about the reply that it was, and no part of the conversation."""
+"""Members about the reply of a message, which are not part of the conversation."""
 MEMBERS = {
     "user": {"name"},
     "assistant": {"name", "refusal", "tool_calls"},
@@ -192,7 +192,7 @@ def _read_call(call: Mapping[str, object]) -> ToolCallPart:
 
 
 def _make_call(call_id: str, name: str, text: str) -> ToolCallPart:
-    """Return a call; arguments that are not a JSON object are kept as text, as in a reply."""
+    """Return a call; arguments that are not a JSON object are stored as text, as in a reply."""
     if len(text) > MAX_ARGUMENTS_CHARS:
         msg = f"the arguments are too large: {len(text)} characters, at most {MAX_ARGUMENTS_CHARS} are read"
         raise prefix_path(fault(msg), ".arguments")
@@ -217,7 +217,7 @@ def _read_blocks(content: object, read: Callable[[Mapping[str, Any]], object], m
     made: list[object] = []
     try:
         for block in content:
-            made.append(read(freeze_object(block)))  # noqa: PERF401 - the error below needs to know how far it came
+            made.append(read(freeze_object(block)))  # noqa: PERF401 - the error below needs the index
     except DataError as error:
         raise prefix_path(error, f".{member}[{len(made)}]") from None
     return made

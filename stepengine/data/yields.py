@@ -90,7 +90,7 @@ class _Iterated:
 
 
 class Member(_Iterated, Generic[T_co]):
-    """What ``Parallel`` can hold; *T_co* is the type of its entry in the tuple that ``Parallel`` gives."""
+    """A possible member of ``Parallel``; *T_co* is the type of its entry in the result tuple."""
 
     __slots__ = ()
 
@@ -100,7 +100,7 @@ class _Dumps(Protocol):
 
 
 Params: TypeAlias = "Mapping[str, Any] | _Dumps | None"
-"""What a child can be given as params: a JSON object or a pydantic model."""
+"""The params of a child: a JSON object or a pydantic model."""
 
 
 def tool_name_of(tool: str | ToolLike) -> str:
@@ -127,7 +127,7 @@ def _check_tool_input(value: Mapping[str, object]) -> JsonDict:
 
 
 def _to_stored_messages(messages: object) -> Any:
-    """Return a history in its stored form, so that a handler can pass on the one that it was given."""
+    """Return a history in its stored form, so that a handler can pass on its own."""
     from stepengine.data.codec import plain  # noqa: PLC0415 - the codec knows all of data
 
     if not isinstance(messages, list | tuple | Transcript):
@@ -281,8 +281,8 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
         object.__setattr__(made, "is_idempotent", True)
         return made
 
-    def trusted(self) -> Perform[T_co]:
-        """Return this ``Perform`` with a result that can hold no text of third parties."""
+    def as_trusted(self) -> Perform[T_co]:
+        """Return this ``Perform`` with a trusted result: it contains no text of third parties."""
         made = copy(self)
         object.__setattr__(made, "is_trusted", True)
         return made
@@ -293,7 +293,7 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
         try:
             fn = getattr(self.fn, "func", self.fn)
             return f"{getattr(fn, '__module__', '?')}.{getattr(fn, '__qualname__', type(fn).__qualname__)}"
-        except Exception:  # noqa: BLE001  (an object may raise whatever is asked of it)
+        except Exception:  # noqa: BLE001  (an object may raise any error)
             return f"{type(self.fn).__module__}.{type(self.fn).__qualname__}"
 
     def __iter__(self) -> Generator[Yieldable, StepResult, T_co]:
@@ -364,7 +364,7 @@ def _describe_non_member(value: object) -> str:
             return "a generator; write Parallel([...]) or Parallel(*...)"
         return "a generator; a `call(...)` is for `yield from` alone, so write ToolCall(name, {...})"
     said = repr(value)
-    # Addresses are others in each process, and this text stands in journals.
+    # Addresses differ between processes, and this text is recorded in journals.
     return said if " at 0x" not in said else f"a {type(value).__name__}"
 
 
@@ -502,13 +502,12 @@ def parallel_from_program(calls: Sequence[Member[Any]], lines: Sequence[int]) ->
 # --- waiting ----------------------------------------------------------------------------------------------------------
 
 MAX_PAUSE_SECONDS = 100 * 365.25 * 24 * 3600
-"""A hundred years in seconds: what is longer is a mistake, and some of it is no date any more."""
+"""A hundred years in seconds: a longer pause is a mistake, and may exceed the range of dates."""
 LAST_YEAR = 9_000
 """``datetime`` ends with the year 9999: a later date may overflow in another time zone or with a timeout added."""
 MAX_TOPIC_CHARS = 200
 """
-Room for a path such as 'order/42' with a UUID or a digest in it; a topic names the subject and does not carry the
-data.
+Room for a path such as 'order/42' with a UUID or a digest in it. A topic names the subject and does not contain the data.
 """
 TOPIC_SIGNS = frozenset("_-.:/")
 
@@ -531,7 +530,7 @@ def _check_pause(value: float | timedelta | None) -> float | None:
 
 def _check_date(value: datetime | None) -> datetime | None:
     given: object = value
-    # What is near the end of the calendar cannot be told in another time zone, or a millisecond later.
+    # A date near the end of the calendar may be invalid in another time zone, or a millisecond later.
     if value is None or (isinstance(given, datetime) and given.utcoffset() is not None and given.year <= LAST_YEAR):
         return value
     msg = (
@@ -620,7 +619,7 @@ class Receive(Member["T_co | None"], Generic[T_co]):
     timeout: float | None = attrs.field(default=None, converter=_check_timeout)
     schema: Any = attrs.field(default=None, converter=_check_message_schema)
 
-    # Without a model nothing says what a message is, and a checker would take every one for ``None``.
+    # Without a model the type of a message is unknown, and a type checker would infer ``None``.
     @overload
     def __init__(
         self: Receive[Any],
@@ -652,20 +651,20 @@ def _check_child_ref(value: Any) -> ChildRef[Any]:
 @frozen(init=False)
 class Start(_Iterated, Generic[T_co]):
     """
-    Start children in the background, and go on at once.
+    Start children in the background, without waiting for them.
 
-    ``yield from`` gives a ``ChildRef`` for one call, a tuple of them for several. How a child ended, ``Wait`` says. A child that
-    nobody waited for when the run around it returns or fails is ended with it, or waited for: none outlives its parent. One that
-    fails ends no other.
+    ``yield from`` returns a ``ChildRef`` for one call, and a tuple of them for several. ``Wait`` returns the result of a child. When the
+    run returns or fails, its remaining children are cancelled or waited for: none outlives its parent. A failed child
+    does not affect the others.
 
     Attributes:
-        calls: What is started.
-        on_return: What becomes of those that are still at work when the handler returns: ``"cancel"`` or ``"wait"``.
+        calls: The calls of the children.
+        on_return: The treatment of children that are still running when the handler returns: ``"cancel"`` or ``"wait"``.
 
     Raises:
         BadYield: for anything but ``AgentCall``.
         AgentError: at the yield, for an unknown agent.
-        LimitExceeded: at the yield, when a limit has no room for them; nothing has started.
+        LimitExceeded: at the yield, if a limit has no room for them; nothing has started.
     """
 
     calls: tuple[AgentCall[Any], ...]
@@ -682,7 +681,7 @@ class Start(_Iterated, Generic[T_co]):
     def __init__(self, *calls: AgentCall[Any], on_return: Literal["cancel", "wait"] = "cancel") -> None:
         given: tuple[object, ...] = calls
         wrong = next((call for call in given if not isinstance(call, AgentCall)), None)
-        # One call gives a reference and several give a tuple, so no call at all would have no result of a known type.
+        # One call returns a reference and several return a tuple, so no call at all would have no result of a known type.
         if wrong is not None or not calls:
             msg = (
                 f"Start takes AgentCall(...), one or several, not {_describe_non_member(wrong) if calls else 'nothing'}"
@@ -743,10 +742,10 @@ class Wait(Member["Waited[Out]"], Generic[Out]):
 @frozen(init=False)
 class Send(_Iterated):
     """
-    Say something to a child in the background: a text for its inbox, or a message on one of its topics.
+    Send a text to the inbox of a child in the background, or a message on one of its topics.
 
-    ``Send(ref, "look at the tests, too")`` becomes a user message before its next model call; ``Send(ref, {"go": True},
-    topic="start")`` is what its ``Receive("start")`` gets. ``yield from`` gives whether it is still at work.
+    ``Send(ref, "look at the tests, too")`` becomes a user message before its next model call. ``Send(ref, {"go": True},
+    topic="start")`` is received by its ``Receive("start")``. ``yield from`` returns whether the child is still running.
 
     Attributes:
         ref: The child.
@@ -754,7 +753,7 @@ class Send(_Iterated):
         topic: The topic; ``""`` for the inbox.
 
     Raises:
-        BadYield: for what is not text, JSON or topic.
+        BadYield: for an invalid text, JSON or topic.
         AgentError: at the yield, for a child of another run.
     """
 
@@ -797,17 +796,17 @@ class Cancel(_Iterated):
 @frozen(init=False)
 class Race(Member["tuple[int, T_co]"], Generic[T_co]):
     """
-    Several calls at once, of which the first to end is enough.
+    Several calls at once; the first to end decides.
 
-    ``Race(*members)`` of what ``Parallel`` holds; one list of them is accepted too. ``yield from`` gives the number of the first, from
-    0, and what came of it, as an entry of ``Parallel``. The others are given up: a child is ended, a call that cannot happen again
-    may have had effects, a message that was not taken waits for the next ``Receive``.
+    ``Race(*members)`` accepts the members of ``Parallel``, also as one list. ``yield from`` returns the number of the first, from 0, and
+    its result, as an entry of ``Parallel``. The others are abandoned: a child is cancelled, and a call that cannot be repeated may
+    have had effects. A message that was not received waits for the next ``Receive``.
 
     Attributes:
         members: The members; at least one.
 
     Raises:
-        BadYield: for anything else inside, such as ``STEP``.
+        BadYield: for any other member, such as ``STEP``.
     """
 
     members: tuple[Member[Any], ...]
@@ -856,27 +855,27 @@ YIELD_FROM = (
     "or look at a field, such as `.value`, `.tool_result` or `.steps_complete`"
 )
 ANSWERS = (str, bool, int, float, complex, dict, list, tuple)
-"""What the values that ``yield from`` gives are; nobody means to compare these with a ``StepResult``."""
+"""Types of the values that ``yield from`` returns; a comparison of these with a ``StepResult`` is a mistake."""
 
 
 @frozen(weakref_slot=False)
 class StepResult:
     """
-    What every bare ``yield`` is sent.
+    The result of every bare ``yield``.
 
     Attributes:
-        agent_state: The state after the yielded thing, with everything that it did.
+        agent_state: The state after the yielded action, including all its effects.
         tool_results: One result per call, in call order; empty after steps.
-        steps_complete: Whether the last model step or ``StepText`` ended the turn, or the step budget is spent.
-        n_responses: What the candidates of a ``GenerateN`` say, without thoughts; empty otherwise.
-        value: The value of a ``Perform``, ``Ask``, ``Complete``, ``AgentCall``, ``Parallel`` or of what waits; ``None`` otherwise.
-        output: The output that the current turn has set, as the type of the ``output_schema``; ``None`` when it set none. It is set
-            by ``set_output``, or by a text that ends the turn and is the JSON of the schema. ``agent_state.output`` also holds the
+        steps_complete: Whether the last model step or ``StepText`` ended the turn, or no more steps are allowed.
+        n_responses: The texts of the candidates of a ``GenerateN``, without thoughts; empty otherwise.
+        value: The value of a ``Perform``, ``Ask``, ``Complete``, ``AgentCall``, ``Parallel`` or of a wait; ``None`` otherwise.
+        output: The output that the current turn has set, as the type of the ``output_schema``; ``None`` without one. It is set
+            by ``set_output``, or by a text that ends the turn and is the JSON of the schema. ``agent_state.output`` may also be the
             output of an earlier turn.
 
     Raises:
-        TypeError: when it is used as a truth value, or compared with text, a number, a dict, a list or a tuple: whoever does
-            that means what ``yield from`` gives.
+        TypeError: if it is used as a truth value, or compared with text, a number, a dict, a list or a tuple. Use the result
+            of ``yield from`` for that.
         AttributeError: for any other attribute, with the same hint.
     """
 
@@ -1012,11 +1011,11 @@ def _check_step_text(value: str) -> str:
 @frozen
 class StepText(_Iterated):
     """
-    Text that becomes an assistant message as if the model had said it; tool-call blocks in it run in order.
+    Add a text as an assistant message, as if the model had written it; tool-call blocks in it run in order.
 
-    A block with ``end_turn`` or ``task_completed`` ends the turn: the handler goes on with ``steps_complete``. A block is
+    A block with ``end_turn`` or ``task_completed`` ends the turn: the handler continues with ``steps_complete``. A block is
     ``<tool_call>{"name": ..., "input": {...}}</tool_call>`` or codebuff's form.
-    ``yield from`` gives the results of its blocks.
+    ``yield from`` returns the results of its blocks.
     """
 
     text: str = attrs.field(converter=_check_step_text)
@@ -1082,23 +1081,23 @@ def _check_reply_schema(_instance: object, _field: object, value: Any) -> None:
 @frozen
 class Complete(_Iterated, Generic[Reply]):
     """
-    One model call beside the conversation.
+    Call the model once, independent of the conversation.
 
-    ``yield from`` gives the ``ModelReply``, or with a *schema* an object of it. Calls in it are not run.
+    ``yield from`` returns the ``ModelReply``, or with a *schema* an object of it. Calls in it are not run.
 
     Attributes:
         messages: The messages to send; a string is one user message.
-        model: Another model string than the run's.
+        model: A model string instead of the run's.
         system_prompt: A system prompt; none by default.
         settings: Settings instead of the agent's.
-        tools: Tools to show, none by default. With the run's own, ``state.tool_definitions.values()``, and its system prompt
-            the request begins like that of a step, so that a provider's prompt cache hits.
-        schema: A pydantic model of the answer. Providers enforce it where they can. ``retry`` asks again if a reply does not
-            fit.
+        tools: The tools for the model, none by default. With the run's own, ``state.tool_definitions.values()``, and its system
+            prompt, the request starts like that of a step, so that the provider's prompt cache can be used.
+        schema: A pydantic model of the answer. Providers enforce it if they can. ``retry`` repeats the call if a reply does
+            not fit.
 
     Raises:
-        TranscriptError: when *messages* do not pair.
-        OutputMissing: from ``yield from``, when the reply does not fit *schema*.
+        TranscriptError: if calls and results in *messages* do not pair.
+        OutputMissing: from ``yield from``, if the reply does not fit *schema*.
     """
 
     messages: tuple[Message, ...] = attrs.field(converter=_to_messages)

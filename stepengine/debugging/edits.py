@@ -56,7 +56,7 @@ from stepengine.journal import Journal, SharedBudget
 from stepengine.journal.recorded_part import AllowedDifferences
 from stepengine.journal.records import ROOT
 from stepengine.models import ModelDelta, Provider
-from stepengine.redaction import without_secret_variables
+from stepengine.redaction import remove_secret_variables
 from stepengine.runtime.limits import CallEstimate, MeteredCall
 
 if TYPE_CHECKING:
@@ -389,7 +389,7 @@ def disable_bytecode() -> None:
 
 def _remove_keys() -> None:
     """Remove API keys from the environment of this process, since replayed code needs none."""
-    for name in os.environ.keys() - without_secret_variables(os.environ).keys():
+    for name in os.environ.keys() - remove_secret_variables(os.environ).keys():
         del os.environ[name]
 
 

@@ -27,18 +27,18 @@ from stepengine.debugging.desk import EngineSpec, open_json_channel
 from stepengine.debugging.edits import error_text, find_next_request, report_broken_files
 from stepengine.engine import Engine
 from stepengine.errors import DataError, LimitExceeded
-from stepengine.evaluation.blame import blame, expected_calls
+from stepengine.evaluation.blame import blame
 from stepengine.evaluation.checks import Check
-from stepengine.evaluation.impact import estimate_calls, first_difference, impact
-from stepengine.evaluation.origins import find_origin
-from stepengine.evaluation.pinned_tests import relative_to_test, write_pinned_test
+from stepengine.evaluation.impact import first_difference, impact
+from stepengine.evaluation.pinned_tests import pin
+from stepengine.evaluation.samples import CostEstimate
 from stepengine.journal import FileJournal, SharedBudget
 from stepengine.journal.recorded_part import parse_address
 from stepengine.redaction import make_redactor
 from stepengine.runtime.limits import CallEstimate, MeteredCall
 
 Say = Callable[[Mapping[str, Any]], None]
-Agreed = Callable[[int, Decimal | None, Decimal | None], Awaitable[SharedBudget]]
+Agreed = Callable[[CostEstimate], Awaitable[SharedBudget]]
 SHOWN = 20_000
 
 
@@ -98,50 +98,20 @@ async def _run_impact(job: _JobRequest) -> dict[str, Any]:
     for number, (run, file) in enumerate(job.files.items()):
         found.append(await first_difference(job.engine, run, FileJournal(file)))
         job.say({"progress": {"runs": number + 1, "of_runs": len(job.files)}})
-    n = job.asked["samples"]
-    expected = estimate_calls(found, n)
-    budget = await job.agreed(expected.calls, expected.low, expected.high)
-    made = await impact(job.engine, found, n=n, budget=budget)
+    made = await impact(job.engine, found, n=job.asked["samples"], confirm=job.agreed)
     return {**made.to_json(), "lines": [*made.lines()]}
 
 
 async def _run_blame(job: _JobRequest) -> dict[str, Any]:
-    check, journal, k = Check.of_text(job.asked["check"]), job.journal, job.asked["samples"]
-    calls, cost = expected_calls(journal, k)
-    if check.apply(await job.engine.replay(journal)).passed:
-        calls, cost = 0, Decimal(0)
-    budget = await job.agreed(calls, cost, None if cost is None else 2 * cost)
-    made = await blame(job.engine, journal, check, k=k, budget=budget)
+    check = Check.of_text(job.asked["check"])
+    made = await blame(job.engine, job.journal, check, k=job.asked["samples"], confirm=job.agreed)
     return {**made.to_json(), "lines": [*made.lines()]}
 
 
 async def _run_pin(job: _JobRequest) -> dict[str, Any]:
-    await job.agreed(0, Decimal(0), Decimal(0))
     asked = job.asked
-    agent = job.engine.agent(str(job.journal.history().root["agent_id"]))
-    family = [
-        agent,
-        *[one for one in job.engine.agents if one.id != agent.id and one.id in _descendants(job.engine, agent.id)],
-    ]
-    files = {one.id: find_origin(one) for one in family}
-    lost = [name for name, file in files.items() if file is None]
-    if lost:
-        msg = f"the agent {lost[0]!r} is in no file of its own, so that no test can load it"
-        raise DataError(msg)
-
-    def places(file: Path) -> list[str]:
-        return [f"{relative_to_test(where.file, file)}#{name}" for name, where in files.items() if where is not None]
-
     made = await asyncio.to_thread(
-        write_pinned_test,
-        job.engine,
-        job.journal,
-        Check.of_text(asked["check"]),
-        agent,
-        name=asked["name"],
-        folder=Path(asked["folder"]),
-        family=family,
-        places=places,
+        pin, job.engine, job.journal, asked["check"], by_origin=True, name=asked["name"], folder=Path(asked["folder"])
     )
     if isinstance(made, str):
         raise DataError(made)
@@ -152,24 +122,12 @@ async def _run_pin(job: _JobRequest) -> dict[str, Any]:
     }
 
 
-def _descendants(engine: Engine, agent_id: str) -> set[str]:
-    """Return the ids of the agents that an agent may start, directly or through others."""
-    found: set[str] = set()
-    left = [agent_id]
-    while left:
-        for child in engine.agent(left.pop()).spawnable_ids:
-            if child not in found:
-                found.add(child)
-                left.append(child)
-    return found
-
-
 async def _send_next_request(job: _JobRequest) -> dict[str, Any]:
     """Send the first model request that the record does not answer, and return its reply as JSON."""
     coming = await find_next_request(job.engine, job.journal)
     if coming.request is None:
         return {"address": coming.address, "text": "", "calls": [], "why": coming.why, "cost": None}
-    budget = await job.agreed(1, None if coming.price is None else Decimal(coming.price), None)
+    budget = await job.agreed(CostEstimate(1, None if coming.price is None else Decimal(coming.price), None))
     made = await job.engine.fork(job.journal, tools="recorded", budget=budget)
     reply = _find_live_reply(made)
     cost = None if made.cost is None else str(made.cost)
@@ -209,24 +167,15 @@ async def _run_job(first: Mapping[str, Any], hear: Callable[[float | None], Sequ
     maker = EngineSpec.from_json(first["maker"])
     most = 1 if first["kind"] == "ask" else None
 
-    async def agreed(calls: int, low: Decimal | None, high: Decimal | None) -> SharedBudget:
-        if not calls:
-            return _JobBudget(None, 0, say)
-        say(
-            {
-                "price": {
-                    "calls": calls,
-                    "low": None if low is None else str(low),
-                    "high": None if high is None else str(high),
-                }
-            }
-        )
+    async def agreed(estimate: CostEstimate) -> SharedBudget:
+        low, high = [None if cost is None else str(cost) for cost in (estimate.low, estimate.high)]
+        say({"price": {"calls": estimate.calls, "low": low, "high": high}})
         heard: Sequence[Any] | None = []
         while not heard:
             heard = await asyncio.to_thread(hear, None)
             if heard is None:
                 raise asyncio.CancelledError
-        return _JobBudget(heard[0].get("budget"), calls, say, most)
+        return _JobBudget(heard[0].get("budget"), estimate.calls, say, most)
 
     with report_broken_files():
         engine = maker.engine()

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import attrs
 from attrs import frozen
 
+from stepengine.data.choices import question_to_json
 from stepengine.data.codec import plain, to_json
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
@@ -156,7 +157,7 @@ def _run_to_dict(history: History) -> dict[str, object]:
     root, head = history.root, history.head
     spending = spending_of(history)
     usage, cost = spending.usage, spending.cost
-    questions = [{"id": q.id, "text": q.text, "options": list(q.options)} for _, q in open_questions(history).values()]
+    questions = [question_to_json(question) for _, question in open_questions(history).values()]
     ended = find_root_end(history)
     waits = find_waits(history) if status_of(history) == "suspended" else []
     return {

@@ -25,7 +25,7 @@ import attrs
 from stepengine.data.json import ABSENT
 from stepengine.data.secret_names import is_secret_name
 from stepengine.data.transcript import Transcript
-from stepengine.data.visible import visible
+from stepengine.data.visible import cut_after, visible
 from stepengine.redaction import make_redactor
 
 WIDTH = 200
@@ -288,4 +288,4 @@ def _has_stored_value(value: object, name: str) -> bool:
 
 
 def _cut_text(text: str, limit: int) -> str:
-    return text if len(text) <= limit else f"{text[:limit]}{MORE}"
+    return cut_after(text, limit, MORE)

@@ -12,7 +12,7 @@ cancels and retries runs without agents; ``Sessions``, whose turns are runs; and
 The package ``dbos`` is imported only here, by name and on first use, so that this facade is read without the extra.
 It is not asked to retry, to time anything out or to unpickle: each of these would do behind the machine's back what the machine does.
 
-Must not be here: rules of the machine, and anything that a floor below would need.
+Must not be here: rules of the machine, and anything that a lower layer would need.
 
 A run is a tree of rows: ``ROOT`` for the root, ``ROOT/PATH`` for each child. A row's steps are named ``kind:fingerprint``:
 ``model``, ``tool``, ``perform``, ``child`` and ``ask`` have an outcome with the effect's number; ``spawn`` and ``intent``
@@ -26,7 +26,7 @@ It differs from the local engine in its store and its scheduler.
 
 from __future__ import annotations
 
-from stepengine.durable.database import DatabaseUnavailable, run_embedded_postgres
+from stepengine.durable.database import run_embedded_postgres
 from stepengine.durable.deployment import DurableRunView
 from stepengine.durable.engine import DurableEngine, DurableHandle
 from stepengine.durable.maintenance import (
@@ -40,13 +40,11 @@ from stepengine.durable.maintenance import (
     migrate,
 )
 from stepengine.durable.operator import Operator
-from stepengine.durable.process import ExecutorBusy
 from stepengine.durable.run_waits import Waiting
 from stepengine.durable.schedules import DurableScheduler
-from stepengine.durable.sessions import DurableSessionView, Sessions, TurnView
+from stepengine.durable.sessions import DurableSessionView, TurnView
 
 __all__ = (
-    "DatabaseUnavailable",
     "DeploymentMaintenance",
     "DeploymentOverview",
     "DurableEngine",
@@ -54,13 +52,11 @@ __all__ = (
     "DurableRunView",
     "DurableScheduler",
     "DurableSessionView",
-    "ExecutorBusy",
     "ExecutorView",
     "Operator",
     "QueueView",
     "RateView",
     "ReleaseView",
-    "Sessions",
     "TakeoverResult",
     "TurnView",
     "Waiting",

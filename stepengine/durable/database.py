@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from stepengine.durable import _last_user
 from stepengine.durable._last_user import DONE
-from stepengine.errors import DataError, DefinitionError, StepEngineError
+from stepengine.errors import DatabaseUnavailable, DataError, DefinitionError, StepEngineError
 from stepengine.runtime.logs import LOGGER
 from stepengine.workspace.file_formats import read_regular_file
 
@@ -51,10 +51,6 @@ select set_config('tcp_keepalives_idle', '10', false), set_config('tcp_keepalive
     set_config('tcp_keepalives_count', '3', false), set_config('tcp_user_timeout', '25s', false)
 """
 """How the database notices that of a process, whose locks it holds until then: by itself it would take two hours."""
-
-
-class DatabaseUnavailable(StepEngineError):
-    """The database of durable runs cannot be reached."""
 
 
 def parse_database_url(given: str) -> str:

@@ -240,7 +240,7 @@ class Activity:
     def __init__(self) -> None:
         self.waits = 0
         self._running = 0
-        self._idle = asyncio.Event()
+        self._idle: asyncio.Future[None] | None = None
 
     @contextlib.contextmanager
     def count_running(self) -> Iterator[None]:
@@ -248,13 +248,13 @@ class Activity:
         # A worker that leaves waits for effects under way to be recorded, and for nothing else: cut off between doing
         # and recording they would be in doubt (durable:U40).
         self._running += 1
-        self._idle.clear()
         try:
             yield
         finally:
             self._running -= 1
-            if not self._running:
-                self._idle.set()
+            if not self._running and self._idle is not None:
+                self._idle.set_result(None)
+                self._idle = None
 
     @contextlib.contextmanager
     def count_waiting(self) -> Iterator[None]:
@@ -268,7 +268,8 @@ class Activity:
     async def wait_until_idle(self) -> None:
         """Wait until no effect is running."""
         while self._running:
-            await self._idle.wait()
+            self._idle = self._idle or asyncio.get_running_loop().create_future()
+            await asyncio.shield(self._idle)
 
 
 class DurableClock(RunClock):

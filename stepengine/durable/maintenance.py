@@ -17,7 +17,6 @@ from attrs import frozen
 
 from stepengine.durable.database import (
     WORKFLOW,
-    DatabaseUnavailable,
     convert_database_errors,
     fetch_value,
     open_connection,
@@ -34,13 +33,13 @@ from stepengine.durable.indexes import (
     turn_number_sql,
 )
 from stepengine.durable.operator import Operator
-from stepengine.durable.process import LOCK, ExecutorBusy, release_lock_name, worker_lock_name
+from stepengine.durable.process import LOCK, release_lock_name, worker_lock_name
 from stepengine.durable.rates import create_rate_tables
 from stepengine.durable.register import create_register_tables_over
 from stepengine.durable.schedule_book import create_schedule_tables
 from stepengine.durable.step_names import ASK, CHILD, SPAWN, parse_kind
 from stepengine.durable.workers import create_worker_table, list_workers
-from stepengine.errors import DefinitionError
+from stepengine.errors import DatabaseUnavailable, DefinitionError, ExecutorBusy
 from stepengine.runtime.logs import LOGGER
 
 MAX_TAKEOVERS = 5

@@ -10,10 +10,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
 
-from stepengine.durable.database import DatabaseUnavailable, nul_free_sql
+from stepengine.durable.database import nul_free_sql
 from stepengine.durable.deployment import Deployment
 from stepengine.durable.executions import DurableRun
 from stepengine.durable.messages import TOPIC, find_text_problem, parse_database_topic, parse_message_form
+from stepengine.errors import DatabaseUnavailable
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.messages import Message
 

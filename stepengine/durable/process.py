@@ -22,7 +22,6 @@ from stepengine.data.tools import Yielding
 from stepengine.durable.body import execute
 from stepengine.durable.database import (
     WORKFLOW,
-    DatabaseUnavailable,
     check_deployment_name,
     close_locking_connection,
     convert_database_errors,
@@ -43,7 +42,7 @@ from stepengine.durable.wire import SCHEMA_VERSION, StartOutcomes, SubmittedRun
 from stepengine.durable.workers import add_worker, create_worker_table, remove_worker
 from stepengine.engine.catalog import Catalog
 from stepengine.engine.launcher import Launcher
-from stepengine.errors import DefinitionError, StepEngineError
+from stepengine.errors import DatabaseUnavailable, DefinitionError, ExecutorBusy, StepEngineError
 from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.redaction import Redactor, find_environment_secrets, make_redactor
 from stepengine.runtime.logs import LOGGER
@@ -61,10 +60,6 @@ SETTLE_SECONDS = 0.1
 """Queries that are in progress take milliseconds."""
 LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
 SHARED_LOCK = "select pg_advisory_lock_shared(hashtextextended(%s, 0))"
-
-
-class ExecutorBusy(StepEngineError):
-    """Another process works under the same executor id, or an executor that should be dead is alive."""
 
 
 def worker_lock_name(executor: str) -> str:

@@ -18,7 +18,6 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from typing import Any, NamedTuple
 
 from stepengine.durable.database import (
-    DatabaseUnavailable,
     convert_database_errors,
     fetch_value,
     hold_lock,
@@ -26,7 +25,7 @@ from stepengine.durable.database import (
     open_connection,
     quote_name,
 )
-from stepengine.errors import StepEngineError
+from stepengine.errors import DatabaseUnavailable, StepEngineError
 from stepengine.models.base import Provider
 from stepengine.runtime.rates import RateLimit, WaitReason, find_rate_limit
 
@@ -249,7 +248,7 @@ class SharedRates:
         if limit is None or limit == RateLimit():
             return None
         # By provider and key, as the provider counts. What stands there gives away neither key nor address.
-        account = f"{provider}:{source.account()}"
+        account = f"{provider}:{source.get_account()}"
         return self._limiters.get(account) or self._limiters.setdefault(account, SharedLimiter(self, account, limit))
 
     async def ask(self, account: str, *given: Any) -> Any:

@@ -16,12 +16,11 @@ import attrs
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.waits import Waits
 from stepengine.durable.body import make_root_request, plan_run
-from stepengine.durable.database import DatabaseUnavailable
 from stepengine.durable.operator import Operator
 from stepengine.durable.run_waits import Waiting, make_question_waits
 from stepengine.durable.wire import SubmittedRun, parse_result
 from stepengine.engine.launcher import Launcher
-from stepengine.errors import AnswerRejected, ReplayDivergence, StepEngineError
+from stepengine.errors import AnswerRejected, DatabaseUnavailable, ReplayDivergence, StepEngineError
 
 FIRST_POLL_SECONDS = 0.1
 """A caller that waits for a short run hardly notices it, and one query in a tenth of a second costs nothing."""

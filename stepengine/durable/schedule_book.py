@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from stepengine.durable.database import DatabaseUnavailable, make_tables, open_transaction
+from stepengine.durable.database import make_tables, open_transaction
 from stepengine.engine.schedule_book import (
     KEPT_TIMES,
     ClaimedTime,
@@ -16,7 +16,7 @@ from stepengine.engine.schedule_book import (
     seconds_from_time,
     time_from_seconds,
 )
-from stepengine.errors import JournalError
+from stepengine.errors import DatabaseUnavailable, JournalError
 
 THERE = "select to_regclass('stepengine.schedule_times') is not null"
 TABLES = (

@@ -13,14 +13,13 @@ from datetime import datetime
 
 import attrs
 
-from stepengine.durable.database import DatabaseUnavailable
 from stepengine.durable.engine import DurableEngine
 from stepengine.durable.operator import Operator
 from stepengine.durable.schedule_book import DatabaseBook
 from stepengine.engine.schedule_book import STARTED, ClaimedTime
 from stepengine.engine.scheduler import DueTime, ScheduledRun, Scheduler, ScheduleStatus, make_schedule_statuses
 from stepengine.engine.schedules import Schedule, make_run_metadata
-from stepengine.errors import StepEngineError
+from stepengine.errors import DatabaseUnavailable, StepEngineError
 from stepengine.runtime.clock import TimeSource
 from stepengine.runtime.logs import LOGGER
 

@@ -22,7 +22,7 @@ from stepengine.data.codec import bare, restored
 from stepengine.data.json import freeze
 from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage
-from stepengine.durable.database import DatabaseUnavailable, ReopeningConnection, queue_name
+from stepengine.durable.database import ReopeningConnection, queue_name
 from stepengine.durable.deployment import Deployment, DurableRunView
 from stepengine.durable.indexes import (
     SESSION,
@@ -34,7 +34,7 @@ from stepengine.durable.indexes import (
 )
 from stepengine.durable.run_waits import AnswerSender, RunWaits
 from stepengine.durable.wire import Reply, SubmittedRun
-from stepengine.errors import AnswerRejected, InputError, JournalError
+from stepengine.errors import AnswerRejected, DatabaseUnavailable, InputError, JournalError
 from stepengine.runtime.logs import LOGGER
 from stepengine.sessions import Session, SessionInfo
 from stepengine.sessions.session import check_id

@@ -15,10 +15,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stepengine.data.events import Event, EventsDropped
-from stepengine.durable.database import DatabaseUnavailable
 from stepengine.durable.event_order import EventOrder
 from stepengine.durable.records import Archive, Playback, create_replayed_run, read_started_archive
-from stepengine.errors import StepEngineError
+from stepengine.errors import DatabaseUnavailable, StepEngineError
 from stepengine.journal.event_stream import EventProjection
 from stepengine.journal.follower import Follower
 from stepengine.journal.journaled_run import JournaledRun

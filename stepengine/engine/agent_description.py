@@ -37,7 +37,7 @@ def describe_agent(engine: Engine, agent_id: str) -> AgentDescription:
     Raises:
         AgentError: when the engine has no such agent.
     """
-    catalog = engine._launcher.catalog  # noqa: SLF001 - of the same floor; who uses an engine has no business with it
+    catalog = engine._launcher.catalog  # noqa: SLF001 - of the same package; who uses an engine has no business with it
     agent = catalog.find(agent_id)
     added = (agent.definition.instructions_prompt, agent.note)
     return AgentDescription(
@@ -54,7 +54,7 @@ def explain_missing_model(engine: Engine, agent_id: str) -> str:
     Raises:
         AgentError: when the engine has no such agent.
     """
-    launcher = engine._launcher  # noqa: SLF001 - of the same floor
+    launcher = engine._launcher  # noqa: SLF001 - of the same package
     agent = launcher.catalog.find(agent_id)
     try:
         # The model comes first, so that a prompt or params that are wanting, as here, are no matter.

@@ -31,7 +31,7 @@ from stepengine.engine.options import (
     read_options,
 )
 from stepengine.errors import InputError
-from stepengine.models.pricing import cost_of
+from stepengine.models.pricing import LIST_PRICES
 
 if TYPE_CHECKING:
     import asyncio
@@ -129,7 +129,7 @@ class Engine:
         interactor: Interactor | None = None,
         headless: bool | None = None,
         dependency_overrides: Overrides | None = None,
-        pricing: Pricing | None = cost_of,
+        pricing: Pricing | None = LIST_PRICES,
         default_model: str | None = None,
         agent_models: Mapping[str, str] | None = None,
         resources: ResourceMap | Iterable[object] = (),

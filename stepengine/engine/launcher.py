@@ -175,7 +175,7 @@ class Launcher:
         request = separate_earlier_answers(request)
         if journal is None:
             return self.prepare_run(self.plan(request), waiting_run=waiting_run)
-        # Here and not at the top: an engine that never records does without the whole floor.
+        # Here and not at the top: an engine that never records does not load `journal`.
         from stepengine.journal.runs import open_recording
 
         session = open_recording(journal, answers)
@@ -374,7 +374,7 @@ def _with_session_of_hooks(plan: RunPlan) -> RunPlan:
     """Return *plan* with the session that its own ``session_hooks`` start, which the run id names, if it has no other one."""
     if plan.info.session_id is not None or not plan.hooks.pre_run:
         return plan
-    from stepengine.sessions.around import has_session_hooks
+    from stepengine.sessions.run_hooks import has_session_hooks
 
     if not has_session_hooks(plan.hooks):
         return plan

@@ -37,6 +37,7 @@ from stepengine.data.outcomes import Failure, Value
 from stepengine.data.programs import RunningProgram
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
+from stepengine.data.visible import cut_after
 from stepengine.machine.plan import Finished
 from stepengine.machine.run import Machine
 
@@ -165,7 +166,7 @@ def effect_text(effect: Leaf) -> str:
 
 def _shorten_json(value: object) -> str:
     text = json.dumps(value, ensure_ascii=False, default=str)
-    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+    return cut_after(text, SHOWN_CHARS)
 
 
 def _delegation_chain(generator: object) -> Iterator[object]:

@@ -21,7 +21,7 @@ class SessionJournals:
     The journals of the runs in one session, by name; newer ones have greater names.
 
     Args:
-        place: The place for them in the store, from ``TurnStore.turn_place``.
+        place: The place for them in the store, from ``TurnStore.get_journal_location``.
     """
 
     def __init__(self, place: Any) -> None:

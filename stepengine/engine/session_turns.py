@@ -42,7 +42,7 @@ from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.services import Services
 from stepengine.runtime.tree import RunTree
 from stepengine.sessions import Session, SessionInfo, TurnStore
-from stepengine.sessions.around import SessionStoreAdapter, session_after_run
+from stepengine.sessions.run_hooks import SessionStoreAdapter, make_next_session
 
 if TYPE_CHECKING:
     from stepengine.journal import Journal, JournalLike
@@ -80,7 +80,7 @@ class EngineSessions(SessionStoreAdapter):
     def journals(self, session: Session) -> SessionJournals | None:
         """Return the journals of a session's runs; ``None`` where the store has no place for them."""
         if isinstance(self.store, TurnStore):
-            return SessionJournals(self.store.turn_place(session.session_id))
+            return SessionJournals(self.store.get_journal_location(session.session_id))
         return EmbeddedJournals(session) if self.has_state else None
 
 
@@ -186,7 +186,7 @@ class LoadedSession:
 
     def _replace(self, session: Session) -> None:
         self.before = session
-        self.warnings += [f"the session {self._session_id!r} was mended: {repair}" for repair in session.repairs]
+        self.warnings += [f"the session {self._session_id!r} was repaired: {repair}" for repair in session.repairs]
 
     def add_warning(self, text: str, error: Exception | None = None) -> None:
         """Log a warning, and add it to those of the result."""
@@ -235,7 +235,7 @@ class LoadedSession:
             journal = self.journals.reference(name)
         # A run that continues has counted its usage before, and the session with it.
         counted = before.state.usage if turns == before.turns and before.state is not None else Usage()
-        return session_after_run(
+        return make_next_session(
             before,
             result.state,
             status=result.status,

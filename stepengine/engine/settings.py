@@ -22,6 +22,7 @@ from stepengine.data.alike import did_you_mean
 from stepengine.data.checks import AMOUNT, COUNT, FLAG, FieldCheck
 from stepengine.data.json import MAX_INT, JsonDict, freeze_object, thaw
 from stepengine.data.limits import Limits
+from stepengine.data.visible import cut_after
 from stepengine.errors import DefinitionError, MissingKey
 from stepengine.workspace.file_formats import read_regular_file
 
@@ -387,7 +388,7 @@ def _shorten_repr(value: object) -> str:
         text = repr(value)
     except ValueError:  # a number of more digits than Python writes
         return "a very long number"
-    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+    return cut_after(text, SHOWN_CHARS)
 
 
 # --- providers ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -78,6 +78,8 @@ class Waker:
     Args:
         place: A folder of journals, or an SQLite file of them.
         resume: Goes on with one run.
+        journals: The journals of a store that is not *place*, by the names that their ``wake_place`` returns. *place* then has only their
+            wake times.
         tell: Is told of every run that was due; in the event loop.
         at_once: How many runs go on at the same time.
         clock: What says what time it is.
@@ -91,12 +93,14 @@ class Waker:
         place: str | Path,
         resume: Resume,
         *,
+        journals: Mapping[str, Journal] | None = None,
         tell: Callable[[WakeResult], object] = id,
         at_once: int = MAX_RUNS,
         clock: TimeSource | None = None,
     ) -> None:
         self._place = Path(place)
-        self._index = open_wake_index(place)
+        self._journals = journals
+        self._index = open_wake_index(place, journals)
         self._resume = resume
         self._tell = tell
         self._at_once = at_once
@@ -186,7 +190,7 @@ class Waker:
         about = WakeResult(run=one.run, agent_id=one.agent_id, state="woken", due=one.wakes_at)
         try:
             await self._set_wake_time(one.run, LEASE)
-            journal = open_journal(self._place, one.run)
+            journal = await asyncio.to_thread(open_journal, self._place, one.run, self._journals)
             result = await self._resume(journal, one)
             self._tell(attrs.evolve(about, result=result, again_at=await self._update_wake_index(one, journal, result)))
         except asyncio.CancelledError:

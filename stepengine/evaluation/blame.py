@@ -22,7 +22,17 @@ from stepengine.data.state import RunResult, RunStatus
 from stepengine.engine import Engine
 from stepengine.errors import DataError
 from stepengine.evaluation.checks import Check
-from stepengine.evaluation.samples import Models, course_from, format_dollars, model_calls, run_concurrently, sample
+from stepengine.evaluation.samples import (
+    Confirm,
+    CostEstimate,
+    Models,
+    confirm_cost,
+    course_from,
+    format_dollars,
+    model_calls,
+    run_concurrently,
+    sample,
+)
 from stepengine.evaluation.statistics import wilson_interval
 from stepengine.journal import ForkReport, Journal, JournalLike, SharedBudget, as_journal
 from stepengine.journal.history import History
@@ -206,6 +216,11 @@ def expected_calls(journal: Journal, k: int, steps: tuple[int, int] | None = Non
     return calls, None if cost is None else cost * Decimal(str(round(share, 4)))
 
 
+def _estimate_cost(journal: Journal, k: int, steps: tuple[int, int] | None) -> CostEstimate:
+    calls, cost = expected_calls(journal, k, steps)
+    return CostEstimate(calls, cost, None if cost is None else 2 * cost)
+
+
 def _select_steps(addresses: Sequence[str], steps: tuple[int, int] | None) -> list[str]:
     if steps is None:
         return [*addresses]
@@ -226,6 +241,7 @@ async def blame(
     steps: tuple[int, int] | None = None,
     budget: SharedBudget | None = None,
     models: Models | None = None,
+    confirm: Confirm | None = None,
     **options: Any,
 ) -> Blame:
     """
@@ -241,6 +257,7 @@ async def blame(
         steps: The first and the last model step to try, from 1; by default all.
         budget: The budget; unlimited by default.
         models: Creates the models of each run, in place of the engine's.
+        confirm: Called with the estimated cost before models are called. It raises to refuse, and may return the budget.
         options: ``tools`` and ``simulate``, as for ``Engine.fork``; tools that may be repeated are performed by default.
 
     Raises:
@@ -251,15 +268,16 @@ async def blame(
         msg = f"k is {k}; each step has to be asked at least once"
         raise DataError(msg)
     journal, check = as_journal(journal), Check.from_any(check)
-    money = budget or SharedBudget()
+    spent = (budget or SharedBudget()).known
     options.setdefault("tools", "idempotent")
     recorded = await engine.replay(journal, agent=agent)
     if check.apply(recorded).passed:
-        return Blame(check.text, k, (), None, "this run passes, so that no step is to blame", money.known)
+        return Blame(check.text, k, (), None, "this run passes, so that no step is to blame", spent)
     history = journal.history()
     chosen = _select_steps(model_calls(history), steps)
     if not chosen:
-        return Blame(check.text, k, (), None, "this run asked no model, so that no step is to blame", money.known)
+        return Blame(check.text, k, (), None, "this run asked no model, so that no step is to blame", spent)
+    money = await confirm_cost(confirm, partial(_estimate_cost, journal, k, steps), budget)
     first = 1 if steps is None else steps[0]
     search = _BlameSearch(
         [RetriedStep(index, step, a) for index, (step, a) in enumerate(zip(_root_steps(history, chosen), chosen, strict=True), first)],

@@ -495,6 +495,19 @@ class EvaluationMode:
     keep: bool = False
 
 
+def check_evaluation(evaluation: Evaluation, root: Path) -> None:
+    """
+    Raise if the evaluation cannot run; *root* is the folder of its files.
+
+    Raises:
+        DataError: with all reasons.
+    """
+    problems = evaluation.problems(root)
+    if problems:
+        msg = "\n  ".join([f"the evaluation {evaluation.name!r} cannot be run:", *problems])
+        raise DataError(msg)
+
+
 async def run_samples(
     evaluation: Evaluation,
     folder: Path,
@@ -536,10 +549,7 @@ async def run_samples(
         DataError: when the evaluation cannot be run; all problems at once, and nothing was spent.
         ReplayDivergence: when a journal is to be read again and does not fit the code.
     """
-    problems = evaluation.problems(root)
-    if problems:
-        msg = "\n  ".join([f"the evaluation {evaluation.name!r} cannot be run:", *problems])
-        raise DataError(msg)
+    check_evaluation(evaluation, root)
     sides = tuple([make_side(name, agent) for name, agent in agents.items()])
     run = _EvaluationRun(
         evaluation,

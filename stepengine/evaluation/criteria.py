@@ -31,10 +31,10 @@ from stepengine.data.codec import plain
 from stepengine.data.json import canonical
 from stepengine.data.schemas import find_keyword_problem
 from stepengine.data.state import RunResult
-from stepengine.data.visible import visible
+from stepengine.data.visible import cut_after, visible
 from stepengine.errors import DataError, DefinitionError
 from stepengine.journal import Journal
-from stepengine.redaction import without_secret_variables
+from stepengine.redaction import remove_secret_variables
 
 __all__ = (
     "ANY",
@@ -409,7 +409,7 @@ def _make_verdict(holds: bool, reason: str) -> Verdict:  # noqa: FBT001 - what i
 
 def _shorten(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
-    return visible(text if len(text) <= MAX_SAID else f"{text[:MAX_SAID]}...", strict=True)
+    return visible(cut_after(text, MAX_SAID), strict=True)
 
 
 # --- what was said ----------------------------------------------------------------------------------------------------
@@ -599,7 +599,7 @@ def command(argv: Sequence[str], *, seconds: float = COMMAND_SECONDS, code: int 
 
 
 def _run_command(words: Sequence[str], folder: Path, seconds: float, code: int) -> Verdict:
-    env = without_secret_variables(os.environ)
+    env = remove_secret_variables(os.environ)
     with tempfile.TemporaryFile() as said:
         try:
             process = subprocess.Popen(  # noqa: S603 - the evaluation's own command, without a shell

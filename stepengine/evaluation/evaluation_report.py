@@ -1,5 +1,5 @@
 """
-Evaluations from Python: ``evaluate`` runs one and returns its report, as ``stepengine eval`` does on the command line.
+``evaluate`` runs an evaluation, writes its results and returns the report; ``stepengine eval`` calls it and prints that.
 
 Each sample works on a private copy of its files and is recorded. Nothing here prints, and nothing asks a person.
 """
@@ -7,10 +7,14 @@ Each sample works on a private copy of its files and is recorded. Nothing here p
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
 import random
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
+from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,17 +24,28 @@ from attrs import frozen
 
 from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition
-from stepengine.engine import Engine
-from stepengine.engine.loader import load_agent
+from stepengine.data.messages import to_string_tuple
+from stepengine.data.visible import to_ascii_json, visible
+from stepengine.engine import Engine, loader
 from stepengine.engine.options import ModelsLike
 from stepengine.errors import DataError, JournalError
-from stepengine.evaluation.case_runs import Evaluation, run_samples
+from stepengine.evaluation.case_runs import (
+    EngineMaker,
+    Evaluation,
+    EvaluationMode,
+    Sample,
+    check_evaluation,
+    run_samples,
+)
 from stepengine.evaluation.criteria import Case
 from stepengine.evaluation.evaluation_files import load_evaluation, resolve_agent_path
-from stepengine.evaluation.report_pages import failed_lines, summary_lines
+from stepengine.evaluation.report_pages import failed_lines, render_report, summary_lines
+from stepengine.evaluation.result_folders import RESULTS, check_result_folder, read_plan, replace_file
+from stepengine.evaluation.samples import Confirm, CostEstimate, confirm_cost
 from stepengine.evaluation.scoring import PASS, Scores, check_gates, parse_gates, score_outcome
 from stepengine.journal import SharedBudget
 from stepengine.models.scripted import ScriptedModel
+from stepengine.redaction import make_redactor
 
 MAX_SEED = 2**31
 """Seeds are below it: short enough to type, and enough that two evaluations hardly ever draw the same one."""
@@ -91,9 +106,13 @@ class EvaluationReport:
         msg = f"the report has no check {check!r} of the agent {side!r}; it has {known}"
         raise DataError(msg)
 
+    @property
+    def gate_lines(self) -> list[str]:
+        """A line for each gate: that it holds, or why not."""
+        return [f"gate {text}: {problem or 'holds'}" for text, problem in self.gates.items()]
+
     def __str__(self) -> str:
-        gates = [f"gate {text}: {problem or 'holds'}" for text, problem in self.gates.items()]
-        return "\n".join([*summary_lines(self.scores), *failed_lines(self.scores, self.folder), *gates])
+        return "\n".join([*summary_lines(self.scores), *failed_lines(self.scores, self.folder), *self.gate_lines])
 
 
 async def evaluate(
@@ -109,9 +128,21 @@ async def evaluate(
     seed: int | None = None,
     folder: str | Path | None = None,
     root: str | Path | None = None,
+    cases: Iterable[str] = (),
+    tags: Iterable[str] = (),
+    agents: Mapping[str, Any] | None = None,
+    against: str | Path | None = None,
+    recheck: str | Path | None = None,
+    resume: str | Path | None = None,
+    keep: bool = False,
+    confirm: Confirm | None = None,
+    on_sample: Callable[[Sample], object] = lambda _: None,
+    render_page: Callable[[Path], str] | None = None,
+    load_agent: Callable[[Any], AgentDefinition] | None = None,
+    make_engine: EngineMaker | None = None,
 ) -> EvaluationReport:
     """
-    Run an evaluation and return its report.
+    Run an evaluation, write ``results.json`` and return the report.
 
     The options are those of ``stepengine eval``. Without *replies*, models are requested for real, and *budget* bounds their cost.
     Bundled tools for files and search work in the copy of each sample; other bundled tools are not available.
@@ -126,33 +157,64 @@ async def evaluate(
         gates: Conditions in addition to those of the evaluation, such as ``"pass >= 0.8"``.
         concurrency: The number of runs at a time.
         seed: Decides the order of the runs; random by default.
-        folder: The folder for the journals; a new temporary one by default.
+        folder: The folder for the results and journals; a new temporary one by default.
         root: The folder that the paths of agents and files start from: that of the evaluation's file, or the working folder.
+        cases: Only cases whose id matches one of these patterns, such as ``"refund-*"``.
+        tags: Only cases with one of these tags.
+        agents: The agents to compare, by name, in place of those of the evaluation; the first is the base.
+        against: A folder of earlier results: only samples that have changed since are run.
+        recheck: A folder of earlier results: nothing is run, and the checks are repeated on its journals.
+        resume: A folder of unfinished results: its missing samples are run.
+        keep: Keep the working copies of the samples.
+        confirm: Called before models are requested for real, with the number of runs as ``calls`` and an unknown cost. It raises
+            to refuse, and may return the budget.
+        on_sample: Called with each sample when it has ended.
+        render_page: Also write ``report.html``, and the page of each run that this function renders from its journal, such as
+            ``stepengine.debugging.render_run``.
+        load_agent: Loads an agent that the evaluation names by path or id.
+        make_engine: Creates the engine of a sample, in place of one with *models*, *model* and the bundled tools.
 
     Raises:
         DataError: when the evaluation cannot be run; all problems at once, and nothing was spent.
     """
     where = _find_root(evaluation, root)
     loaded = evaluation if isinstance(evaluation, Evaluation) else load_evaluation(Path(evaluation))
-    loaded = loaded if n is None else attrs.evolve(loaded, n=n)
+    loaded = _select(loaded, to_string_tuple(cases), to_string_tuple(tags), agents)
+    mode, place = _choose_folders(folder, against, recheck, resume, keep=keep)
+    plan = read_plan(place) if recheck or resume else {}
+    loaded = attrs.evolve(loaded, n=plan.get("n", loaded.n) if n is None else n)
+    check_evaluation(loaded, where)
     asked = parse_gates(loaded, gates)
-    load = partial(_load_agent, root=where)
-    place = Path(tempfile.mkdtemp(prefix="stepengine-eval-") if folder is None else folder)
+    load = load_agent or partial(_load_agent, root=where)
+    known = {name: load(agent) for name, agent in loaded.agents.items()}
+    scripted, budget = _script_models(replies), _parse_budget(budget)
+    make = make_engine or partial(_make_engine, models=models, model=model)
+    if not recheck:
+        await _check_engines(known.values(), make)
+        is_live = any(scripted(case) is None for case in loaded.cases)
+        runs = len(loaded.cases) * len(known) * loaded.n if is_live else 0
+        budget = await confirm_cost(confirm, partial(CostEstimate, runs, None, None), budget)
+    check_result_folder(place)
     outcome = await run_samples(
         loaded,
         place,
-        partial(_make_engine, models=models, model=model),
-        agents={name: load(agent) for name, agent in loaded.agents.items()},
+        make,
+        agents=known,
         root=where,
         load=load,
-        models=_script_models(replies),
+        models=scripted,
         n=loaded.n,
-        seed=random.randrange(MAX_SEED) if seed is None else seed,  # noqa: S311 - an order, no secret
+        seed=plan.get("seed", random.randrange(MAX_SEED)) if seed is None else seed,  # noqa: S311 - an order, no secret
         concurrency=concurrency,
-        budget=_parse_budget(budget),
+        budget=budget.dollars,
+        mode=mode,
+        done=on_sample,
     )
     scores = score_outcome(outcome)
-    return EvaluationReport(scores, {gate.text: problem for gate, problem in check_gates(asked, scores)}, place)
+    held = {gate.text: problem for gate, problem in check_gates(asked, scores)} if outcome.samples else {}
+    report = EvaluationReport(scores, held, place)
+    _write_results(report, render_page)
+    return report
 
 
 def evaluate_sync(evaluation: Evaluation | str | Path, **options: Any) -> EvaluationReport:
@@ -166,9 +228,58 @@ def _find_root(evaluation: Evaluation | str | Path, root: str | Path | None) -> 
     return Path.cwd() if isinstance(evaluation, Evaluation) else Path(evaluation).resolve().parent
 
 
+def _select(
+    evaluation: Evaluation, cases: Sequence[str], tags: Sequence[str], agents: Mapping[str, Any] | None
+) -> Evaluation:
+    """Return the evaluation with the chosen cases and agents."""
+    chosen = [
+        case
+        for case in evaluation.cases
+        if (not cases or any(fnmatchcase(case.id, pattern) for pattern in cases))
+        and (not tags or {*tags} & {*case.tags})
+    ]
+    if evaluation.cases and not chosen:
+        known = list_names([case.id for case in evaluation.cases], cases[0] if cases else "")
+        msg = f"no case of the evaluation {evaluation.name!r} has a chosen id and tag; it has {known}"
+        raise DataError(msg)
+    return attrs.evolve(evaluation, cases=chosen, agents=agents or evaluation.agents)
+
+
+def _choose_folders(
+    folder: str | Path | None,
+    against: str | Path | None,
+    recheck: str | Path | None,
+    resume: str | Path | None,
+    *,
+    keep: bool,
+) -> tuple[EvaluationMode, Path]:
+    """Return which samples are run, and the folder of the results."""
+    given = [Path(one) for one in (against, recheck, resume) if one]
+    if len(given) > 1:
+        msg = "against, recheck and resume exclude each other; pass one of them"
+        raise DataError(msg)
+    for earlier in given:
+        if not earlier.is_dir():
+            msg = f"{str(earlier)!r} is not a folder of results"
+            raise DataError(msg)
+    mode = EvaluationMode(given[0] if given else None, recheck=bool(recheck), keep=keep)
+    return mode, Path(recheck or resume or folder or tempfile.mkdtemp(prefix="stepengine-eval-"))
+
+
+async def _check_engines(agents: Iterable[AgentDefinition], make: EngineMaker) -> None:
+    """Raise if the engine of an agent cannot be made, such as for a tool that is not available."""
+    with tempfile.TemporaryDirectory(prefix="stepengine-eval-") as folder:
+        for agent in agents:
+            await _make_in_folder(folder, agent, make).aclose()
+
+
+def _make_in_folder(folder: str, agent: AgentDefinition, make: EngineMaker) -> Engine:
+    return make(agent, Path(folder).resolve(), performs=True)
+
+
 def _load_agent(agent: Any, *, root: Path) -> AgentDefinition:
     """Return an agent of an evaluation; a path starts from *root*."""
-    return agent if isinstance(agent, AgentDefinition) else load_agent(resolve_agent_path(agent, root))
+    return agent if isinstance(agent, AgentDefinition) else loader.load_agent(resolve_agent_path(agent, root))
 
 
 def _script_models(replies: Any) -> Callable[[Case], Any]:
@@ -193,9 +304,33 @@ def _make_engine(agent: AgentDefinition, root: Path, *, models: ModelsLike, mode
     )
 
 
-def _parse_budget(budget: Decimal | float | str | None) -> Decimal | None:
+def _parse_budget(budget: Decimal | float | str | None) -> SharedBudget:
     try:
-        return SharedBudget(budget).dollars
+        return SharedBudget(budget)
     except JournalError:
         msg = f"budget={budget!r} is not an amount of US dollars; a number above 0 is, such as budget=2.50"
         raise DataError(msg) from None
+
+
+def _write_results(report: EvaluationReport, render_page: Callable[[Path], str] | None) -> None:
+    """Write ``results.json``, and with *render_page* the pages."""
+    report.folder.mkdir(parents=True, exist_ok=True)
+    redactor = make_redactor("all", os.environ)
+    results = {**report.scores.to_json(), "created": datetime.now(UTC).isoformat(timespec="seconds")}
+    replace_file(report.folder / RESULTS, f"{to_ascii_json(redactor.value(results))}\n".encode())
+    if render_page is not None:
+        pages = _write_pages(report, render_page)
+        page = render_report(report.scores, report.gate_lines, lambda text: visible(redactor.text(text)), pages)
+        replace_file(report.folder / "report.html", page.encode())
+
+
+def _write_pages(report: EvaluationReport, render_page: Callable[[Path], str]) -> dict[str, str]:
+    """Write the page of each run next to its journal; return the pages by journal."""
+    written: dict[str, str] = {}
+    for sample in report.scores.outcome.samples:
+        journal = report.folder / sample.journal
+        # A run that ended before its first record has none; one that is damaged is named by the report as it is.
+        with contextlib.suppress(JournalError):
+            replace_file(journal.with_suffix(".html"), render_page(journal).encode())
+            written[sample.journal] = Path(sample.journal).with_suffix(".html").as_posix()
+    return written

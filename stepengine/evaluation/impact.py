@@ -24,9 +24,20 @@ from stepengine.data.alike import list_names
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.state import RunStatus
+from stepengine.data.visible import format_count
 from stepengine.engine import Engine
 from stepengine.errors import DataError, ReplayDivergence, StepEngineError
-from stepengine.evaluation.samples import Course, Models, course_from, format_dollars, run_concurrently, sample
+from stepengine.evaluation.samples import (
+    Confirm,
+    CostEstimate,
+    Course,
+    Models,
+    confirm_cost,
+    course_from,
+    format_dollars,
+    run_concurrently,
+    sample,
+)
 from stepengine.evaluation.statistics import (
     Estimate,
     Ratio,
@@ -60,6 +71,8 @@ class RepeatedJournal:
         step: The step that it belongs to.
         difference: What differs there.
         message: What is to be said of it.
+        engine: The engine that replayed it, which performs its samples.
+        agent: The current agent of the run; ``None`` for the engine's agent with the recorded id.
     """
 
     file: str
@@ -69,6 +82,8 @@ class RepeatedJournal:
     step: int = 0
     difference: tuple[FieldDifference, ...] = ()
     message: str = ""
+    engine: Engine | None = attrs.field(default=None, eq=False, repr=False)
+    agent: AgentDefinition | None = attrs.field(default=None, eq=False, repr=False)
 
     @property
     def is_asked(self) -> bool:
@@ -83,10 +98,11 @@ async def first_difference(
     try:
         result = await engine.replay(journal, agent=agent, on_divergence="stop")
         if isinstance(result.error, ReplayDivergence):
-            return _find_divergence(file, journal, journal.history(), result.error)
+            found = _find_divergence(file, journal, journal.history(), result.error)
+            return attrs.evolve(found, engine=engine, agent=agent)
     except StepEngineError as error:
         return RepeatedJournal(file, UNREADABLE, message=error.message)
-    return RepeatedJournal(file, SAME, journal)
+    return RepeatedJournal(file, SAME, journal, engine=engine, agent=agent)
 
 
 def _find_divergence(file: str, journal: Journal, history: History, error: ReplayDivergence) -> RepeatedJournal:
@@ -97,23 +113,7 @@ def _find_divergence(file: str, journal: Journal, history: History, error: Repla
     return RepeatedJournal(file, ASKED if by_request else HANDLER, journal, error.address, error.step, fields, said)
 
 
-@frozen
-class Expected:
-    """
-    The estimated model calls and cost of new samples.
-
-    Attributes:
-        calls: How many model calls.
-        low: US dollars if they cost what was recorded; ``None`` when that is unknown.
-        high: US dollars if they cost twice that.
-    """
-
-    calls: int
-    low: Decimal | None
-    high: Decimal | None
-
-
-def estimate_calls(found: Sequence[RepeatedJournal], n: int) -> Expected:
+def estimate_calls(found: Sequence[RepeatedJournal], n: int) -> CostEstimate:
     """Return the estimated model calls and cost of *n* samples of each journal."""
     calls, cost = 0, Decimal(0)
     is_known = True
@@ -123,7 +123,7 @@ def estimate_calls(found: Sequence[RepeatedJournal], n: int) -> Expected:
             calls += part.steps * n
             is_known = is_known and part.cost is not None
             cost += (part.cost or Decimal(0)) * n
-    return Expected(calls, cost if is_known else None, 2 * cost if is_known else None)
+    return CostEstimate(calls, cost if is_known else None, 2 * cost if is_known else None)
 
 
 @frozen
@@ -267,7 +267,7 @@ class Impact:
         left = [one for one in asked if any(each.has_left for each in one.samples)]
         if asked and 2 * len(left) > len(asked):
             yield "mostly unknown: most of the runs that were asked again left the record; use --tools idempotent, or eval"
-        yield f"{_format_count(len(self.journals), 'journal')}: {self._count_classes()}"
+        yield f"{format_count(len(self.journals), 'journal')}: {self._count_classes()}"
         if asked:
             yield from self._describe_findings(left)
         yield f"spent {format_dollars(self.spent)}" + (f"; stopped: {self.stopped}" if self.stopped else "")
@@ -326,10 +326,6 @@ def _classify(found: RepeatedJournal) -> str:
     if found.broke_at == END:
         return "with another end"
     return f"asked again from step {found.step}" if found.kind == ASKED else "with another handler"
-
-
-def _format_count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _format_percent(made: Estimate) -> str:
@@ -405,6 +401,7 @@ async def impact(
     n: int = 5,
     budget: SharedBudget | None = None,
     models: Models | None = None,
+    confirm: Confirm | None = None,
     **options: Any,
 ) -> Impact:
     """
@@ -412,12 +409,13 @@ async def impact(
 
     Args:
         engine: The engine that performs the runs.
-        journals: The runs, or the results of ``first_difference`` for them.
+        journals: The runs, or the results of ``first_difference`` for them, which are performed by their own engines.
         agent: The current agent; by default the engine's agent with the recorded id.
         old: The agent before the change: it is sampled as often from the same place, and the report compares with it.
         n: The number of samples of each run; 5 by default.
         budget: The budget; unlimited by default.
         models: Creates the models of each sample, in place of the engine's.
+        confirm: Called with the estimated cost before models are called. It raises to refuse, and may return the budget.
         options: ``tools``, ``simulate`` and ``reuse``, as for ``Engine.fork``.
 
     Raises:
@@ -433,11 +431,12 @@ async def impact(
         else await first_difference(engine, (journal := as_journal(one)).name, journal, agent)
         for one in journals
     ]
-    money = budget or SharedBudget()
-    ask = partial(sample, engine, budget=money, models=models, **options)
+    money = await confirm_cost(confirm, partial(estimate_calls, found, n * (1 if old is None else 2)), budget)
+    ask = partial(sample, budget=money, models=models, **options)
     asked = [one for one in found if one.is_asked]
-    new = [partial(_take_sample, ask, one, agent=agent) for one in asked for _ in range(n)]
-    before = [partial(_take_sample, ask, one, agent=old, is_old=True) for one in asked for _ in range(n)] if old else []
+    made_by = [(partial(ask, one.engine or engine), one) for one in asked for _ in range(n)]
+    new = [partial(_take_sample, own, one, agent=one.agent or agent) for own, one in made_by]
+    before = [partial(_take_sample, own, one, agent=old, is_old=True) for own, one in made_by] if old else []
     # A sample and its baseline are made one after the other, so that a budget that ends early leaves pairs.
     made = await run_concurrently(
         [work for pair in (zip(new, before, strict=True) if old else zip(new, strict=True)) for work in pair]
@@ -448,13 +447,21 @@ async def impact(
         if not one.is_asked or one.journal is None:
             judged.append(Judged(one))
             continue
-        start = asked.index(one) * n
+        start = next(i for i, each in enumerate(asked) if each is one) * n
         mine = [tuple([each for each in some[start : start + n] if each is not None]) for some in (now, was)]
         judged.append(Judged(one, course_from(one.journal.history(), one.broke_at), *mine))
-    agents = [str(one.journal.history().root["agent_id"]) for one in found if one.journal is not None]
+    agents = [_find_agent_id(one, agent) for one in found if one.journal is not None]
     stopped = "the budget is spent; what is not finished is left out" if money.is_empty else ""
     tools = str(options.get("tools", "recorded"))
-    return Impact(agent.id if agent else next(iter(agents), ""), n, tools, tuple(judged), money.known, stopped)
+    return Impact(", ".join(dict.fromkeys(agents)), n, tools, tuple(judged), money.known, stopped)
+
+
+def _find_agent_id(one: RepeatedJournal, agent: AgentDefinition | None) -> str:
+    """Return the id of the current agent of a run, by default the recorded one."""
+    known = one.agent or agent
+    if known is not None:
+        return known.id
+    return "" if one.journal is None else str(one.journal.history().root["agent_id"])
 
 
 async def _take_sample(

@@ -27,7 +27,7 @@ from stepengine.data.definition import AgentDefinition
 from stepengine.data.json import canonical, compact
 from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
 from stepengine.data.state import RunResult
-from stepengine.data.visible import visible
+from stepengine.data.visible import cut_middle, visible
 from stepengine.errors import DataError, DefinitionError, LimitExceeded, StepEngineError
 from stepengine.evaluation.alterations import AgentFile
 from stepengine.evaluation.blame import blame
@@ -386,8 +386,7 @@ def _unmeasured_entry(problem: str) -> dict[str, Any]:
 
 
 def _cut(text: str, most: int) -> str:
-    shown = visible(text)
-    return shown if len(shown) <= most else f"{shown[: most // 2]}\n[...]\n{shown[-most // 2 :]}"
+    return cut_middle(visible(text), most, "[...]")
 
 
 def _conversation_lines(result: RunResult) -> list[str]:

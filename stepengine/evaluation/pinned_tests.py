@@ -25,6 +25,7 @@ from stepengine.engine.agent_family import find_agent_family
 from stepengine.engine.loader import AgentLocation
 from stepengine.errors import DataError, ModelError
 from stepengine.evaluation.checks import Check, load_member
+from stepengine.evaluation.origins import Origin, find_origin
 from stepengine.journal import (
     ExternalCall,
     FileJournal,
@@ -255,6 +256,7 @@ def pin(
     agent: AgentDefinition | None = None,
     agent_file: str = "",
     agent_folders: Iterable[Path] = (),
+    by_origin: bool = False,
     name: str = "",
     folder: Path = Path("tests/journals"),
 ) -> PinnedTest | str:
@@ -270,6 +272,7 @@ def pin(
         agent: The agent of the run; by default the engine's agent with the recorded id.
         agent_file: The file of the agent, as for ``load_agent``; by default the agent is looked up by its id.
         agent_folders: More folders in which the ids of agents are looked up.
+        by_origin: Whether the test loads the engine's agents from the files that define them, and not by their ids.
         name: The name of the test; by default the name of the journal.
         folder: The folder of the journal, inside the folder of the tests.
 
@@ -284,13 +287,16 @@ def pin(
     """
     opened, folders = as_journal(journal), tuple(agent_folders)
     root = agent or engine.agent(str(opened.history().root["agent_id"]))
-    family = find_agent_family(root, agent_file, folders)
+    family = _list_engine_family(engine, root) if by_origin else find_agent_family(root, agent_file, folders)
+    origins = _find_origins(family) if by_origin else {}
 
     def places(file: Path) -> list[str]:
+        if by_origin:
+            return [f"{relative_to_test(origin.file, file)}#{name}" for name, origin in origins.items()]
         named = [_format_agent_reference(one, "", folders, file) for one in _find_referenced_ids(family)]
         return [_format_agent_reference(root.id, agent_file, folders, file), *named]
 
-    return write_pinned_test(
+    return _write_pinned_test(
         engine,
         opened,
         Check.of_text(check),
@@ -302,7 +308,34 @@ def pin(
     )
 
 
-def write_pinned_test(
+def _list_engine_family(engine: Engine, root: AgentDefinition) -> list[AgentDefinition]:
+    """Return an agent and the engine's agents that it may start, directly or through others."""
+    found: set[str] = set()
+    left = [root.id]
+    while left:
+        for child in engine.agent(left.pop()).spawnable_ids:
+            if child not in found:
+                found.add(child)
+                left.append(child)
+    return [root, *[one for one in engine.agents if one.id != root.id and one.id in found]]
+
+
+def _find_origins(agents: Iterable[AgentDefinition]) -> dict[str, Origin]:
+    """
+    Return the origin of each agent by its id.
+
+    Raises:
+        DataError: for an agent that no file defines.
+    """
+    found = {one.id: find_origin(one) for one in agents}
+    lost = [name for name, origin in found.items() if origin is None]
+    if lost:
+        msg = f"the agent {lost[0]!r} is in no file of its own, so that no test can load it"
+        raise DataError(msg)
+    return {name: origin for name, origin in found.items() if origin is not None}
+
+
+def _write_pinned_test(
     engine: Engine,
     journal: Journal,
     check: Check,

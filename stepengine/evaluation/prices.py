@@ -23,7 +23,7 @@ from stepengine.evaluation.samples import sort_in_program_order
 from stepengine.journal import Journal, JournalLike, as_journal
 from stepengine.journal.history import History
 from stepengine.journal.recorded_requests import RecordedRequests
-from stepengine.models.pricing import cost_of
+from stepengine.models.pricing import LIST_PRICES
 from stepengine.runtime.sizes import estimated_tokens
 
 FORMAT = "stepengine.price/1"
@@ -93,7 +93,7 @@ def price(journal: JournalLike, *models: str) -> list[Priced]:
         JournalError: when the journal cannot be read.
     """
     calls, now = recorded_calls(as_journal(journal)), datetime.now(UTC)
-    return [price_calls(calls, model, cost_of, now) for model in models]
+    return [price_calls(calls, model, LIST_PRICES, now) for model in models]
 
 
 def recorded_calls(journal: Journal) -> list[RecordedCall]:

@@ -310,7 +310,7 @@ class Buyer(Provider):
         reply = await self._models.provider_for(request.model).complete(request)
         if reply.cost is not None or reply.usage is None:
             return reply
-        whole = getattr(self._pricing, "of_reply", None)
+        whole = getattr(self._pricing, "price_reply", None)
         now = datetime.now(UTC)
         cost = (
             whole(request.model, reply, now)

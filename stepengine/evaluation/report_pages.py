@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 from attrs import frozen
 
+from stepengine.data.visible import format_count
 from stepengine.evaluation.case_runs import Sample
 from stepengine.evaluation.improvement import Improvement
 from stepengine.evaluation.scoring import PASS, Pair, Row, Scores
@@ -38,13 +39,13 @@ def summary_lines(scores: Scores) -> Iterator[str]:
     outcome = scores.outcome
     cases, sides = len(outcome.evaluation.cases), len(outcome.sides)
     yield (
-        f"{outcome.evaluation.name}: {_format_count(cases, 'case')}, {_format_count(sides, 'side')}, "
-        f"{_format_count(outcome.n, 'sample')} of each, seed {outcome.seed}"
+        f"{outcome.evaluation.name}: {format_count(cases, 'case')}, {format_count(sides, 'side')}, "
+        f"{format_count(outcome.n, 'sample')} of each, seed {outcome.seed}"
     )
     if outcome.stopped:
         yield f"partial: {outcome.stopped}"
     for side, errors in scores.unmeasured.items():
-        yield f"{side}: not measured, {_format_count(errors, 'sample')} ended with an error of the provider, or of a server of tools"
+        yield f"{side}: not measured, {format_count(errors, 'sample')} ended with an error of the provider, or of a server of tools"
     width = max(
         [len(row.side) for row in scores.rows] + [len(p.side) + len(p.base) + 3 for p in scores.pairs], default=0
     )
@@ -62,7 +63,7 @@ def summary_lines(scores: Scores) -> Iterator[str]:
             interval = _format_interval(each.ratio)
             ends = f" ({interval})" if interval else ""
             left = f", {each.ratio.left_out} left out" if each.ratio.left_out else ""
-            yield f"{each.of}: {each.side} needs {each.ratio.ratio:.2f} times as much as {each.base}{ends}; {_format_count(each.ratio.pairs, 'case')}{left}"
+            yield f"{each.of}: {each.side} needs {each.ratio.ratio:.2f} times as much as {each.base}{ends}; {format_count(each.ratio.pairs, 'case')}{left}"
     yield from _notes(scores)
 
 
@@ -72,7 +73,7 @@ def _notes(scores: Scores) -> Iterator[str]:
         yield f"too few cases for intervals: {most}, and they take {FEWEST_CASES}"
     mixed = [(s.side, s.reused) for s in scores.outcome.samples if s.reused.startswith("from ")]
     for side in dict.fromkeys([side for side, _ in mixed]):
-        yield f"{side}: {_format_count(sum(s == side for s, _ in mixed), 'sample')} went on from a recorded beginning, which other samples share"
+        yield f"{side}: {format_count(sum(s == side for s, _ in mixed), 'sample')} went on from a recorded beginning, which other samples share"
     for name, said in scores.broken.items():
         yield f"the check {name} is broken: {said}"
     shown = next((p for p in scores.pairs if p.check == PASS and p.difference.detectable), None)
@@ -113,10 +114,6 @@ def _format_value(value: float) -> str:
 
 def _format_interval(made: Estimate | Ratio) -> str:
     return "" if made.low is None or made.high is None else f"{made.low:.2f} to {made.high:.2f}"
-
-
-def _format_count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 # --- as a page --------------------------------------------------------------------------------------------------------

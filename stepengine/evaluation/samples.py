@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import nullcontext
 from decimal import Decimal
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 from attrs import frozen
 
@@ -31,6 +31,39 @@ AT_ONCE = 4
 Models = Callable[[], Any]
 """Gives the models of one sample, such as a script from its beginning; every sample asks for its own."""
 Made = TypeVar("Made")
+
+
+@frozen
+class CostEstimate:
+    """
+    The estimated model calls of an evaluation, and their cost by the recorded prices.
+
+    Attributes:
+        calls: The number of model calls.
+        low: The least cost in US dollars; ``None`` if it is unknown.
+        high: The highest cost in US dollars; ``None`` if it is unknown.
+    """
+
+    calls: int
+    low: Decimal | None
+    high: Decimal | None
+
+
+Confirm: TypeAlias = Callable[[CostEstimate], "Awaitable[SharedBudget | None] | SharedBudget | None"]
+"""Approves the cost before models are called, or raises. If it returns a ``SharedBudget``, that pays."""
+
+
+async def confirm_cost(
+    confirm: Confirm | None, estimate: Callable[[], CostEstimate], budget: SharedBudget | None
+) -> SharedBudget:
+    """Return the budget that pays, after *confirm* has approved the estimate; it is not called if no model will be."""
+    budget = SharedBudget() if budget is None else budget
+    expected = None if confirm is None else estimate()
+    if confirm is None or expected is None or not expected.calls:
+        return budget
+    given = confirm(expected)
+    approved = given if given is None or isinstance(given, SharedBudget) else await given
+    return budget if approved is None else approved
 
 
 async def sample(

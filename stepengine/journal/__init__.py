@@ -63,9 +63,9 @@ if TYPE_CHECKING:
     from stepengine.journal.signing import SigningKey
     from stepengine.journal.sources import JournalLike, as_journal
     from stepengine.journal.sqlite import SqliteJournal
-    from stepengine.journal.store import Journal, MemoryJournal, Writer
+    from stepengine.journal.store import Journal, MemoryJournal, WakePlace, Writer
     from stepengine.journal.verification import VerificationResult, verify
-    from stepengine.redaction import RedactField, RedactHeader, Redactor, RedactPattern, RedactValue, SecretFound
+    from stepengine.redaction import Redact, RedactField, RedactHeader, Redactor, RedactPattern, RedactValue
 else:
     __getattr__, __dir__ = make_lazy_exports(
         __name__,
@@ -134,6 +134,7 @@ else:
             "stepengine.journal.store": (
                 "Journal",
                 "MemoryJournal",
+                "WakePlace",
                 "Writer",
             ),
             "stepengine.journal.file_undo": (
@@ -146,12 +147,12 @@ else:
             ),
             "stepengine.journal.event_stream": ("follow_events",),
             "stepengine.redaction": (
+                "Redact",
                 "RedactField",
                 "RedactHeader",
                 "Redactor",
                 "RedactPattern",
                 "RedactValue",
-                "SecretFound",
             ),
         },
     )
@@ -185,6 +186,7 @@ __all__ = (
     "Record",
     "RecordedDecision",
     "RecordedRun",
+    "Redact",
     "RedactField",
     "RedactHeader",
     "RedactPattern",
@@ -193,12 +195,12 @@ __all__ = (
     "Result",
     "SealedJournal",
     "SecretFinding",
-    "SecretFound",
     "SharedBudget",
     "SigningKey",
     "SqliteJournal",
     "UndoResult",
     "VerificationResult",
+    "WakePlace",
     "Writer",
     "as_journal",
     "call_origins",

@@ -16,6 +16,7 @@ from stepengine.data.effects import CallModel
 from stepengine.data.json import ABSENT, differences, first_difference
 from stepengine.data.outcomes import Failure, Single, Value
 from stepengine.data.state import ChildResult
+from stepengine.data.visible import cut_after
 from stepengine.errors import ReplayDivergence
 from stepengine.journal.encoding import outcome_members, sandbox_of, to_comparable_form
 from stepengine.journal.fingerprints import UNSEEN, Fingerprints, select_fingerprinted_part
@@ -216,7 +217,7 @@ def format_value(value: object) -> str:
     if value is ABSENT:
         return repr(ABSENT)
     text = json.dumps(value, ensure_ascii=False, default=dict)
-    return text if len(text) <= WINDOW_CHARS else f"{text[:WINDOW_CHARS]}..."
+    return cut_after(text, WINDOW_CHARS)
 
 
 # --- why ------------------------------------------------------------------------------------------------------------

@@ -512,7 +512,7 @@ class Encoder:
     def _redact(self, members: dict[str, object], kind: str) -> dict[str, object]:
         clean: dict[str, object] = self._redactor.value(members)
         if self._redactor.shapes:
-            self._redactor.refuse(clean, f"the {kind} record")
+            self._redactor.check_no_secrets(clean, f"the {kind} record")
         return clean
 
     def _encode_new_blob(self, fp: str, data: object) -> Iterator[Mapping[str, object]]:
@@ -858,7 +858,7 @@ class _KnownRequests:
 
 
 def _base_transcript(base: _KnownRequest) -> Transcript:
-    return Transcript.of_parts(base.shared, base.length)
+    return Transcript.from_parts(base.shared, base.length)
 
 
 def _is_same_message(a: Transcript, i: int, b: Transcript, j: int) -> bool:

@@ -33,7 +33,7 @@ from stepengine.journal.line_journal import LineJournal
 from stepengine.journal.line_reader import Reading, read_file
 from stepengine.journal.locked_file import LockedFile, open_closing_idle_files
 from stepengine.journal.mailbox import MAIL, MAILBOX_FILE, FileMailbox, Mailbox, mailbox_path
-from stepengine.journal.store import Journal
+from stepengine.journal.store import Journal, WakePlace
 from stepengine.workspace.atomic import replace_path, sync_folder
 from stepengine.workspace.calls import OWNER_FILE_MODE
 from stepengine.workspace.file_formats import FileFormat
@@ -91,6 +91,22 @@ class FileJournal(LineJournal):
     def name(self) -> str:
         """How the journal is called in messages."""
         return self._name
+
+    @property
+    def file(self) -> Path:
+        """The path."""
+        return self.path
+
+    def size(self) -> int:
+        """Return the size of the file, 0 if it does not exist."""
+        try:
+            return self.path.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def wake_place(self) -> WakePlace:
+        """Return the folder and the name of the file."""
+        return WakePlace(self.path.parent, self.path.name)
 
     def read_bytes(self, start: int) -> bytes:
         """Return the file's bytes from offset *start* on; ``b""`` if the file does not exist."""

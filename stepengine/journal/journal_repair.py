@@ -13,6 +13,7 @@ from typing import Any
 
 from attrs import frozen
 
+from stepengine.data.visible import cut_after
 from stepengine.errors import JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.fingerprints import Fingerprints, fingerprint
 from stepengine.journal.history import History
@@ -312,4 +313,4 @@ def _describe_record(record: Record) -> str:
 def _format_members(record: Record) -> str:
     hidden = ("kind", "path", "seq", "at", "fp", "crc")
     text = to_compact_json({k: v for k, v in (record.line or {}).items() if k not in hidden})
-    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+    return cut_after(text, SHOWN_CHARS)

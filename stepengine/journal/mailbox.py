@@ -33,6 +33,7 @@ from attrs import frozen
 from stepengine.data.codec import restored
 from stepengine.data.json import JsonValue, freeze
 from stepengine.data.questions import Answer
+from stepengine.data.visible import cut_after
 from stepengine.data.yields import LAST_YEAR
 from stepengine.errors import (
     DataError,
@@ -201,7 +202,7 @@ def _is_valid_name(text: object) -> bool:
 def _shorten_value(value: object) -> str:
     """Return the start of a value for a message."""
     text = repr(value[: MAX_NAME_CHARS + 1] if isinstance(value, str) else type(value).__name__)
-    return text if len(text) <= MAX_NAME_CHARS else f"{text[:MAX_NAME_CHARS]}..."
+    return cut_after(text, MAX_NAME_CHARS)
 
 
 # --- what is stored -------------------------------------------------------------------------------------------------
@@ -357,7 +358,7 @@ class Mailbox(abc.ABC):
             return letter
         value = redactor.redact_for_run(letter.value)
         if redactor.shapes:
-            redactor.refuse(value, "the message")
+            redactor.check_no_secrets(value, "the message")
         return attrs.evolve(letter, value=value)
 
     def _check_same(self, stored: StoredMessage, known: StoredMessage | None) -> None:

@@ -17,11 +17,10 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from stepengine.errors import JournalError
-from stepengine.journal.files import FileJournal
 from stepengine.journal.journal_files import NO_LINK
 from stepengine.journal.line_macs import are_written_by_user, split_into_lines
 from stepengine.journal.records import Record
-from stepengine.journal.store import Journal, MemoryJournal
+from stepengine.journal.store import Journal
 from stepengine.workspace.atomic import make_folder, replace_path
 from stepengine.workspace.calls import OWNER_FILE_MODE
 from stepengine.workspace.file_formats import FileFormat
@@ -39,7 +38,7 @@ PADDED: dict[Kind, str] = {"own": " own \n", "seen": " seen\n"}
 
 def is_written_by_user(journal: Journal) -> bool:
     """Return whether this user's runs wrote all records of a journal; False where that is unknown."""
-    if isinstance(journal, MemoryJournal) and journal.is_own:
+    if journal.is_own:
         return True
     try:
         return _is_trusted_by_folder(journal) or has_macs_of_user(journal) or _is_listed(journal, ("own",))
@@ -49,7 +48,7 @@ def is_written_by_user(journal: Journal) -> bool:
 
 def find_owner_mark(journal: Journal) -> bool | None:
     """Return ``is_written_by_user``, or ``None`` for a journal in memory that holds what the program itself put there."""
-    return is_written_by_user(journal) or (journal.is_own if isinstance(journal, MemoryJournal) else False)
+    return is_written_by_user(journal) or (journal.is_own if journal.is_in_memory else False)
 
 
 def has_trusted_permissions(journal: Journal, *, trust: bool | None = None) -> bool:
@@ -60,7 +59,7 @@ def has_trusted_permissions(journal: Journal, *, trust: bool | None = None) -> b
     """
     if trust is not None:
         return trust
-    if isinstance(journal, MemoryJournal) and journal.is_own is not False:
+    if journal.is_in_memory and journal.is_own is not False:
         return True
     try:
         return is_in_state_folder(journal) or has_macs_of_user(journal) or _is_listed(journal, ("own", "seen"))
@@ -86,7 +85,7 @@ def replace_with_derived(target: Journal, records: Sequence[Record], source: Jou
         JournalError: as ``Journal.replace``.
     """
     mark, macs = find_owner_mark(source), target.macs
-    if isinstance(target, MemoryJournal):
+    if target.is_in_memory:
         target.replace(records)
         target.is_own, target.macs = mark, macs
         return
@@ -114,8 +113,8 @@ def is_in_state_folder(journal: Journal) -> bool:
     try:
         return (
             folder is not None
-            and isinstance(journal, FileJournal)
-            and journal.path.resolve().parent == (folder / RUNS).resolve()
+            and journal.file is not None
+            and journal.file.resolve().parent == (folder / RUNS).resolve()
             and is_writable_only_by_user(folder / RUNS)
         )
     except OSError:
@@ -124,7 +123,7 @@ def is_in_state_folder(journal: Journal) -> bool:
 
 def record_user_journal(journal: Journal) -> None:
     """Record that this user's runs wrote a journal. Without a usable state folder nothing is recorded."""
-    if isinstance(journal, MemoryJournal):
+    if journal.is_in_memory:
         journal.is_own = True
     elif not _is_trusted_by_folder(journal):
         _append_entry(journal, "own")
@@ -187,7 +186,7 @@ def _append_entry(journal: Journal, kind: Kind) -> None:
 
 
 def _compute_digest(journal: Journal) -> str:
-    if isinstance(journal, FileJournal):
-        with journal.path.open("rb") as file:
+    if journal.file is not None:
+        with journal.file.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
     return hashlib.sha256(journal.content()).hexdigest()

@@ -15,7 +15,7 @@ from stepengine.data.json import ABSENT, compact, freeze, thaw
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Stop, Value
-from stepengine.data.questions import Answer, AnswerLike, Question, check_answer, to_answer
+from stepengine.data.questions import DOUBT, Answer, AnswerLike, Question, check_answer, to_answer
 from stepengine.data.visible import cut_end
 from stepengine.errors import AnswerRejected, DataError, JournalError, StepEngineError, UnknownOutcome
 from stepengine.journal.encoding import changes_world_again, encode_effect, name_of, questions_of, restored
@@ -31,8 +31,6 @@ InDoubt: TypeAlias = Literal["fail", "retry", "ask"]
 SHOWN_CHARS = 1_000
 """A question or input is quoted up to half a screen: a person must recognize it, and a document must not fill the terminal."""
 YES_OR_NO = ("yes", "no")
-DOUBT = "doubt:"
-"""What the id of a question about an effect in doubt starts with; its address follows."""
 
 
 def split_answers(

@@ -469,7 +469,7 @@ def _notify_provider(models: ModelRegistry | None, request: ModelRequest, times:
     with contextlib.suppress(UnknownModel):
         provider = models.provider_for(request.model)
         for _ in range(times):
-            getattr(provider, "answered", _ignore_request)(request)
+            getattr(provider, "skip_reply", _ignore_request)(request)
 
 
 def _ignore_request(_: ModelRequest) -> None:

@@ -92,8 +92,9 @@ def _warn_on_index_errors(run: JournaledRun, entry: WakeEntry) -> Iterator[None]
     try:
         yield
     except StepEngineError as error:
+        finder = f"`stepengine resume --due {entry.place}`" if entry.journals is None else "a Waker"
         run.writer.warnings.append(
-            f"when {entry.run!r} is to be woken could not be noted: {error.message}; `stepengine resume --due {entry.place}` finds it in its journal"
+            f"when {entry.run!r} is to be woken could not be noted: {error.message}; {finder} finds it in its journal"
         )
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from attrs import frozen
 
 from stepengine.errors import DataError
-from stepengine.redaction import GIVEN, RedactionRules, Redactor, digest_of, find_environment_secrets
+from stepengine.redaction import GIVEN, RedactionRules, Redactor, digest_secret, find_environment_secrets
 from stepengine.workspace.file_formats import read_regular_file
 
 SKIPPED_FOLDERS = frozenset({
@@ -109,4 +109,4 @@ def _find_leaks(file: Path, texts: Redactor, others: Redactor) -> Iterator[Secre
         if is_text:
             line, counted = line + text.count("\n", counted, start), start
         secret = text[start:end]
-        yield SecretFinding(str(file), line, rule, len(secret), digest_of(secret))
+        yield SecretFinding(str(file), line, rule, len(secret), digest_secret(secret))

@@ -86,7 +86,7 @@ class SigningKey:
         self._key = _parse_private_key(self.path, data)
         raw = self._key.public_key().public_bytes_raw()
         for form in (self._key.private_bytes_raw().hex(), base64.b64encode(self._key.private_bytes_raw()).decode()):
-            GIVEN.tell(form, NAME)
+            GIVEN.add(form, NAME)
         self.public = base64.b64encode(BLOB_BEGIN + raw).decode()
 
     def __repr__(self) -> str:
@@ -125,7 +125,7 @@ def _register_secret(data: bytes) -> None:
     text = data.decode("ascii", "ignore")
     for line in text.splitlines():
         if len(line) >= MIN_SECRET_CHARS and not line.startswith("-----"):
-            GIVEN.tell(line, NAME)
+            GIVEN.add(line, NAME)
 
 
 def _parse_private_key(path: Path, data: bytes) -> Any:

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 from attrs import frozen
 
 from stepengine.data.waits import Waits
-from stepengine.errors import JournalError
+from stepengine.errors import JournalError, JournalMissing
 from stepengine.journal.files import FileJournal
 from stepengine.journal.pending_items import find_unread_messages, find_waits, list_message_ids, open_questions
 from stepengine.journal.sources import as_journal, parse_database_path
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("stepengine.journal")
 
+Journals: TypeAlias = "Mapping[str, Journal]"
+"""The journals of a store by the names of their runs."""
 SUFFIX = ".jsonl"
 ASIDE = "before-"
 """The prefix of the file names of journals that ``extend`` replaced; their runs are never resumed."""
@@ -46,14 +48,16 @@ class WakeEntry:
     Attributes:
         place: The folder or database.
         run: The run's name there.
+        journals: The journals of the store, if they are not in *place*.
     """
 
     place: Path
     run: str
+    journals: Journals | None = None
 
     def index(self) -> WakeIndex:
         """Return the index."""
-        return open_wake_index(self.place)
+        return open_wake_index(self.place, self.journals)
 
     def record_sleep(self, waits: Sequence[Waits], agent_id: str) -> None:
         """Insert or replace the wake time of the run, which waits for at least one thing."""
@@ -83,14 +87,11 @@ class WakeEntry:
 
 
 def locate_wake_entry(journal: Journal) -> WakeEntry | None:
-    """Return the wake entry of a journal's run; ``None`` in memory or for a file alone in its folder."""
-    if isinstance(journal, SqliteJournal):
-        run = journal.run or next(iter(journal.runs()), None)
-        return None if run is None else WakeEntry(journal.path, run)
-    if not isinstance(journal, FileJournal):
+    """Return the wake entry of a journal's run; ``None`` for a store without one, or for a file alone in its folder."""
+    found = journal.wake_place()
+    if found is None or (journal.file is not None and not _is_wake_store(found.place, found.run)):
         return None
-    folder, name = journal.path.parent, journal.path.name
-    return WakeEntry(folder, name) if _is_wake_store(folder, name) else None
+    return WakeEntry(found.place, found.run, found.journals)
 
 
 def _is_wake_store(folder: Path, name: str) -> bool:
@@ -113,26 +114,41 @@ def _is_set_aside(run: str) -> bool:
     return bool(found) and before.endswith((".", "-")) and number.isdecimal()
 
 
-def open_wake_index(place: str | Path) -> WakeIndex:
+def open_wake_index(place: str | Path, journals: Journals | None = None) -> WakeIndex:
     """
     Return the wake index of a store; a missing one is built from the journals.
+
+    Args:
+        place: The folder or database of the index.
+        journals: The journals of the store by name; by default those in *place*.
 
     Raises:
         JournalError: for what is neither a folder nor a database.
     """
     where = Path(place)
-    return WakeIndex.for_store(where, lambda: find_sleeping_runs(where))
+    return WakeIndex.for_store(where, lambda: find_sleeping_runs(where, journals))
 
 
-def open_journal(place: str | Path, run: str) -> Journal:
-    """Return the journal of a run by its name in a store."""
+def open_journal(place: str | Path, run: str, journals: Journals | None = None) -> Journal:
+    """
+    Return the journal of a run by its name in a store.
+
+    Raises:
+        JournalMissing: when *journals* has none of this name.
+    """
     where = Path(place)
+    if journals is not None:
+        if run not in journals:
+            msg = f"the store of {str(where)!r} has no journal {run!r} any more"
+            raise JournalMissing(msg)
+        return journals[run]
     return FileJournal(where / run) if where.is_dir() else SqliteJournal(where, run)
 
 
-def find_sleeping_runs(place: str | Path) -> Iterator[Sleeping]:
+def find_sleeping_runs(place: str | Path, journals: Journals | None = None) -> Iterator[Sleeping]:
     """Yield the sleeping runs of a store; an unreadable journal is logged and skipped."""
-    for journal, name in _list_journals(Path(place)):
+    found_journals = _list_journals(Path(place)) if journals is None else ((journals[name], name) for name in journals)
+    for journal, name in found_journals:
         try:
             found = make_row_from_journal(journal, name)
         except JournalError as error:
@@ -169,7 +185,10 @@ def find_first_unread_time(journal: Journal, history: History, early: Collection
 
     Letters whose ids are in *early* are for runs that have not begun, and wake nobody.
     """
-    box = journal.mailbox()
+    try:
+        box = journal.mailbox()
+    except JournalError:
+        return None  # a store without mailboxes
     letters = box.read()[0] if box.has_changed(0) else []
     known, open_ = list_message_ids(history) if letters else set(), open_questions(history) if letters else {}
     known -= _find_receivable_ids(history, find_waits(history)) if letters else set()

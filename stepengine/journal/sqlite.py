@@ -39,7 +39,7 @@ from stepengine.journal.line_reader import Reading, read_lines
 from stepengine.journal.locked_file import LockedFile, open_closing_idle_files
 from stepengine.journal.mailbox import Mailbox
 from stepengine.journal.sqlite_mailbox import SqliteMailbox, delete_letters
-from stepengine.journal.store import Journal, Writer
+from stepengine.journal.store import Journal, WakePlace, Writer
 from stepengine.workspace.atomic import sync_folder
 from stepengine.workspace.file_formats import check_own_database
 from stepengine.workspace.paths import to_path
@@ -88,6 +88,16 @@ class SqliteJournal(LineJournal):
     def name(self) -> str:
         """The journal's name for messages."""
         return str(self.path) if self.run is None else f"run {self.run!r} in {self.path}"
+
+    @property
+    def address(self) -> str:
+        """The file and the run, as ``RUNS.db#RUN``."""
+        return f"{self.path}#{self.run}"
+
+    def wake_place(self) -> WakePlace | None:
+        """Return the file and the run; without a run, the only one in the file."""
+        run = self.run or next(iter(self.runs()), None)
+        return None if run is None else WakePlace(self.path, run)
 
     def runs(self, prefix: str = "") -> list[str]:
         """Return the ids of all runs in the file that start with *prefix*, sorted."""

@@ -66,6 +66,22 @@ class Extension:
     before: Journal | None = None
 
 
+@frozen
+class WakePlace:
+    """
+    The storage location of a run's wake time.
+
+    Attributes:
+        place: A local folder for the index of wake times, or an SQLite file of journals.
+        run: The name of the run there.
+        journals: The journals of the store by name, from which a lost index is rebuilt. By default those in *place*.
+    """
+
+    place: Path
+    run: str
+    journals: Mapping[str, Journal] | None = None
+
+
 class Writer(abc.ABC):
     """
     The one writer of a journal; it owns the journal until it is closed.
@@ -136,11 +152,16 @@ class Journal(abc.ABC):
     Attributes:
         forks: How many forks were made of this journal.
         extended: What the last extending of this journal did; ``None`` when there was none.
+        is_in_memory: Whether only this process has the records.
+        is_own: Whether this user's runs wrote all records of a journal in memory; False if they were made of a journal that is not
+            known as this user's. ``None`` for records that the program itself put there, and for other stores.
         records_tools: Whether results of tools are recorded as effects; else only the requests to models hold them.
         macs: Which keyed digests lines have that are encoded as a whole: those of the journal that records were read from, new
             ones of this user, or none; see ``line_macs``.
     """
 
+    is_in_memory: ClassVar[bool] = False
+    is_own: bool | None = None
     records_tools: ClassVar[bool] = True
     macs: Literal["kept", "new", "none"] = "kept"
 
@@ -179,6 +200,24 @@ class Journal(abc.ABC):
     @abc.abstractmethod
     def name(self) -> str:
         """The journal's name for messages."""
+
+    @property
+    def address(self) -> str:
+        """The text that opens the journal on the command line, by default its name."""
+        return self.name
+
+    @property
+    def file(self) -> Path | None:
+        """The file that contains this journal alone; ``None`` (default) in other stores."""
+        return None
+
+    def size(self) -> int:
+        """Return the size in bytes, 0 for a missing journal. The default reads all of it."""
+        return len(self.content())
+
+    def wake_place(self) -> WakePlace | None:
+        """Return where the wake time of the suspended run is stored; ``None`` (default) for nowhere."""
+        return None
 
     @property
     def signed_by(self) -> str:
@@ -385,10 +424,9 @@ class MemoryJournal(Journal):
         lines: Lines of a journal, or one text or bytes with all of them.
         options: See ``Journal``.
 
-    Attributes:
-        is_own: Whether this user's runs wrote all records; False if they were made of a journal that is not known as this user's.
-            ``None`` for records that the program itself put there.
     """
+
+    is_in_memory = True
 
     def __init__(self, lines: Iterable[bytes] | bytes | str = (), **options: Any) -> None:
         super().__init__(**options)
@@ -397,7 +435,6 @@ class MemoryJournal(Journal):
             raise JournalError(msg)
         text = lines.encode() if isinstance(lines, str) else lines
         data = text if isinstance(text, bytes) else b"".join(text)
-        self.is_own: bool | None = None
         self._records = read_lines(data, self.name).records
         self._writer: _MemoryWriter | None = None
         self._mailbox = MemoryMailbox(self)

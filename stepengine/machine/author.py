@@ -21,6 +21,7 @@ from stepengine.data.json import NOT_AWAITED, NOT_YIELDED, JsonDict
 from stepengine.data.programs import RunningProgram
 from stepengine.data.record_sizes import cut_error, find_length_problem
 from stepengine.data.state import AgentState
+from stepengine.data.visible import truncate_text
 from stepengine.data.yields import YIELD_FROM, Parallel, Perform, Sentinel
 from stepengine.errors import BadYield, HandlerError, InputError, LimitReached, StepEngineError
 from stepengine.machine.protocol import By, names_of_yieldables, rows_for
@@ -146,7 +147,7 @@ def _format_value(value: Any) -> str:
     kind = type(value)
     if value is None or kind in (str, int, float, bool):
         text = repr(value)
-        return text if len(text) <= SHOWN_CHARS else f"{text[: SHOWN_CHARS - 3]}..."
+        return truncate_text(text, SHOWN_CHARS)
     if kind is Sentinel:
         return str(value)
     if kind is dict:

@@ -1075,7 +1075,9 @@ class ToolMember(EffectMember):
         if stop.kind == "suspended":
             text = "Pending: the run is suspended."
             waiting = stop.questions
-            self.set_result(ToolResult.pending(waiting[0].id) if waiting else ToolResult.text(text, status="pending"))
+            self.set_result(
+                ToolResult.make_pending(waiting[0].id) if waiting else ToolResult.text(text, status="pending")
+            )
         else:
             # Said so openly because a model that is told of it, when the run goes on, must not take it for granted that
             # nothing happened.

@@ -17,8 +17,9 @@ from stepengine.data.functions import location_of, unwrap_function
 from stepengine.data.json import JsonValue, compact, freeze, hint_at_mistake
 from stepengine.data.messages import UserMessage
 from stepengine.data.record_sizes import ESCAPED_CHAR_BYTES, MAX_VALUE_BYTES, find_length_problem
-from stepengine.data.result_cuts import cut_middle
+from stepengine.data.result_cuts import cut_result
 from stepengine.data.typed_values import is_model, model_to_json
+from stepengine.data.visible import cut_after
 from stepengine.data.wire import to_dicts
 from stepengine.data.yields import StepWith
 from stepengine.errors import DataError, HandlerError, ModelError
@@ -50,7 +51,7 @@ def get_final_text(run: RunState) -> str:
 
 def _shorten_answer(text: str) -> str:
     """Return the text of the last messages; one that is too long for a record has its middle cut."""
-    return cut_middle(text, MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES) if find_length_problem(text) else text
+    return cut_result(text, MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES) if find_length_problem(text) else text
 
 
 def get_final_output(run: RunState, returned: object) -> object:
@@ -217,7 +218,7 @@ def _format_refused_output(value: object) -> str:
         text = compact(freeze(value))
     except DataError:
         return ""
-    return f" It was: {text if len(text) <= MAX_REFUSED_CHARS else f'{text[:MAX_REFUSED_CHARS]}...'}"
+    return f" It was: {cut_after(text, MAX_REFUSED_CHARS)}"
 
 
 def _force_output_step(run: RunState, plain: StepWith) -> Flow[TurnComplete]:

@@ -87,10 +87,10 @@ def _check_change(run: RunState, point: str, hook: Hook, said: object) -> None:
     """Raise if a hook requests a change that has no effect at its point."""
     # A change that nobody would make is a mistake of the hook's author; passed over in silence they would look for it
     # everywhere else.
-    useless = said.useless_at(point) if isinstance(said, Change) else ""
+    useless = said.find_misuse(point) if isinstance(said, Change) else ""
     result = said.result if isinstance(said, Change) else said
     if not useless and isinstance(result, ToolResult) and result.change is not None:
-        useless = result.change.useless_at("tool")
+        useless = result.change.find_misuse("tool")
     if useless:
         raise _make_hook_error(run, point, hook, f"returned {useless}")
 

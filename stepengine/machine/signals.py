@@ -39,7 +39,7 @@ def belongs_to_caller(error: BaseException) -> bool:
     """
     if isinstance(error, Exception | GeneratorExit | LimitReached | Stopped | Abort | EndRun):
         return False
-    # By name, since this floor knows no event loop.
+    # By name, since this package knows no event loop.
     return all(kind.__name__ != "CancelledError" for kind in type(error).__mro__)
 
 

@@ -303,7 +303,7 @@ def make_step_request(run: RunState, over: StepWith, tail: Sequence[Message]) ->
         InputError: for the first request of a child, when it has no user message.
     """
     settings = (
-        run.plan.definition.settings if over.settings is None else run.plan.definition.settings.merged(over.settings)
+        run.plan.definition.settings if over.settings is None else run.plan.definition.settings.merge(over.settings)
     )
     specs = run.tools.specs if over.tools is None else tuple([run.tools.bindings[name].spec for name in over.tools])
     # Several providers refuse a choice of tools in a request that offers none.

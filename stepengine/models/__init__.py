@@ -1,23 +1,24 @@
 """
-Models: the registry, the base class of providers, and the adapters for real ones.
+Models: the registry, the base class of providers, and the adapters of real providers.
 
-A request in our terms goes in, a reply in our terms comes out, and a wire stands between. Each adapter has two halves that do not know
-each other's business. ``encode`` and ``decode`` are pure: they make bytes of a transcript and parts of a reply, and can be tested
-against recorded traffic without a network. The client half sends and reads; a stream is put together into the object that the
-provider would have sent in one piece, and then decoded by the same function, so that streams and whole replies cannot differ.
+An adapter converts a request to a provider's wire format and its answer to a reply. It has two independent halves. ``encode``
+and ``decode`` are pure functions between messages and bytes, and are tested against recorded traffic. The client sends and
+reads. It assembles a stream into the object of a request without a stream. The same function decodes both, so they cannot
+differ.
 
-Bodies are encoded here and sent through the SDK's own client, and streams are read here: the SDKs encode a whole history anew on
-every call, retry by themselves, and take a body that ends early for a whole reply. What they are kept for is authentication and
-addresses. Failures are sorted once (``_failures``), by what the next attempt can hope for, not by the class that an SDK gave them.
-What of a reply is not understood is kept, goes back to its own provider, and is told: each adapter has closed lists of what it reads.
+Bodies are encoded here and sent through the SDK's own client. The SDKs would encode the whole history on every call, retry by
+themselves, and accept a truncated body as a complete reply. They only provide authentication and URLs. ``_failures``
+classifies all errors by the prospects of a retry, not by the exception classes of SDKs. Each adapter has closed lists of the
+members that it knows. Unknown members of a reply are stored, reported, and sent back to the same provider only.
 
-``registry`` finds the adapter of a model string, ``pricing`` says what a reply costs, ``routing`` and ``batches`` wrap one provider in
-another.
+``registry`` finds the adapter for a model string, and ``pricing`` computes the cost of a reply. ``routing`` and ``batches`` are
+providers that wrap other providers.
 
-Must not be here: when a call is tried again (``runtime.retry``), what is asked next (machine). Importing this package loads no SDK and
-no HTTP library; an adapter loads its SDK when it first sends a request. Adapters do not know each other.
+Must not be here: the retry policy (``runtime.retry``) and the choice of the next request (machine). Importing this package loads
+no SDK and no HTTP library; an adapter loads its SDK with the first request. Adapters do not import each other.
 
-Begin with ``base``, then one adapter from ``encode`` to ``decode``, such as ``anthropic``; ``_http`` and ``_byte_reader`` for what all share.
+Read ``base`` first, then one adapter from ``encode`` to ``decode``, such as ``anthropic``. ``_http`` and ``_byte_reader`` have the
+code that all adapters share.
 """
 
 from __future__ import annotations

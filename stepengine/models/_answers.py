@@ -1,8 +1,7 @@
 """
-Structured output by a tool: where a provider promises no schema, the answer is the input of a tool that is offered for it.
+Structured output through a tool, for providers without support for schemas: the input of the tool is the answer.
 
-The request is rewritten before it is encoded, and the call in the reply becomes the text that was asked for, so that the
-conversation knows nothing of it.
+The tool is added before a request is encoded. Its call in the reply becomes text, so it never appears in the conversation.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from stepengine.data.tools import ToolSpec
 ANSWER = "final_answer"
 SAYS = "Gives the final answer, once nothing else is left to do: its input is the answer itself."
 WHOLE = "answer"
-"""The member that holds an answer which is not an object, as the input of a tool must be one."""
+"""The member with the answer if that is not an object, because the input of a tool must be one."""
 
 
 def add_answer_tool(request: ModelRequest, spec: ToolSpec) -> ModelRequest:
@@ -40,13 +39,13 @@ def add_answer_tool(request: ModelRequest, spec: ToolSpec) -> ModelRequest:
     if choice == "none" or not (request.tools or settings.server_tools):
         choice = spec.name
     elif choice in {None, "auto", "required"}:
-        # A demanded call would keep a model from its provider's own tools.
+        # A forced call would prevent the model from using its provider's own tools.
         choice = "auto" if settings.server_tools else "required"
     return attrs.evolve(request, tools=(*request.tools, spec), tool_choice=choice, settings=settings)
 
 
 def make_answer_tool(schema: Mapping[str, object]) -> ToolSpec:
-    """Return the tool whose input is an answer by *schema*."""
+    """Return the answer tool, with *schema* as the schema of its input."""
     if _is_object(schema):
         return ToolSpec(ANSWER, SAYS, schema, strict=True)
     inner, defined = nest_schema(schema, WHOLE)
@@ -65,9 +64,9 @@ def is_answered_by_tool(request: ModelRequest) -> bool:
 
 def convert_answer_call(reply: ModelReply, schema: Mapping[str, object]) -> ModelReply:
     """
-    Return *reply* with its answer call as text; beside calls of other tools the answer is dropped.
+    Return *reply* with its answer call as text; an answer next to other calls is dropped.
 
-    Beside other calls it was given too early: they are carried out, and the model is asked again.
+    Such an answer is premature: the other calls are executed, and the model answers again.
     """
     answers = [part for part in reply.content if _is_answer(part)]
     if not answers:
@@ -78,7 +77,7 @@ def convert_answer_call(reply: ModelReply, schema: Mapping[str, object]) -> Mode
         return attrs.evolve(reply, content=tuple(parts))
     text = TextPart(_answer_text(answers[0], schema))
     stop = StopReason.END_TURN if reply.stop_reason is StopReason.TOOL_USE else reply.stop_reason
-    # What was said beside the answer is no part of it, and the text of the reply has to be JSON.
+    # Other text is dropped, because the text of the reply must be JSON.
     kept = [part for part in parts if not isinstance(part, TextPart)]
     data = {**reply.provider_data, "output": "tool"}
     return attrs.evolve(reply, content=(*kept, text), stop_reason=stop, provider_data=data)
@@ -98,7 +97,7 @@ def _answer_text(part: AssistantPart, schema: Mapping[str, object]) -> str:
 
 
 class AnswerChunks:
-    """Turns the pieces of an answer by tool in a stream into pieces of text."""
+    """Converts the deltas of an answer call in a stream to text deltas."""
 
     def __init__(self) -> None:
         self._answers: set[int] = set()

@@ -1,9 +1,9 @@
 """
-Events of an AWS event stream from bytes, however they are cut: what Bedrock streams replies in.
+Parse AWS event streams, the format of Bedrock's streamed replies.
 
-A message is its length, the length of its headers, a checksum of both, the headers, the payload, a checksum of all. The payload
-of a chunk holds an event of the model's own wire as base64, that of another event is the event, known by its type; a message of
-another kind says that the reply failed.
+A message consists of its length, the length of its headers, a checksum of both, the headers, the payload, and a checksum of
+all. The payload of a ``chunk`` event has an event of the model's own wire as base64. The payload of any other event is the
+event itself, with its type in a header. A message of another kind reports a failure.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ AWS_STREAM = "application/vnd.amazon.eventstream"
 PRELUDE_BYTES, CHECKSUM_BYTES = 12, 4
 """Two lengths and their checksum before a message and a checksum after it, as AWS documents its event streams."""
 MAX_MESSAGE_BYTES = 24 * 1024 * 1024
-"""Bytes of a message, as AWS limits them."""
+"""AWS's limit for the size of a message."""
 TEXT_TYPE = 7
-"""The number of the type of a header that is text."""
+"""The type number of headers with text."""
 SIZES = {0: 0, 1: 0, 2: 1, 3: 2, 4: 4, 5: 8, 8: 8, 9: 16}
-"""Bytes of a header's value by its type, where that has a length of its own."""
+"""Bytes of a header's value, for each type of fixed size."""
 
 
 class AWSParser:
-    """Takes pieces of a body and gives whole events as ``(name, data)``, as they would come from the wire itself."""
+    """Parses pieces of a body into events of the model's wire, as pairs ``(name, data)``."""
 
     def __init__(self, call: RequestLabel) -> None:
         self._call = call
@@ -38,7 +38,7 @@ class AWSParser:
 
     @property
     def tail(self) -> bytes:
-        """The bytes of a message that began and has not ended; empty between messages."""
+        """The bytes of an incomplete message; empty between messages."""
         return bytes(self._bytes)
 
     def feed(self, chunk: bytes) -> list[tuple[str, bytes]]:
@@ -46,24 +46,24 @@ class AWSParser:
         Return the events that *chunk* completes.
 
         Raises:
-            ModelError: for what is not an event stream, and for a message that was changed on the way.
+            ModelError: for bytes that are no event stream, and for a wrong checksum.
         """
         self._bytes += chunk
         try:
-            return self._events()
+            return self._parse_events()
         except (ValueError, TypeError, IndexError, struct.error) as error:
             what = f"{type(error).__name__}: {error}"
         raise make_protocol_error(self._call, what)
 
-    def _events(self) -> list[tuple[str, bytes]]:
+    def _parse_events(self) -> list[tuple[str, bytes]]:
         events, start = [], 0
         while len(self._bytes) - start >= PRELUDE_BYTES:
             size, headers, check = struct.unpack_from(">III", self._bytes, start)
             if crc32(self._bytes[start : start + PRELUDE_BYTES - CHECKSUM_BYTES]) != check:
-                msg = "the beginning of a message of the event stream does not fit its checksum"
+                msg = "the start of a message of the event stream does not match its checksum"
                 raise ValueError(msg)
             if not PRELUDE_BYTES + headers + CHECKSUM_BYTES <= size <= MAX_MESSAGE_BYTES:
-                msg = f"a message of the event stream says that it has {size} bytes, and {headers} of headers"
+                msg = f"a message of the event stream has the invalid size {size}, with {headers} bytes of headers"
                 raise ValueError(msg)
             if len(self._bytes) - start < size:
                 break
@@ -75,10 +75,10 @@ class AWSParser:
 
 
 def _parse_message(message: bytes, headers: int) -> tuple[str, bytes]:
-    """Return the event in a whole message."""
+    """Return the event in a complete message."""
     body, check = message[:-CHECKSUM_BYTES], message[-CHECKSUM_BYTES:]
     if crc32(body).to_bytes(CHECKSUM_BYTES, "big") != check:
-        msg = "a message of the event stream does not fit its checksum"
+        msg = "a message of the event stream does not match its checksum"
         raise ValueError(msg)
     named = dict(_parse_text_headers(message[PRELUDE_BYTES : PRELUDE_BYTES + headers]))
     payload = body[PRELUDE_BYTES + headers :]
@@ -97,7 +97,7 @@ def _parse_message(message: bytes, headers: int) -> tuple[str, bytes]:
 
 
 def _parse_text_headers(block: bytes) -> Iterator[tuple[str, str]]:
-    """Give the headers that are texts; raises ``struct.error`` or ``IndexError`` where *block* does not hold headers."""
+    """Yield the names and values of text headers; raise ``struct.error`` or ``IndexError`` for an invalid *block*."""
     at = 0
     while at < len(block):
         name = block[at + 1 : at + 1 + block[at]].decode()

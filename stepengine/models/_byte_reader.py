@@ -1,7 +1,7 @@
 """
-Receive the bytes of a reply, in pieces of any size and within time and size limits, into an accumulator.
+Read the bytes of a reply, in pieces of any size and within time and size limits, into an accumulator.
 
-The SDKs' own decoders are not used, because they take a cut-off reply for a whole one.
+The SDKs' own decoders are not used, because they accept a truncated reply as complete.
 """
 
 from __future__ import annotations
@@ -39,30 +39,30 @@ MAX_REPLY_BYTES = 64 * 1024 * 1024
 MAX_TEXT_CHARS = 4 * 1024 * 1024
 """About a million tokens, which no model writes in one reply."""
 SHOWN_CHARS = 200
-"""About two lines of a reply that is no JSON: enough to recognize a proxy's page."""
+"""About two lines of a reply that is not JSON, enough to recognize a proxy's page."""
 DRAIN_SECONDS = 0.25
-"""A new connection takes about as long."""
+"""About the time for a new connection."""
 DRAIN_BYTES = 64 * 1024
-"""After its end a stream has a line or two; reading more costs as much as a new connection."""
+"""After its end a stream has a line or two; reading more is slower than a new connection."""
 logger = logging.getLogger("stepengine.models")
 T = TypeVar("T")
 
 
 class Accumulator(ABC):
     """
-    Turns the events of one wire into the completed reply.
+    Assembles the events of one wire into the completed reply.
 
     Args:
-        call: What was asked.
-        model: The model's name as it was asked for.
-        request_id: From the response's headers.
+        call: The request, for errors.
+        model: The model's name in the request.
+        request_id: The request id of the response's headers.
 
     Attributes:
-        done: Whether the terminal marker has come.
+        done: Whether the terminal marker was received.
     """
 
     decoder: ClassVar[staticmethod[[Mapping[str, Any], RequestLabel, str, str | None], ModelReply]]
-    """Decodes a message that came, or was put together, in one piece; the others are the arguments of the class."""
+    """Decodes a whole message; the other parameters are the arguments of the class."""
 
     def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
         self.done = False
@@ -82,18 +82,18 @@ class Accumulator(ABC):
         """The usage reported for the reply so far."""
 
     @abstractmethod
-    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """Process one event and return the deltas that it adds."""
 
     @abstractmethod
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
-        """Return the reply; *tail* is an unfinished event, *clean* whether the body ended as it should."""
+        """Return the reply; *tail* is an incomplete event, *clean* whether the body ended properly."""
 
     def _decode_message(self, message: Mapping[str, object]) -> ModelReply:
         return add_unread(self.decoder(message, self._call, self._model, self._request_id), self._unread)
 
     def _record_unread(self, *names: str) -> None:
-        """Remember what of the stream is not read: the reply names it, and the run tells of it."""
+        """Record the names of unknown events and members; the reply and the run report them."""
         if len(self._unread) < MAX_UNREAD_NAMES:
             self._unread += [name for name in names if name not in self._unread]
 
@@ -108,7 +108,7 @@ class Accumulator(ABC):
 
 
 class ReplyReader:
-    """Feeds the bytes of a streamed reply, in whatever pieces, through the event parser into an accumulator."""
+    """Parses the bytes of a streamed reply and feeds the events into an accumulator."""
 
     def __init__(
         self, accumulator: Accumulator, call: RequestLabel, parser: SSEParser | AWSParser | None = None
@@ -122,7 +122,7 @@ class ReplyReader:
 
     @property
     def done(self) -> bool:
-        """Whether the terminal marker has come, after which nothing counts."""
+        """Whether the terminal marker was received, after which all bytes are ignored."""
         return self._accumulator.done
 
     @property
@@ -140,33 +140,32 @@ class ReplyReader:
         Return the deltas that *chunk* adds to the reply.
 
         Raises:
-            ModelError: for an error event, a broken protocol, and a reply that does not end.
+            ModelError: for an error event, a protocol error, and a reply above a size limit.
         """
-        # Counted here, where all bytes pass, unpacked: a reply of a gigabyte must not be put together before somebody
-        # measures it (reliability:MP24).
+        # Counted before the reply is assembled, so that a huge one never fills the memory (reliability:MP24).
         self._size += len(chunk)
         if self._size > MAX_REPLY_BYTES:
             raise make_too_large_error(self._call, f"{MAX_REPLY_BYTES} bytes", self.usage)
         deltas: list[ModelDelta] = []
         taken = self._accumulator
-        # As `run_decoder`, but for all events of a piece: a call for each of them would cost every token.
+        # As `run_decoder`, but once for all events of a piece, because a call for each event would slow every token.
         try:
             for name, data in self._parser.feed(chunk):
                 if taken.done:
                     break
                 self.events += name != "ping"
-                deltas += taken.event(name, data)
+                deltas += taken.process_event(name, data)
         except ModelError:
             raise
         except Exception as error:  # noqa: BLE001 - see `run_decoder`
             broken = _describe_decode_error(error)
         else:
-            self._count(deltas)
+            self._count_text(deltas)
             return deltas
         raise make_protocol_error(self._call, broken, self.usage)
 
-    def _count(self, deltas: list[ModelDelta]) -> None:
-        """Add the text of *deltas* to the count; raise an error above the limit."""
+    def _count_text(self, deltas: list[ModelDelta]) -> None:
+        """Count the text of *deltas*; raise an error above the limit."""
         for delta in deltas:
             if isinstance(delta, (TextChunk, ThinkingChunk)):
                 self._text += len(delta.text)
@@ -190,24 +189,22 @@ class ReplyReader:
 
 def run_decoder(call: RequestLabel, read: Callable[[], T], usage: Callable[[], Usage | None] = lambda: None) -> T:
     """
-    Return the result of *read*, and turn its errors into protocol failures.
+    Return the result of *read*, and convert any error of it to a protocol error.
 
-    Decoders are pure, so whatever else they raise than a ``ModelError`` says that it is not what it should be.
+    Decoders are pure, so any other error than a ``ModelError`` means an invalid reply.
 
     Raises:
-        ModelError: for a reply that breaks its protocol.
+        ModelError: for a reply that violates its protocol.
     """
     try:
         return read()
     except ModelError:
         raise
-    # A decoder reads members of foreign JSON by the dozen, and each may be missing or of another kind. To check each of
-    # them would be most of its code; so it reads on, and whatever it raises is what it is: a reply that breaks its
-    # protocol. It is pure, so nothing else can have gone wrong.
+    # Decoders read many members that may be missing or of a wrong type. Checks for each would be most of their code, so
+    # any exception counts as a protocol error.
     except Exception as error:  # noqa: BLE001 - see above
         what = _describe_decode_error(error)
-    # Outside of the `except`, so that the error has no context: that would hold the frame with the reply, and with it
-    # whatever the reply held.
+    # Raised outside the `except`, so that the error has no context, whose frames would hold the reply.
     raise make_protocol_error(call, what, usage())
 
 
@@ -217,10 +214,10 @@ def _describe_decode_error(error: Exception) -> str:
 
 def parse_json_lines(content: bytes, call: RequestLabel) -> list[Mapping[str, Any]]:
     """
-    Return the objects of a body that has one in each line.
+    Return the objects of a body with one JSON object in each line.
 
     Raises:
-        ModelError: for anything else.
+        ModelError: for any other body.
     """
     try:
         found = [read_json(line) for line in content.splitlines() if line.strip()]
@@ -232,7 +229,7 @@ def parse_json_lines(content: bytes, call: RequestLabel) -> list[Mapping[str, An
 
 
 def check_reply_size(reply: ModelReply, call: RequestLabel) -> ModelReply:
-    """Return *reply* if its text is within the cap, whichever way it came."""
+    """Return *reply*; raise ``ModelError`` if its text exceeds the limit."""
     texts = [part.text for part in reply.content if isinstance(part, TextPart | ThinkingPart | RefusalPart)]
     if sum(map(len, texts)) > MAX_TEXT_CHARS:
         raise make_too_large_error(call, f"{MAX_TEXT_CHARS} characters of text", reply.usage)
@@ -248,13 +245,13 @@ def make_too_large_error(call: RequestLabel, limit: str, usage: Usage | None = N
 @frozen
 class HttpExchange:
     """
-    A response whose body has not been read.
+    A response with its body still unread.
 
     Attributes:
         response: The HTTP library's response.
-        call: What was asked.
-        timeouts: How long its body may take.
-        started: When the request was sent, by the event loop's clock.
+        call: The request, for errors.
+        timeouts: The time limits of the body.
+        started: The time of the request, by the event loop's clock.
     """
 
     response: Any
@@ -269,7 +266,7 @@ class HttpExchange:
 
     @property
     def is_event_stream(self) -> bool:
-        """Whether the content type is that of an event stream, whatever was requested."""
+        """Whether the content type is that of an event stream."""
         kind = self.response.headers.get("content-type", "").lower()
         return "text/event-stream" in kind or AWS_STREAM in kind
 
@@ -279,12 +276,12 @@ class HttpExchange:
         kind = self.response.headers.get("content-type", "").lower()
         return AWSParser(self.call) if AWS_STREAM in kind else SSEParser()
 
-    async def content(self, most: int | None = None) -> bytes:
+    async def read_content(self, most: int | None = None) -> bytes:
         """
-        Return the whole body, decompressed, of at most *most* bytes: those of a reply by default.
+        Return the whole decompressed body, of at most *most* bytes (by default the limit of a reply).
 
         Raises:
-            ModelError: when it breaks off, takes too long or is too long.
+            ModelError: when it ends early, is too slow or too long.
         """
         import httpx2
 
@@ -306,12 +303,12 @@ class HttpExchange:
             failure = error_from_transport(error, self.call)
         raise failure
 
-    def json(self, content: bytes) -> Mapping[str, Any]:
+    def parse_json(self, content: bytes) -> Mapping[str, Any]:
         """
         Return the object in *content*.
 
         Raises:
-            ModelError: for anything else, quoting its beginning.
+            ModelError: for anything else, with a quotation of its start.
         """
         kind = self.response.headers.get("content-type", "").partition(";")[0].strip().lower()
         try:
@@ -330,7 +327,7 @@ class HttpExchange:
 
 
 def make_timeout_error(call: RequestLabel, limit: str, timeouts: Timeouts, usage: Usage | None = None) -> ModelError:
-    """Return the error for a call that broke one of its time limits; asking again may help."""
+    """Return the retryable error for a call that exceeded one of its time limits."""
     what = {
         "first_byte": "sent nothing",
         "idle": "stopped in the middle of its reply",
@@ -347,12 +344,12 @@ class ReplyBody:
 
     Args:
         exchange: The response.
-        reader: Who is fed the pieces.
-        chunks: Gives them.
+        reader: The reader of the reply, which knows events and usage.
+        chunks: The iterator over the pieces.
 
     Attributes:
-        ended: Whether it has no more pieces.
-        clean: Whether it has not ended otherwise than it should.
+        ended: Whether there are no more pieces.
+        clean: Whether the body has ended properly, or not yet.
     """
 
     __slots__ = ("_alarm", "_begun", "_chunks", "_exchange", "_has_come", "_patience", "_reader", "clean", "ended")
@@ -368,11 +365,10 @@ class ReplyBody:
         self._has_come = False
         self._begun: tuple[Any, object] | BaseException | None = None
 
-    # A call that is no coroutine, and not a generator of pieces inside of the provider's: that would cost every token of
-    # those that came together. What has to be waited for is waited for at once, in `rest`: a wait that was begun may not be
-    # left to whoever takes a delta meanwhile, who may do so in another task or in a scope of their own.
+    # A plain function, because another generator would slow every token. A started wait must be awaited at once by
+    # `wait_for_piece`: the consumer of a delta may continue in another task or in a scope of its own.
     def read_available(self) -> bytes | None:
-        """Return the next piece if it is there already; ``None`` when ``rest`` has to be awaited for it, as it then must be."""
+        """Return the next piece if it is available; else ``None``, and the caller must await ``wait_for_piece``."""
         step = anext(self._chunks).__await__()
         try:
             self._begun = step, next(step)
@@ -384,9 +380,9 @@ class ReplyBody:
             self._begun = error
         return None
 
-    async def rest(self) -> bytes | None:
+    async def wait_for_piece(self) -> bytes | None:
         """
-        Return the piece that was not at hand, as soon as it comes, or ``None`` when there is none any more.
+        Wait for the next piece and return it; ``None`` at the end of the body.
 
         Raises:
             ModelError: when a time limit passes.
@@ -399,20 +395,20 @@ class ReplyBody:
                 self._patience.record_piece(asyncio.get_running_loop().time(), self._reader.events)
             self._has_come = True
             try:
-                piece = await self._alarm.bound(*begun, self._patience.deadline())
+                piece = await self._alarm.wait(*begun, self._patience.deadline())
             except (Exception, StopAsyncIteration) as error:  # noqa: BLE001 - see `_has_ended_cleanly`
                 ended = error
         exchange, reader = self._exchange, self._reader
         self.ended = piece is None
         self.clean = ended is None or _has_ended_cleanly(ended, exchange.call)
-        # Behind an end that was told of, silence costs nothing: some servers leave the connection open.
+        # After a reported end silence is no error: some servers leave the connection open.
         if isinstance(ended, TimeoutError) and not reader.ended:
             raise make_timeout_error(exchange.call, self._patience.limit(), exchange.timeouts, reader.usage)
         return piece
 
     def close(self) -> None:
-        """Cancel the timer of the waits."""
-        self._alarm.end()
+        """Cancel the timer."""
+        self._alarm.cancel()
 
 
 class _WaitLimits:
@@ -435,9 +431,8 @@ class _WaitLimits:
             self._events = events
             self._said = self._progress = now
 
-    # Three clocks run at once: for the next byte, for the next event that says something (keep-alives do not), and for
-    # the whole. Whichever is due first names the failure, since "sent nothing" and "sent nothing but keep-alives" have
-    # different cures.
+    # Three limits run at once: for the next byte, for the next event with content (not keep-alives), and for the whole.
+    # The first one to expire names the failure, because their remedies differ.
     def _limits(self) -> tuple[float, float, float]:
         timeouts = self._timeouts
         silent = timeouts.first_byte if self._is_first else timeouts.idle
@@ -448,17 +443,17 @@ class _WaitLimits:
         return min(self._limits())
 
     def limit(self) -> str:
-        """Return the limit that ends it, one of ``Timeouts``."""
+        """Return the name of the earliest limit, a member of ``Timeouts``."""
         limits = self._limits()
         return ("total", "silence", "first_byte" if self._is_first else "idle")[limits.index(min(limits))]
 
 
 class _WaitTimer:
     """
-    Ends waits that last too long, of which there is one at a time, with one timer for all of them.
+    One timer that limits a sequence of waits, one at a time.
 
-    ``asyncio.timeout_at`` sets a timer for each wait and takes it away again, which is a sixth of what a token costs that comes
-    alone. This one is set again only when it rings and the wait under way may last longer, and by a wait that may not last so long.
+    ``asyncio.timeout_at`` would create and cancel a timer for each wait, which costs a sixth of the time per token. This timer
+    is restarted only if it fires too early, or if a wait has an earlier limit.
     """
 
     __slots__ = ("_due", "_has_rung", "_loop", "_task", "_timer")
@@ -470,12 +465,12 @@ class _WaitTimer:
         self._due = 0.0
         self._has_rung = False
 
-    async def bound(self, step: Any, waits: object, due: float) -> bytes:
+    async def wait(self, step: Any, waits: object, due: float) -> bytes:
         """
-        Await the rest of a *step* that has started; raise ``TimeoutError`` at the time *due*.
+        Await the rest of a started *step*, at most until the time *due*.
 
         Raises:
-            TimeoutError: when it is *due* before, by the event loop's clock.
+            TimeoutError: at the time *due*, by the event loop's clock.
         """
         self._task = task = asyncio.current_task()
         assert task is not None  # noqa: S101 - only a task waits
@@ -486,7 +481,7 @@ class _WaitTimer:
         try:
             return await _StartedAwait(step, waits)
         except asyncio.CancelledError as stopped:
-            # A cancellation of the task's own, at the same moment or before, goes on its way.
+            # A cancellation of the task itself, at the same time or earlier, is passed on.
             if self._has_rung and task.cancelling() - 1 <= cancelling:
                 raise TimeoutError from stopped
             raise
@@ -496,13 +491,13 @@ class _WaitTimer:
                 self._has_rung = False
                 task.uncancel()
 
-    def end(self) -> None:
+    def cancel(self) -> None:
         """Cancel the timer."""
         if self._timer is not None:
             self._timer.cancel()
 
     def _start_timer(self) -> None:
-        self.end()
+        self.cancel()
         self._timer = self._loop.call_at(self._due, self._on_timer)
 
     def _on_timer(self) -> None:
@@ -519,9 +514,9 @@ class _WaitTimer:
 @asynccontextmanager
 async def open_reply_body(exchange: HttpExchange, reader: ReplyReader) -> AsyncGenerator[ReplyBody]:
     """
-    Yield the body of a reply that *reader* reads, then drain what follows its end marker and close it.
+    Yield the body of a reply for *reader*; afterwards drain the rest after its end marker and close it.
 
-    Pieces are taken from under the HTTP library's own generators, which cut them anew and would cost every token of a stream.
+    Pieces are read below the HTTP library's own generators, which split them again and would slow every token.
     """
     response = exchange.response
     chunks = aiter(response.aiter_bytes() if response.is_stream_consumed else response.stream)
@@ -539,10 +534,10 @@ async def open_reply_body(exchange: HttpExchange, reader: ReplyReader) -> AsyncG
 
 def _has_ended_cleanly(ended: BaseException, call: RequestLabel) -> bool:
     """
-    Return whether a body ended properly: false for a timeout or a cut connection; raise other errors.
+    Return whether a body ended properly: false for a timeout or a broken connection; raise other errors.
 
     Raises:
-        BaseException: what says more of it: an error of the transport but for a connection that broke, and what is not the body's.
+        BaseException: any other error of the transport, and errors that do not concern the body.
     """
     import httpx2
 
@@ -559,7 +554,7 @@ def _has_ended_cleanly(ended: BaseException, call: RequestLabel) -> bool:
 
 
 class _StartedAwait:
-    """The rest of something awaited whose first *step* led to *waits*, which the event loop has not seen yet."""
+    """The rest of an awaitable after its first *step*, which yielded *waits* to the event loop."""
 
     __slots__ = ("_step", "_waits")
 
@@ -572,7 +567,7 @@ class _StartedAwait:
         while True:
             try:
                 yield waits
-            except BaseException as error:  # noqa: BLE001 - it is for what waits, a cancellation above all
+            except BaseException as error:  # noqa: BLE001 - passed to the awaitable, most of all a cancellation
                 try:
                     waits = step.throw(error)
                 except StopIteration as came:
@@ -583,11 +578,11 @@ class _StartedAwait:
 
 
 async def drain_chunks(chunks: AsyncIterator[bytes]) -> None:
-    """Read what follows the terminal marker, for a moment, so that the connection can be used again."""
+    """Read the rest of a body for a short time, so that the connection can be reused."""
     import httpx2
 
-    # A connection can be used again only when its body was read to the end. For a moment and some bytes only: a new
-    # connection is cheaper than a long wait.
+    # A connection can be reused only if its body was read to the end. The limits are short, because a new connection is
+    # cheaper than a long wait.
     seen = 0
     with suppress(TimeoutError, httpx2.HTTPError, httpx2.StreamError, OSError):
         async with asyncio.timeout(DRAIN_SECONDS):

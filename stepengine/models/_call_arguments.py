@@ -1,17 +1,17 @@
 """
-The arguments of one streamed call, however a server cuts them.
+Assemble the streamed arguments of one tool call, for all known ways in which servers split them.
 
 | dialect | servers known to send it | rule |
 |---|---|---|
-| pieces that follow each other | OpenAI and most others | pieces are joined |
+| consecutive pieces | OpenAI and most others | pieces are joined |
 | all arguments so far in each piece | vLLM's MiniMax parser before 0.10.1, SGLang's for MiniMax-M2 | the last piece counts |
 | pieces, then all arguments once more | vLLM's xlam parser, LiteLLM (encoded twice), some gateways | the repetition is dropped |
 | an object in place of its text | Ollama's native form behind gateways | its JSON |
-| white space behind the whole | Groq, vLLM | is dropped by the reader |
+| white space after the end | Groq, vLLM | is dropped by the reader |
 
-Both ways to read a piece, as more text and as all text so far, are followed as long as both can still become JSON. Mostly one
-of them is broken at once, because a second ``{"name":`` behind the first is none. If both are whole at the end, nobody can
-say what the model wrote.
+A piece may be more text, or all text so far. Both readings are followed as long as both can become JSON. Mostly one of them
+fails at once, because a second ``{"name":`` after the first is invalid. If both are complete at the end, the arguments are
+ambiguous.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from stepengine.models._json import encode_utf8, read_json
 BEGINS = ("{", "[", '"')
 ENDS = ("}", "]", '"', "l", "e")
 UNREADABLE = object()
-"""What is compared in place of arguments that are not JSON: it equals nothing but itself, and is compared with none."""
+"""A marker for arguments that are not JSON, which equals no value."""
 
 
-def can_begin(text: str) -> bool:
-    """Return whether *text* can be the beginning of a JSON value, or one as a whole."""
+def can_start(text: str) -> bool:
+    """Return whether *text* is a JSON value or can be the start of one."""
     import jiter
 
     stripped = text.strip()
@@ -37,13 +37,13 @@ def can_begin(text: str) -> bool:
     try:
         jiter.from_json(encode_utf8(stripped), allow_inf_nan=False)
     except ValueError as error:
-        # Of all that the parser says only this tells a value that is cut from one that is broken.
+        # Only this message of the parser distinguishes a truncated value from an invalid one.
         return str(error).startswith("EOF while parsing")
     return True
 
 
 def parse_whole(text: str) -> Any:
-    """Return the value of whole arguments, also of those encoded once more as a JSON text; else ``UNREADABLE``."""
+    """Return the value of complete arguments, which may be encoded twice; else ``UNREADABLE``."""
     if not text.rstrip().endswith(ENDS):
         return UNREADABLE
     value: Any = text
@@ -62,7 +62,7 @@ class ArgumentPieces:
     Collects the arguments of one call.
 
     Attributes:
-        count: How many pieces with text came.
+        count: The number of pieces with text.
     """
 
     __slots__ = ("_first", "_others", "_pieces", "_shown", "count")
@@ -71,46 +71,46 @@ class ArgumentPieces:
         self.count = 0
         # Texts grow as lists that are joined once: a long text has ten thousand pieces.
         self._pieces: list[str] = []
-        # What else the pieces may mean; hardly ever anything.
+        # Other possible readings of the pieces; mostly none.
         self._others: list[str] = []
         self._first = ""
         self._shown = 0
 
     @property
     def text(self) -> str:
-        """The arguments so far; of several readings the one that is whole."""
-        joined = self._joined()
+        """The arguments so far; of several readings the complete one."""
+        joined = self._join()
         whole = [reading for reading in (joined, *self._others) if parse_whole(reading) is not UNREADABLE]
         return whole[0] if self._others and whole else joined
 
     @property
     def shown(self) -> str:
         """The part of the arguments that is certain."""
-        return self._joined()[: self._shown]
+        return self._join()[: self._shown]
 
     @property
     def is_undecided(self) -> bool:
-        """Whether the pieces make whole arguments in more than one way."""
-        readings = (self._joined(), *self._others) if self._others else ()
+        """Whether the pieces can be read as complete arguments in more than one way."""
+        readings = (self._join(), *self._others) if self._others else ()
         return sum(parse_whole(reading) is not UNREADABLE for reading in readings) > 1
 
     @property
     def is_whole(self) -> bool:
-        """Whether the arguments are a whole JSON value."""
-        # Asked for with every piece that may begin a call, of which only few can be the last.
+        """Whether the arguments are a complete JSON value."""
+        # Evaluated for every piece that may start a call, so the cheap check of the last character goes first.
         last = next((piece.rstrip() for piece in reversed(self._pieces) if not piece.isspace()), "")
         return (bool(self._others) or last.endswith(ENDS)) and parse_whole(self.text) is not UNREADABLE
 
     def is_repeated_by(self, text: str) -> bool:
-        """Return whether *text* holds the same whole arguments once more."""
+        """Return whether *text* repeats the same complete arguments."""
         return _are_equal(text, self.text)
 
     def can_continue(self, text: str) -> bool:
         """Return whether the arguments can still become JSON with *text* as their next piece."""
-        return any(can_begin(reading) for reading in self._read(text))
+        return any(can_start(reading) for reading in self._read(text))
 
     def append(self, text: str) -> str:
-        """Add a piece, and return the text of the arguments that is certain by it."""
+        """Add a piece, and return the new text that is certain now."""
         self.count += bool(text.strip())
         self._first = self._first or text.strip()[:1]
         if not self._others and not self._may_restart(text):
@@ -119,29 +119,29 @@ class ArgumentPieces:
             return text
         found = self._read(text)
         if len(found) > 1:
-            found = [reading for reading in found if can_begin(reading)] or found[:1]
+            found = [reading for reading in found if can_start(reading)] or found[:1]
         self._pieces, self._others = found[:1], found[1:]
         return "" if self._others else self.show_rest()
 
     def show_rest(self) -> str:
-        """Return the text that was not certain so far, when nothing more comes."""
+        """Return the rest of the text at the end of the stream."""
         text = self.text
         new, self._shown = text[self._shown :], len(text)
         return new
 
-    def _joined(self) -> str:
+    def _join(self) -> str:
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
 
     def _may_restart(self, text: str) -> bool:
-        """Return whether *text* begins as the arguments do, which few pieces in the middle of them do, or is a text of them."""
+        """Return whether *text* starts like the arguments, or like their JSON text, and so may repeat them."""
         begin = text.lstrip()[:2]
         return bool(self._pieces and self._first) and (begin[:1] == self._first or begin == '"{')
 
     def _read(self, text: str) -> list[str]:
-        """Return what the arguments may be with *text*: with it behind them, all of them in it, or unchanged."""
-        readings = (self._joined(), *self._others)
+        """Return the possible arguments after *text*: extended by it, replaced by it, or unchanged."""
+        readings = (self._join(), *self._others)
         found = [reading + text for reading in readings]
         for reading in readings:
             if reading and text.startswith(reading):
@@ -152,6 +152,6 @@ class ArgumentPieces:
 
 
 def _are_equal(one: str, other: str) -> bool:
-    """Return whether both texts are whole arguments with one value."""
+    """Return whether both texts are complete arguments with equal values."""
     value = parse_whole(one)
     return value is not UNREADABLE and parse_whole(other) == value

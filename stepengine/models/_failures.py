@@ -1,7 +1,7 @@
 """
-What went wrong at a provider, as one of our errors, and whether the same request may be sent again.
+Convert failures of providers to our errors, and decide whether a request may be retried.
 
-Errors of SDKs and of the HTTP library are read here and not kept: they hold the request with its key.
+Errors of SDKs and of the HTTP library are parsed here and never stored, because they hold the request with its key.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ ONCE = frozenset(
         *(LOST_PROGRAM, NO_SEARCH, UNKNOWN_FIELD),
     }
 )
-"""Kinds of failure after which the same request is worth one more try and no third (reliability:MP60, ecosystem:EC97, ecosystem:EC109)."""
+"""Kinds of failure after which a request is retried only once (reliability:MP60, ecosystem:EC97, ecosystem:EC109)."""
 
 RETRYABLE_STATUS = frozenset({408, 409, 425, 429, 498})
 NOT_IMPLEMENTED = 501
-"""The one status above 500 that says that another attempt fails as well."""
+"""The only status of at least 500 that is not retryable."""
 STATUS_OF_TYPE = {
     "DEADLINE_EXCEEDED": 504,
     "INTERNAL": 500,
@@ -120,31 +120,31 @@ OVERFLOW = {
     "exceeds the maximum allowed input length": "OpenRouter",
     "token limit reached": "OpenRouter, in a stream",
 }
-"""What says, in lower case, that a request is longer than the model's window, and who says so."""
+"""Phrases, in lower case, in errors for a request above the context window, and the providers that use them."""
 TOO_LONG = frozenset({"context_length_exceeded", "too_many_prompt_tokens", "1261"})
-"""The words for that beside a text: of OpenAI, Perplexity and Z.ai."""
+"""Error codes for the same, of OpenAI, Perplexity and Z.ai."""
 
 WORDLESS = frozenset({"cerebras"})
-"""Who refuses a request that is too long without a word (providers:PV84)."""
+"""Providers that reject such a request without a message (providers:PV84)."""
 
 PER_MINUTE = "tokens per minute"
-"""Groq's 413 for a request larger than a minute's allowance, which says nothing of the window."""
+"""The phrase in Groq's 413 for a request above the rate limit, which is unrelated to the window."""
 
 SIGNATURE = re.compile(
     r"signature|bound to a different conversation|encrypted_content|encrypted content|thinking.{0,40}block",
     re.IGNORECASE,
 )
-"""What providers say of thinking that they did not make or that was changed (reliability:MP60, ecosystem:EC98)."""
+"""Phrases in errors for thinking of another provider, or changed thinking (reliability:MP60, ecosystem:EC98)."""
 
 WRONG_KEY = re.compile(
     r"incorrect api key|invalid api key|api key not valid|api key not found|api key expired|api key was reported as leaked",
     re.IGNORECASE,
 )
 WRONG_KEY_WORDS = frozenset({"API_KEY_INVALID", "invalid_api_key"})
-"""What is said of an invalid key with a status that says nothing of it: Google and xAI answer 400."""
+"""Error codes for an invalid key with status 400, which Google and xAI send."""
 
 FORCED = ("tool_choice forces tool use", "incompatible with thinking enabled")
-"""What providers say, in lower case, of a demanded call beside thinking: Anthropic; Moonshot and DeepSeek."""
+"""Phrases, in lower case, in errors for a forced call together with thinking: of Anthropic; of Moonshot and DeepSeek."""
 
 TOO_COMPLEX = (
     "compiled grammar is too large",
@@ -152,73 +152,73 @@ TOO_COMPLEX = (
     "schemas contains too many",
     "too many strict tools",
 )
-"""What Anthropic says, in lower case, of schemas that it cannot promise to keep to."""
+"""Phrases, in lower case, in Anthropic's errors for schemas that are too complex to be strict."""
 
 DANGLING = re.compile(r"without its required '?(?:following item|reasoning)", re.IGNORECASE)
-"""What OpenAI says of reasoning without the item that it was for, and of an item without its reasoning (providers:PV28)."""
+"""A phrase in OpenAI's errors for reasoning without its following item, or an item without its reasoning (providers:PV28)."""
 
 UNKNOWN_SOURCES = re.compile(r"unknown parameter.{0,80}action\.sources", re.IGNORECASE)
-"""What OpenAI's API said of a search that goes back with its sources, which its own types allow (providers:PV58)."""
+"""A phrase in OpenAI's error for a search that is sent back with its sources (providers:PV58)."""
 
 AGAIN = re.compile(r"try again in (?:(\d{1,4})m)?(\d{1,6}(?:\.\d{1,6})?)(ms|s)\b", re.ASCII | re.IGNORECASE)
-"""How Groq and OpenAI say in words how long to wait: ``5.289s``, ``250ms``, ``7m12.5s``."""
+"""The time to wait in messages of Groq and OpenAI: ``5.289s``, ``250ms``, ``7m12.5s``."""
 
 LOST = ("expired", "not found", "does not exist", "container_id is required")
-"""What is said of a container in which a program can no longer be continued."""
+"""Phrases in errors for a lost container of a program."""
 UNSEARCHED = ("tool search is not supported", "tool_search", "defer_loading")
-"""What is said, in lower case, of a search of tools that a model or a cloud does not have (providers:PV63, providers:PV64, providers:PV88)."""
+"""Phrases, in lower case, in errors for an unsupported tool search (providers:PV63, providers:PV64, providers:PV88)."""
 
 LIMIT_AND_INPUT = "`max_tokens` exceed context limit: "
 MOST_OUTPUT = "which is the maximum allowed number of output tokens"
-"""What Anthropic says of a limit that does not fit beside the prompt, and of a limit that the model does not have."""
+"""Phrases in Anthropic's errors for an output limit that exceeds the window with the prompt, or the model's maximum."""
 SMALL_LIMIT = 8_192
-"""An output limit that every model of Anthropic takes."""
+"""An output limit that every model of Anthropic accepts."""
 
 LATEST = (
-    "Names that end in -latest are known to Google's newer API version: set GOOGLE_GENAI_API_VERSION=v1beta, or give "
+    "Names that end in -latest require Google's API version v1beta: set GOOGLE_GENAI_API_VERSION=v1beta, or pass "
     'GoogleProvider(api_version="v1beta").'
 )
 
 OVERFLOW_STATUS = frozenset({None, 400, 413, 422})
 QUOTED_CHARS = 200
-"""About two lines of an error that a library raised."""
+"""About two lines of an error message."""
 MAX_MESSAGE_CHARS = 2_000
-"""A provider's sentence and its details fit; a page of HTML from a proxy is cut."""
+"""Enough for a provider's message with details; a proxy's page of HTML is cut."""
 MAX_WORD_CHARS = 100
-"""Kinds of errors are one to three words; anything may stand in their place."""
+"""Enough for error codes, which have one to three words."""
 MAX_ID_CHARS = 200
-"""Ids of requests have some dozen characters; a server may send any."""
+"""Enough for request ids, which have some dozen characters."""
 MAX_ADDRESS_CHARS = 300
-"""The host and the path of an endpoint fit, and the message stays readable."""
+"""Enough for the host and the path of an endpoint."""
 LOOPBACK = ("localhost", "127.", "[::1]")
 BAD_REQUEST, NOT_KNOWN, NO_MONEY, FORBIDDEN, NOT_FOUND, TOO_LARGE = 400, 401, 402, 403, 404, 413
-"""The statuses of HTTP that are told apart here."""
+"""HTTP statuses with special handling."""
 UNKNOWN_MODEL = "unknown_model"
 AUTH = "auth"
 NO_SUCH_MODEL = "provided model identifier is invalid"
-"""What Bedrock says, in lower case, of a model that it does not have."""
+"""A phrase, in lower case, in Bedrock's error for an unknown model."""
 AWS_TYPE = "x-amzn-errortype"
-"""The header in which AWS says what kind of error a body tells of."""
+"""AWS's header with the type of an error."""
 SHOWN_MESSAGES = 3
-"""The largest messages of a request that is too long: shortening one of them mostly mends it."""
+"""The number of listed messages of a request that is too long: mostly it helps to shorten one of the largest."""
 BYTES_PER_TOKEN = 4
-"""Of English text in UTF-8; it is used within a factor of two."""
+"""For English text in UTF-8; only used as an estimate."""
 HTTP_REDIRECT, HTTP_CLIENT_ERROR, HTTP_SERVER_ERROR = 300, 400, 500
-"""The first statuses of each class of HTTP."""
+"""The first status of each class of HTTP statuses."""
 
 
 @frozen(kw_only=True)
 class RequestLabel:
     """
-    What an error says about the request that failed.
+    The data of a request for error messages.
 
     Attributes:
         provider: The provider's name.
         model: The canonical model string.
-        credentials: Where the key came from; the key itself only to take it out of messages.
+        credentials: The key, for its redaction, and its source.
         size: Bytes of the request body.
-        request: What was asked, for messages that name its largest parts.
-        address: Where the provider was asked; ``""`` where nobody was.
+        request: The request, for messages that list its largest parts.
+        address: The URL of the provider; ``""`` if no request was sent.
     """
 
     provider: str
@@ -230,12 +230,12 @@ class RequestLabel:
 
     @property
     def asked(self) -> str:
-        """The model, and where it was asked for, as messages say it."""
+        """The model and its URL, for messages."""
         return f"{self.model!r} at {self.address}" if self.address else repr(self.model)
 
 
 def format_address(base_url: str) -> str:
-    """Return an address as messages show it: without a user's name, password and query, which may be secrets."""
+    """Return a URL for messages, without user name, password and query, which may be secrets."""
     scheme, _, rest = base_url.partition("://")
     place, slash, path = rest.partition("?")[0].partition("#")[0].partition("/")
     return printable(f"{scheme}://{place.rpartition('@')[2]}{slash}{path}", MAX_ADDRESS_CHARS)
@@ -243,47 +243,51 @@ def format_address(base_url: str) -> str:
 
 def error_from_sdk(error: Exception, sdk: Any, call: RequestLabel) -> BaseException:
     """
-    Return what to raise for *error*, which the SDK module *sdk* or the HTTP library raised.
+    Return the error to raise for *error* of the SDK module *sdk* or the HTTP library.
 
-    What a transport raised on its own account (a cassette that has no such request) comes back as it is.
+    An error of the transport itself (such as a cassette without this request) is returned unchanged.
     """
     if isinstance(error, sdk.APIStatusError):
         response = error.response
         return error_from_body(response.content, response.status_code, response.headers, call)
     if isinstance(error, sdk.APIConnectionError):
         cause = error.__cause__
-        return _connection_error(call, "connection", True, "") if cause is None else error_from_transport(cause, call)
+        return (
+            _make_connection_error(call, "connection", True, "") if cause is None else error_from_transport(cause, call)
+        )
     return error_from_transport(error, call)
 
 
 def error_from_transport(error: BaseException, call: RequestLabel) -> BaseException:
-    """Return what to raise for *error* of the HTTP library; the cause itself when it is no HTTP error at all."""
+    """Return the error to raise for *error* of the HTTP library; other errors are returned unchanged."""
     import httpx2
 
     causes = _list_causes(error)
-    # A cancellation among the causes is how the HTTP library ended an attempt that took too long.
+    # A cancellation among the causes is a timeout of the HTTP library.
     foreign = [cause for cause in causes if not isinstance(cause, Exception | asyncio.CancelledError)]
     if foreign:
         return foreign[0]
     if not isinstance(error, httpx2.HTTPError | httpx2.InvalidURL | httpx2.StreamError | OSError):
         return error
     if any(isinstance(cause, ssl.SSLCertVerificationError) for cause in causes):
-        return _connection_error(call, "tls", False, "its TLS certificate could not be verified")
-    # Without a connection nothing was sent, so nothing was used.
+        return _make_connection_error(call, "tls", False, "its TLS certificate could not be verified")
+    # Without a connection nothing was sent and billed.
     used = Usage() if isinstance(error, httpx2.ConnectError | httpx2.ConnectTimeout | httpx2.PoolTimeout) else None
     if isinstance(error, httpx2.PoolTimeout):
-        return _connection_error(call, "pool_timeout", True, "no connection of the pool became free in time", used)
+        return _make_connection_error(call, "pool_timeout", True, "no connection of the pool became free in time", used)
     if isinstance(error, httpx2.TimeoutException):
-        return _connection_error(call, "timeout", True, f"it did not answer in time ({type(error).__name__})", used)
+        return _make_connection_error(
+            call, "timeout", True, f"it did not answer in time ({type(error).__name__})", used
+        )
     if isinstance(error, httpx2.LocalProtocolError | httpx2.InvalidURL | httpx2.UnsupportedProtocol):
-        return _connection_error(
-            call, "request", False, "the request could not be sent: look at base_url and the key's characters"
+        return _make_connection_error(
+            call, "request", False, "the request could not be sent; check base_url and the characters of the key"
         )
     detail = printable(f"{type(error).__name__}: {error}", MAX_MESSAGE_CHARS)
     is_here = call.address.partition("://")[2].startswith(LOOPBACK)
     refused = is_here and isinstance(error, httpx2.ConnectError)
     detail = f"{detail}; is a server running there?" if refused else detail
-    return _connection_error(call, "connection", True, detail, used)
+    return _make_connection_error(call, "connection", True, detail, used)
 
 
 def _list_causes(error: BaseException) -> list[BaseException]:
@@ -295,14 +299,14 @@ def _list_causes(error: BaseException) -> list[BaseException]:
     return chain
 
 
-def _connection_error(
+def _make_connection_error(
     call: RequestLabel,
     kind: str,
     retryable: bool,  # noqa: FBT001 - private, named at the call
     detail: str,
     usage: Usage | None = None,
 ) -> ModelError:
-    msg = f"{call.provider} could not be asked for {call.asked}: {detail or 'the connection failed'}"
+    msg = f"the request to {call.provider} for {call.asked} failed: {detail or 'the connection failed'}"
     return ModelError(msg, retryable=retryable, kind=kind, usage=usage)
 
 
@@ -314,16 +318,16 @@ def error_from_body(
     usage: Usage | None = None,
 ) -> ModelError:
     """
-    Return the error for an error *content*, of a response with an error status or inside a reply that began well.
+    Return the error for an error body, or for an error inside a reply.
 
     Args:
-        content: The body, or the value that holds ``"error"``.
-        status: The HTTP status; ``None`` inside a reply, where the error's own code or type stands for it.
-        headers: Of the response.
-        call: What was asked.
-        usage: What the reply is known to have used before it failed.
+        content: The body, or the value with the member ``"error"``.
+        status: The HTTP status; ``None`` inside a reply, where it is derived from the error's code or type.
+        headers: The headers of the response.
+        call: The request.
+        usage: The reported usage before the failure.
     """
-    problem = _with_kind_from_header(_parse_problem(content), headers.get(AWS_TYPE, ""))
+    problem = _add_kind_from_header(_parse_problem(content), headers.get(AWS_TYPE, ""))
     status = status if status is not None else problem.status
     message = _format_message(problem, status, call)
     fields: dict[str, Any] = {"status": status, "request_id": _find_any_request_id(headers, content), "kind": "http"}
@@ -340,7 +344,7 @@ def error_from_body(
 
 
 def _failure_kind(problem: _Problem, status: int | None) -> str:
-    """Return the error kind of a failure that is final or retried only once; ``""`` for any other."""
+    """Return the error kind of a failure that is final or retried only once; ``""`` for others."""
     if _is_wrong_key(problem, status):
         return AUTH
     if problem.words & NO_CREDIT or status == NO_MONEY:
@@ -355,14 +359,14 @@ def _failure_kind(problem: _Problem, status: int | None) -> str:
 
 
 def _is_overflow(problem: _Problem, status: int | None, call: RequestLabel) -> bool:
-    """Return whether what was asked is longer than the model's window."""
+    """Return whether the error means that the request exceeds the model's context window."""
     text = problem.text.casefold()
     if PER_MINUTE in text:
         return False
     if not text and status == BAD_REQUEST and call.provider in WORDLESS:
         return _may_be_too_long(call)
     if INPUTS_AND_NEW in text:
-        # Said of a prompt that is too long, and of a max_tokens that alone is more than the window.
+        # The same message reports a prompt that is too long, and a max_tokens above the window.
         limit = text.partition(INPUTS_AND_NEW)[2].split()[:1]
         most = call.request.settings.max_tokens if call.request is not None else None
         return not (most and limit and limit[0].rstrip(".,;").isdecimal() and most >= int(limit[0].rstrip(".,;")))
@@ -370,7 +374,7 @@ def _is_overflow(problem: _Problem, status: int | None, call: RequestLabel) -> b
 
 
 def _may_be_too_long(call: RequestLabel) -> bool:
-    """Return whether a request may be longer than its model's window: its bytes tell that within a factor of two."""
+    """Return whether a request may exceed the context window, estimated from its size within a factor of two."""
     from stepengine.models.pricing import find_model_info
 
     window = find_model_info(call.model).context_window
@@ -378,7 +382,7 @@ def _may_be_too_long(call: RequestLabel) -> bool:
 
 
 def _is_large_limit(text: str, call: RequestLabel) -> bool:
-    """Return whether a default output limit was rejected where a small one would be accepted."""
+    """Return whether the default output limit was rejected, and a smaller one would be accepted."""
     if call.request is None or call.request.settings.max_tokens is not None:
         return False
     if MOST_OUTPUT in text:
@@ -391,13 +395,13 @@ def _is_large_limit(text: str, call: RequestLabel) -> bool:
 
 
 def _is_wrong_key(problem: _Problem, status: int | None) -> bool:
-    """Return whether the key was refused: by 401, or by a 400 or 403 that says so."""
+    """Return whether the key was rejected: status 401, or 400 or 403 with such a message."""
     said = not problem.words.isdisjoint(WRONG_KEY_WORDS) or WRONG_KEY.search(problem.text) is not None
     return status == NOT_KNOWN or (status in {None, BAD_REQUEST, FORBIDDEN} and said)
 
 
 def _rejected_request_kind(text: str) -> str:
-    """Return the kind of a rejection, by which a retry leaves a part out; ``""`` for an unknown one."""
+    """Return the kind of a rejection that a changed request can avoid; ``""`` for others."""
     low = text.casefold()
     if DANGLING.search(text):
         return DANGLING_REASONING
@@ -415,7 +419,7 @@ def _rejected_request_kind(text: str) -> str:
 
 
 def _is_unknown_model(problem: _Problem, status: int | None) -> bool:
-    """Return whether a 400 says that the model is unknown, as elsewhere a 404 does."""
+    """Return whether an error with status 400 means an unknown model."""
     return status == BAD_REQUEST and ("model_not_found" in problem.words or NO_SUCH_MODEL in problem.text.casefold())
 
 
@@ -459,14 +463,14 @@ def _parse_problem(content: bytes | Mapping[str, object]) -> _Problem:
     )
 
 
-def _with_kind_from_header(problem: _Problem, kind: str) -> _Problem:
-    """Return *problem* with what a header says of its kind, such as ``ThrottlingException:http://...``."""
+def _add_kind_from_header(problem: _Problem, kind: str) -> _Problem:
+    """Return *problem* with the error type of a header such as ``ThrottlingException:http://...`` added to its words."""
     word = printable(kind.partition(":")[0], MAX_WORD_CHARS)
     return attrs.evolve(problem, words=problem.words | {word}) if word else problem
 
 
 def _parse_delay(details: object, words: str) -> float | None:
-    """Return how long a body asks to wait: by Google's ``{"retryDelay": "13s"}`` (reliability:MP10), or else in *words*."""
+    """Return the seconds to wait from Google's ``{"retryDelay": "13s"}``, else from *words*, else ``None`` (reliability:MP10)."""
     for detail in details if isinstance(details, list) else ():
         text = detail.get("retryDelay") if isinstance(detail, Mapping) else None
         if isinstance(text, str) and text.endswith("s") and text[:-1].replace(".", "", 1).isdecimal():
@@ -490,27 +494,27 @@ def _status_from_codes(words: list[str]) -> int | None:
 def _format_message(problem: _Problem, status: int | None, call: RequestLabel) -> str:
     words = ", ".join(sorted(problem.words - {str(status)}))
     head = f"{call.provider} answered {status if status is not None else 'an error'}{f' ({words})' if words else ''}"
-    # An unknown model is refused with a word about it; where there is no word, there may be no such API at all.
+    # An error without a code may mean that the server has no such API, so its URL is shown.
     is_redirect = status is not None and HTTP_REDIRECT <= status < HTTP_CLIENT_ERROR
     is_lost = is_redirect or (status == NOT_FOUND and not words)
     text = f"{head} for {call.asked if is_lost else repr(call.model)}: {problem.text}"
     if status == FORBIDDEN or _is_wrong_key(problem, status):
         return f"{text} {call.credentials.origin}"
     if status == NOT_FOUND or _is_unknown_model(problem, status):
-        from stepengine.models.pricing import nearest_names
+        from stepengine.models.pricing import find_nearest_names
 
-        near = nearest_names(call.model)
+        near = find_nearest_names(call.model)
         text = f"{text} The nearest known names are {', '.join(near)}." if near else text
         return f"{text} {LATEST}" if call.model.endswith("-latest") and "API version v1," in problem.text else text
     if status == TOO_LARGE:
         return f"{text} The request had {call.size} bytes{_describe_largest_messages(call.request)}."
     if status is not None and HTTP_REDIRECT <= status < HTTP_CLIENT_ERROR:
-        return f"{text} Redirects are not followed; give the final address as base_url."
+        return f"{text} Redirects are not followed; pass the final URL as base_url."
     return text
 
 
 def _describe_largest_messages(request: ModelRequest | None) -> str:
-    """Return a clause that names the largest messages, so that somebody knows what to shorten."""
+    """Return a clause with the largest messages, which are candidates for shortening."""
     if request is None:
         return ""
     from stepengine.data.codec import to_json
@@ -551,7 +555,7 @@ def _find_any_request_id(headers: Mapping[str, str], content: bytes | Mapping[st
 
 
 def parse_retry_after(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds that the provider asks to wait; ``None`` for nothing, garbage and negative numbers (reliability:MP10)."""
+    """Return the seconds to wait from the headers; ``None`` if missing, invalid or negative (reliability:MP10)."""
     for name, factor in (("retry-after-ms", 0.001), ("retry-after", 1.0)):
         text = headers.get(name, "").strip()
         if not text:
@@ -560,10 +564,8 @@ def parse_retry_after(headers: Mapping[str, str]) -> float | None:
             seconds = float(text) * factor
         except ValueError:
             seconds = _seconds_until(text)
-        # A header is foreign text: `inf`, `nan` and negative numbers read as floats, and a wait of any of them would
-        # never end or never happen. They count as nothing said, so the usual back-off holds (reliability:MP10). There
-        # is no upper bound here: how long is too long is the retry policy's to say, which then fails the call and tells
-        # the number.
+        # `inf`, `nan` and negative numbers parse as floats, too. They are ignored, so the usual back-off applies
+        # (reliability:MP10). There is no upper limit here; the retry policy has one.
         if 0 <= seconds < float("inf"):
             return seconds
     return None
@@ -577,40 +579,42 @@ def _seconds_until(text: str) -> float:
 
 
 def make_protocol_error(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
-    """Return the error for a reply that breaks its protocol; sending the request again may help."""
+    """Return the retryable error for a reply that violates its protocol."""
     msg = f"{call.provider} broke its protocol in the reply of {call.model!r}: {printable(what, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind="protocol", usage=usage)
 
 
 def make_malformed_call_error(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
-    """Return the error for a reply in which the model broke its own call; worth one more try (ecosystem:EC97)."""
-    msg = f"{call.model!r} of {call.provider} wrote a tool call that its provider could not read: {printable(what, MAX_MESSAGE_CHARS)}"
+    """Return the error for a malformed tool call, which is retried once (ecosystem:EC97)."""
+    msg = f"{call.model!r} of {call.provider} wrote a malformed tool call: {printable(what, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind=MALFORMED_CALL, usage=usage)
 
 
 def make_unsigned_call_error(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
-    """Return the error for a reply that wants signatures of earlier calls; asked again, made ones are sent (reliability:MP60)."""
-    msg = f"{call.model!r} of {call.provider} misses a thought signature: {printable(what, MAX_MESSAGE_CHARS)}"
+    """Return the error for missing signatures of earlier calls; the retry sends placeholders (reliability:MP60)."""
+    msg = (
+        f"{call.model!r} of {call.provider} requires a missing thought signature: {printable(what, MAX_MESSAGE_CHARS)}"
+    )
     return ModelError(msg, retryable=True, kind=INVALID_SIGNATURE, usage=usage)
 
 
 def make_given_up_error(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
-    """Return the error for a reply that its provider broke off without a reason of ours; worth one more try (ecosystem:EC97)."""
-    msg = f"{call.provider} gave up on the reply of {call.model!r}: {printable(what, MAX_MESSAGE_CHARS)}"
+    """Return the error for a reply that its provider aborted, which is retried once (ecosystem:EC97)."""
+    msg = f"{call.provider} aborted the reply of {call.model!r}: {printable(what, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind=GIVEN_UP, usage=usage)
 
 
 def make_unanswerable_error(call: RequestLabel, kinds: list[str], usage: Usage | None = None) -> ModelError:
-    """Return the error for a reply that waits for an answer which nobody here can give."""
+    """Return the error for a reply that waits for an unsupported action of its client."""
     named = ", ".join(repr(printable(kind, MAX_WORD_CHARS)) for kind in kinds)
     msg = (
-        f"the reply of {call.model!r} from {call.provider} waits for its client: {named}; only calls of the agent's own "
-        "tools are answered, so leave such tools out of ModelSettings(extra=...)"
+        f"the reply of {call.model!r} from {call.provider} waits for its client: {named}. The engine answers only calls of "
+        "the agent's own tools; remove such tools from ModelSettings(extra=...)"
     )
     return ModelError(msg, kind="unanswerable", usage=usage or Usage(at_least=True))
 
 
 def make_truncated_error(call: RequestLabel, what: str, usage: Usage | None = None) -> TruncatedReply:
-    """Return the error for a reply that ended before its terminal marker; nothing of it counts."""
-    msg = f"the reply of {call.model!r} from {call.provider} ended early: {what}; nothing of it counts"
+    """Return the retryable error for a reply that ended before its terminal marker."""
+    msg = f"the reply of {call.model!r} from {call.provider} ended early: {what}; it is discarded"
     return TruncatedReply(msg, retryable=True, kind="truncated", usage=usage)

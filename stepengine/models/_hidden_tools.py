@@ -1,8 +1,8 @@
 """
-Deferred tools: which tools of a request a wire sends in full, and which as hidden ones.
+Deferred tools: decide which tools of a request are sent in full and which are hidden.
 
-Everything goes by the conversation that is sent: what a search found or a call named in it is known, whoever made it. So the
-same conversation always sends the same tools, and what was sent once stays where it was.
+The decision depends only on the conversation: tools that a search found or a call named are revealed. So the same
+conversation always sends the same tools, and the order of sent tools never changes.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from stepengine.models._reply import find_objects, find_text
 from stepengine.models._wire import resolve_tool_choice
 
 SEARCH = "tool_search"
-"""Our word for a provider's own search of tools."""
+"""Our name of a provider's own tool search."""
 LOADS = frozenset({"tool_search_tool_result", "tool_search_output"})
 KEPT_SPECS = 1_000
-"""More tools than a process offers at once; a full table is emptied, which costs making each once more."""
+"""More tools than a process offers at once; a full cache is cleared."""
 
 Names = tuple[str, ...]
 
 
 def is_tool_search(data: Mapping[str, object]) -> bool:
-    """Return whether a part belongs to the provider's own search of tools."""
+    """Return whether a part belongs to the provider's own tool search."""
     return SEARCH in find_text(data, "type") or find_text(data, "name").startswith(SEARCH)
 
 
 def find_loaded_tools(data: Mapping[str, object]) -> list[str]:
-    """Return the names of the tools that a part of a provider's own search gave."""
+    """Return the names of the tools in a result of the provider's own tool search; ``[]`` for other parts."""
     if find_text(data, "type") not in LOADS:
         return []
     tools = [
@@ -45,25 +45,25 @@ def find_loaded_tools(data: Mapping[str, object]) -> list[str]:
 
 
 def find_referenced_tools(message: Message) -> Names:
-    """Return the names of the tools that a result refers to."""
+    """Return the names of the tools in the references of a message."""
     return tuple([part.tool_name for part in message.content if isinstance(part, ToolReferencePart)])
 
 
 @frozen
 class _ToolsInConversation:
     """
-    The names of the tools that a conversation mentions or shows, in order.
+    The names of the tools in a conversation, in order.
 
     Attributes:
-        named: Those that were found or called.
-        shown: Those of them that the conversation itself shows to a model whose provider searches.
+        named: The tools that were found or called.
+        shown: Those of them that search results already show to the model.
     """
 
     named: Names = ()
     shown: Names = ()
 
     def with_message(self, message: Message, provider: str) -> _ToolsInConversation:
-        """Return a copy with the tools that *message* names or shows. Opaque parts count only if they are from *provider*."""
+        """Return a copy with the tools of *message*; opaque parts count only if they are from *provider*."""
         named, shown = [], []
         for part in message.content:
             if isinstance(part, ToolCallPart):
@@ -95,32 +95,30 @@ def _collect_revealed_tools(request: ModelRequest, provider: str) -> _ToolsInCon
 
 def arrange_hidden_tools(request: ModelRequest, provider: str, *, searches: bool) -> ModelRequest:
     """
-    Return *request*, which has hidden tools, with those that are to be sent; what still has ``defer_loading`` is sent as hidden.
+    Return *request* with the tools to send; tools that still have ``defer_loading`` are sent as hidden.
 
     Args:
-        request: What is asked.
-        provider: Whose own search counts.
-        searches: Whether the provider searches by itself. Else what is known is sent in full, behind ``find_tools`` and in the
-            order in which it came to be known, so that what stands before it in a prompt stays the same.
+        request: A request with hidden tools.
+        provider: The provider, for the results of its own tool search.
+        searches: Whether the provider searches by itself. Else revealed tools are sent in full, after the other tools and in
+            the order in which they were revealed, so that the prompt cache holds.
     """
     tools = request.tools
     hidden = {tool.name: tool for tool in tools if tool.defer_loading}
     if not any(tool.name == FIND_TOOLS for tool in tools):
-        return attrs.evolve(request, tools=tuple([_without_defer_loading(tool) for tool in tools]))
+        return attrs.evolve(request, tools=tuple([_reveal_tool(tool) for tool in tools]))
     known, choice = _collect_revealed_tools(request, provider), resolve_tool_choice(request)
     given = [name for name in known.named if not searches or name not in known.shown]
-    in_full = [
-        _without_defer_loading(hidden.pop(name)) for name in _add_names((), [*given, choice or ""]) if name in hidden
-    ]
+    in_full = [_reveal_tool(hidden.pop(name)) for name in _add_names((), [*given, choice or ""]) if name in hidden]
     plain = [tool for tool in tools if not tool.defer_loading and not (searches and tool.name == FIND_TOOLS)]
     return attrs.evolve(request, tools=(*plain, *in_full, *(hidden.values() if searches else ())))
 
 
 def find_hidden_tools(request: ModelRequest) -> frozenset[str] | None:
     """
-    Return the names of the hidden tools of a request; ``None`` without any if ``extra`` has tools.
+    Return the names of the hidden tools of a request; ``None`` if they are unknown.
 
-    ``None`` when it has none and its author gives tools in the wire's own words, so that nobody knows what is searched for.
+    They are unknown if the request has none and ``settings.extra`` has tools in the wire's own format.
     """
     names = [tool.name for tool in request.tools if tool.defer_loading]
     extra = request.settings.extra
@@ -130,8 +128,8 @@ def find_hidden_tools(request: ModelRequest) -> frozenset[str] | None:
     return None if "tools" in extra or (isinstance(body, Mapping) and "tools" in body) else frozenset()
 
 
-def _without_defer_loading(spec: ToolSpec) -> ToolSpec:
-    """Return *spec* without ``defer_loading``, the same object for the same tool."""
+def _reveal_tool(spec: ToolSpec) -> ToolSpec:
+    """Return *spec* without ``defer_loading``; the same tool always returns the same object."""
     if not spec.defer_loading:
         return spec
     known = _shown.get(id(spec))

@@ -1,4 +1,4 @@
-"""What Anthropic ran for one reply, iteration by iteration, as a usage lists it. Pure: no SDK, no clock, no I/O."""
+"""The iterations in Anthropic's usage: the model calls behind one reply. Pure: no SDK, no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from typing import Any
 from stepengine.models._json import parse_token_count
 
 STOOD_IN = "fallback_message"
-"""The iteration of a model that answered in place of the one that was asked."""
+"""The type of the iteration of a fallback model."""
 
 
 def list_iterations(usage: object) -> list[Mapping[str, Any]]:
-    """Return the iterations of a usage; none where there is no list of them."""
+    """Return the iterations of a usage; ``[]`` if it lists none."""
     listed = usage.get("iterations") if isinstance(usage, Mapping) else None
     return [entry for entry in listed if isinstance(entry, Mapping)] if isinstance(listed, list | tuple) else []
 
 
 def list_uncounted_iterations(usage: object) -> list[Mapping[str, Any]]:
     """
-    Return the iterations of a *usage* that its totals leave out: compactions, advisors, models that gave way.
+    Return the iterations of a *usage* that its totals leave out: compactions, advisors and replaced models.
 
-    Where a model stood in, the totals are those of its ``fallback_message``. One that declined before it said anything is
-    not billed; one that had begun to answer is, by its own name.
+    With a fallback model, the totals are those of its ``fallback_message``. A model that declined without output is not
+    billed. A model that was replaced after some output is billed under its own name.
     """
     iterations = list_iterations(usage)
     served = [entry for entry in iterations if entry.get("type") == STOOD_IN]

@@ -1,5 +1,5 @@
 """
-JSON from providers: one strict reader for bodies, events and tool arguments.
+Read JSON from providers, with one strict reader for bodies, events and tool arguments.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stepengine.data.messages import ToolCallPart
 from stepengine.errors import DataError
 
 MAX_COUNT_TOKENS = 10**12
-"""No request has as many tokens; a larger number is damage, and would break sums and limits."""
+"""No request has as many tokens; a larger number is an error, and would break sums and limits."""
 ESCAPE = re.compile(
     rb"\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD][c-fC-F][0-9a-fA-F]{2}"
     rb"|(\\u[dD][89a-fA-F][0-9a-fA-F]{2})"
@@ -32,12 +32,12 @@ def encode_utf8(text: str) -> bytes:
 
 def read_json(data: bytes) -> Any:
     """
-    Return the JSON value in *data*. Lone surrogates and broken UTF-8 become U+FFFD, of duplicate keys the last wins.
+    Return the JSON value in *data*. Lone surrogates and invalid UTF-8 become U+FFFD; of duplicate keys the last wins.
 
     Raises:
-        ValueError: when it is not JSON, holds NaN or an infinity by name, or is nested deeper than 200.
+        ValueError: when it is not JSON, contains NaN or an infinity by name, or is nested deeper than 200.
     """
-    import jiter  # with the first reply: whoever has this module for its readers alone needs no parser
+    import jiter  # imported late, because most functions of this module need no parser
 
     try:
         return jiter.from_json(data, allow_inf_nan=False)
@@ -53,11 +53,11 @@ def _repair_encoding(data: bytes) -> bytes:
     return ESCAPE.sub(lambda match: b"\\ufffd" if match.group(1) else match.group(0), text)
 
 
-# What a reply must hold is asked for with its kind: a value of another kind is not a reply, and nothing is made of it.
+# The following functions read a member of a required type. A value of another type raises an error.
 
 
 def object_at(source: Mapping[str, object], name: str) -> Mapping[str, Any]:
-    """Return the object under *name*, an empty one for none and ``null``; raises ``TypeError`` for anything else."""
+    """Return the object under *name*, an empty one if it is missing or ``null``; raise ``TypeError`` for anything else."""
     value = source.get(name)
     if value is None:
         return {}
@@ -65,7 +65,7 @@ def object_at(source: Mapping[str, object], name: str) -> Mapping[str, Any]:
 
 
 def list_at(source: Mapping[str, object], name: str) -> list[Any]:
-    """Return the array under *name*, an empty one for none and ``null``; raises ``TypeError`` for anything else."""
+    """Return the array under *name*, an empty one if it is missing or ``null``; raise ``TypeError`` for anything else."""
     value = source.get(name)
     if value is None:
         return []
@@ -82,7 +82,7 @@ def objects_at(source: Mapping[str, object], name: str) -> list[Mapping[str, Any
 
 
 def text_at(source: Mapping[str, object], name: str) -> str:
-    """Return the text under *name*, an empty one for none and ``null``; raises ``TypeError`` for anything else."""
+    """Return the text under *name*, an empty one if it is missing or ``null``; raise ``TypeError`` for anything else."""
     value = source.get(name)
     if value is None:
         return ""
@@ -90,26 +90,26 @@ def text_at(source: Mapping[str, object], name: str) -> str:
 
 
 def index_at(source: Mapping[str, object], name: str) -> int:
-    """Return the index under *name*, an integer from 0 on; raises ``TypeError`` for anything else, none included."""
+    """Return the index under *name*, an integer of at least 0; raise ``TypeError`` if it is missing or anything else."""
     value = source.get(name)
-    return value if type(value) is int and value >= 0 else _raise_wrong_type(name, "a place", value)
+    return value if type(value) is int and value >= 0 else _raise_wrong_type(name, "an index", value)
 
 
 def find_newer_members(source: Mapping[str, object], known: frozenset[str]) -> dict[str, Any]:
-    """Return the members of *source* that are newer than this package: what is neither *known* nor ``null``."""
+    """Return the members of *source* that are neither *known* nor ``null``, which are newer than this package."""
     if known.issuperset(source):
         return {}
     return {name: value for name, value in source.items() if name not in known and value is not None}
 
 
 def wrap_newer_members(part: Mapping[str, object], known: frozenset[str]) -> dict[str, Any]:
-    """Return the newer members of *part* under ``more``, where an encoder finds them to send them back; ``{}`` if there are none."""
+    """Return ``{"more": ...}`` with the unknown members of *part*, for the encoder to send back; ``{}`` if there are none."""
     newer = find_newer_members(part, known)
     return {"more": newer} if newer else {}
 
 
 def parse_token_count(value: object) -> int | None:
-    """Return a number of tokens; ``None`` for anything else: other kinds, negative, broken and impossible numbers."""
+    """Return a number of tokens; ``None`` for other types and for negative, fractional or impossibly large numbers."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     return value if type(value) is int and 0 <= value <= MAX_COUNT_TOKENS else None
@@ -122,10 +122,10 @@ def _raise_wrong_type(name: str, wanted: str, value: object) -> NoReturn:
 
 def make_call_part(name: str, raw: object, provider_data: Mapping[str, object]) -> ToolCallPart:
     """
-    Return the call of *name* with the arguments *raw* as the model wrote them, unnumbered.
+    Return the call of *name* with the arguments *raw* of the model, without a call id.
 
-    Arguments that cannot be read are kept as ``raw_input`` beside ``input_error``; nothing, ``null`` and an empty text
-    are no arguments. An object that was encoded as a JSON text once more is taken for the object.
+    Unreadable arguments are stored as ``raw_input``, with the reason as ``input_error``. ``None``, ``null`` and an empty text
+    are an empty object. An object that is encoded twice is decoded twice.
     """
     data = JsonDict(freeze(provider_data))
     text = raw if isinstance(raw, str) else "" if raw is None else _value_to_text(raw)
@@ -174,21 +174,21 @@ def _describe_type(value: object) -> str:
 
 
 def find_object(value: object, *path: str) -> Mapping[str, Any]:
-    """Return the object at *path* of *value*; an empty one where there is none."""
+    """Return the object at *path* of *value*; an empty one if there is none."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value if isinstance(value, Mapping) else {}
 
 
 def find_text(value: object, *path: str) -> str:
-    """Return the text at *path* of *value*; ``""`` where there is none."""
+    """Return the text at *path* of *value*; ``""`` if there is none."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
     return value if isinstance(value, str) else ""
 
 
 def find_objects(value: Any, *path: str) -> list[Mapping[str, Any]]:
-    """Return the objects in the list at *path* of *value*; none where there is no list."""
+    """Return the objects in the list at *path* of *value*; ``[]`` if there is no list."""
     for name in path:
         value = value.get(name) if isinstance(value, Mapping) else None
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list | tuple) else []

@@ -1,7 +1,7 @@
 """
-How long prompts and replies of models may be, where the price data do not say it. Data, no I/O.
+Context windows and largest outputs of models that the price data lack. Data, no I/O.
 
-What Claude models may reply stands with their families, in ``models/anthropic/families.py``.
+The largest outputs of Claude models are in ``models/anthropic/families.py``.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ K128, K256, M1 = 128_000, 262_144, 1_048_576
 """Sizes of windows in tokens that several providers use."""
 
 # A pattern for the whole name, the window, and the largest reply; from the models' pages at ai.google.dev, docs.mistral.ai
-# and platform.openai.com, and the catalogue of models.dev (October 2026). Of Mistral's models a reply may fill the window.
+# and platform.openai.com, and the catalogue of models.dev (October 2026). A reply of Mistral's models may fill the window.
 LIMITS = (
     (r"gemini-(?:2\.5|[3-9](?:\.\d)?)-(?:pro|flash|flash-lite)(?:-(?:preview|latest|\d)(?!.*(?:tts|image|audio|live)).*)?", M1, 65_536),
     (r"gemini-(?:pro|flash|flash-lite)-latest", M1, 65_536),
@@ -36,7 +36,7 @@ LIMITS = (
 
 
 def fill_model_limits(model: str, known: ModelInfo) -> ModelInfo:
-    """Return what is *known* of *model* with what is missing of it, as far as it stands here."""
+    """Return *known* with missing limits of *model* filled from ``LIMITS``."""
     name = model.rpartition("/")[2]
     window, most = next(
         ((window, most) for pattern, window, most in LIMITS if re.fullmatch(pattern, name)), (None, None)

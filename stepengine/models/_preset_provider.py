@@ -1,4 +1,4 @@
-"""What the adapters of the ``openai`` SDK share: a client that a preset describes."""
+"""The base class of the adapters of the ``openai`` SDK, with a client that a preset configures."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import attrs
 from stepengine.data.json import compact
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
-from stepengine.models._access import (
+from stepengine.models._cloud_auth import (
     AZURE_TOKEN,
     ENTRA_SCOPE,
     ENTRA_TOLD,
@@ -29,7 +29,7 @@ from stepengine.models.presets import find_preset
 API_VERSION = "OPENAI_API_VERSION"
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
 MAX_SAID_CHARS = 500
-"""About three lines: the reason why a batch was refused."""
+"""About three lines, the reason for a rejected batch."""
 OK_STATUS = 200
 """The status of HTTP for success."""
 
@@ -51,11 +51,11 @@ def _parse_batch_result(line: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 CLASSIC_SCOPE = "https://cognitiveservices.azure.com/.default"
-"""What tokens are for where the API is dated."""
+"""The scope of tokens for Azure's dated APIs."""
 
 
 async def remove_placeholder_key(request: Any) -> None:
-    """Take the key out of a request that has none: the SDK wants one, and a server that needs none is not sent a made-up one."""
+    """Remove the placeholder key from a request; the SDK requires a key, but a server without keys receives none."""
     if request.headers.get("authorization") == f"Bearer {NO_KEY}":
         del request.headers["authorization"]
 
@@ -64,8 +64,8 @@ def create_compatible_client(base: type[Any], **options: Any) -> Any:
     """
     Return a client of the SDK's class *base* for a company other than OpenAI.
 
-    It sends no organization, no project and no headers from OpenAI's environment variables. The SDK would let a header of
-    ``OPENAI_CUSTOM_HEADERS`` replace the key.
+    It sends no organization, no project and no headers from OpenAI's environment variables. With the SDK, a header of
+    ``OPENAI_CUSTOM_HEADERS`` could replace the key.
     """
     lines = os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")
     ambient = {line.partition(":")[0].strip().lower() for line in lines if ":" in line}
@@ -84,26 +84,26 @@ def create_compatible_client(base: type[Any], **options: Any) -> Any:
 
 class PresetProvider(HttpProvider):
     """
-    What the adapters of the ``openai`` SDK share: a preset says where the service is and what it does in its own way.
+    The base class of the adapters of the ``openai`` SDK; a preset has the address and the special features of the service.
 
     Args:
-        name: Which preset; any other name is a server that nothing is known of.
+        name: The preset; any other name is an unknown server.
         api_key: The key; by default from the preset's environment variable.
-        base_url: Another address; by default from the environment. With one, no key is demanded.
+        base_url: Another address; by default from the environment. With one, no key is required.
         key_env: The environment variable that holds the key, in place of the preset's own.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
-        timeouts: How long calls may take; by default as the preset says.
+        timeouts: Time limits of calls; by default those of the preset.
         headers: HTTP headers to send with every request, such as OpenRouter's ``HTTP-Referer`` and ``X-Title``.
-        written_calls: Whether calls that the model wrote as ``<tool_call>`` or ``<codebuff_tool_call>`` into its text are read as calls (Chat
-            Completions), for servers without a parser of the model's own form; a stream has shown them as text by then.
-        written_thoughts: Whether thoughts that the model wrote between ``<think>`` or ``[THINK]`` at the beginning of its text
-            are read as thinking (Chat Completions). By default both are as the preset says.
-        token_provider: A function that gives a token for each request, in place of a key, such as one of Entra ID; it may be
-            asynchronous. By default, on Azure and where no key is, what ``azure-identity`` finds, if the environment speaks
-            of it.
+        written_calls: Whether ``<tool_call>`` and ``<codebuff_tool_call>`` blocks in the text are parsed as tool calls (Chat
+            Completions), for servers without a parser for the model. By default as the preset.
+        written_thoughts: Whether ``<think>`` and ``[THINK]`` blocks at the start of the text are parsed as thinking (Chat
+            Completions). By default as the preset.
+        token_provider: A function, also an asynchronous one, that returns a token for each request in place of a key, such as
+            one of Entra ID. By default, on Azure without a key, the credentials of ``azure-identity``, if environment
+            variables configure them.
 
     Raises:
-        ModelError: when a key is given and a function that gives tokens, too.
+        ModelError: when both *api_key* and *token_provider* are set.
     """
 
     sdk = OPENAI
@@ -134,7 +134,7 @@ class PresetProvider(HttpProvider):
         self._token_provider = token_provider
 
     def settings(self) -> ProviderSettings:
-        """Return where its key and address come from, as the preset says."""
+        """Return the sources of its key and base URL by the preset."""
         variable = self._key_env or self._preset.key_variable
         return ProviderSettings(
             key_variables=(variable,) if variable else (),
@@ -145,18 +145,18 @@ class PresetProvider(HttpProvider):
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
         """
-        Upload a file and return its id; without *expires_in*, 3,600 to 2,592,000 seconds, it stays.
+        Upload a file and return its id; without *expires_in* (3,600 to 2,592,000 seconds) it never expires.
 
         Raises:
-            ModelError: when the service holds no files, or the upload fails.
+            ModelError: when the service stores no files, or the upload fails.
         """
-        if not self._preset.holds_files:
+        if not self._preset.stores_files:
             return await super().upload(data, mime_type=mime_type, name=name, expires_in=expires_in)
         until: dict[str, object] = {}
         if expires_in is not None:
             until["expires_after"] = {"anchor": "created_at", "seconds": expires_in}
         file = (name or "file", data, mime_type)
-        held = await self._on_files(
+        held = await self._call_file_api(
             lambda to: to.files.create(file=file, purpose="user_data", extra_headers=self._headers, **until)
         )
         return str(held.id)
@@ -166,29 +166,29 @@ class PresetProvider(HttpProvider):
         Delete an uploaded file.
 
         Raises:
-            ModelError: when the service holds no files or does not delete it, such as for an id that it does not know.
+            ModelError: when the service stores no files or does not delete it, such as for an unknown id.
         """
-        if not self._preset.holds_files:
+        if not self._preset.stores_files:
             await super().delete_file(file_id)
-        await self._on_files(lambda at: at.files.delete(file_id, extra_headers=self._headers))
+        await self._call_file_api(lambda at: at.files.delete(file_id, extra_headers=self._headers))
 
     def batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Return *request* as it stands in a batch; what requests of one share is the model.
+        Return *request* encoded for a batch; all requests of a batch have the same model.
 
         Raises:
-            ModelError: when nothing is known of batches of the service, or the request cannot be sent.
+            ModelError: when the service has no batches, or the request cannot be sent.
         """
-        if not self._preset.takes_batches:
+        if not self._preset.supports_batches:
             return super().batch_member(request)
         return BatchMember(request, request.model, self._encode_for_batch(request).content)
 
     async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
         """
-        Upload requests as a file, have them done within 24 hours, and return the id of their batch.
+        Upload requests as a file, submit them as a batch of at most 24 hours, and return its id.
 
         Raises:
-            ModelError: when they are not taken.
+            ModelError: when the service rejects them.
         """
         url = f"/v1{self.path}"
         lines = [
@@ -196,16 +196,18 @@ class PresetProvider(HttpProvider):
             for name, member in members.items()
         ]
         file = ("batch.jsonl", b"".join(lines), "application/jsonl")
-        made = await self._on_files(lambda to: to.files.create(file=file, purpose="batch", extra_headers=self._headers))
+        made = await self._call_file_api(
+            lambda to: to.files.create(file=file, purpose="batch", extra_headers=self._headers)
+        )
         told = {"input_file_id": made.id, "endpoint": url, "completion_window": "24h"}
         return self._read_batch_id(await self._call_batch_api("/batches", compact(told).encode()))
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
-        Return what came of a batch; ``None`` while it is not done.
+        Return the result of each request of a batch by name; ``None`` while the batch is not done.
 
         Raises:
-            ModelError: when it cannot be asked for, or was refused as a whole.
+            ModelError: when the query fails, or the batch was rejected as a whole.
         """
         told = await self._call_batch_api(f"/batches/{quote(batch, safe='')}")
         status = told.get("status")
@@ -217,14 +219,14 @@ class PresetProvider(HttpProvider):
                     said = "; ".join([str(e.get("message")) for e in errors if isinstance(e, Mapping)][:3])
                 case _:
                     said = ""
-            msg = f"{self.name} refused the batch {batch}: {printable(said, MAX_SAID_CHARS) or 'no reason given'}"
+            msg = f"{self.name} rejected the batch {batch}: {printable(said, MAX_SAID_CHARS) or 'no reason given'}"
             raise ModelError(msg, kind="batch")
         results: dict[str, object] = {}
         for member in ("output_file_id", "error_file_id"):
             file = told.get(member)
             if isinstance(file, str) and file:
                 for line in await self._fetch_batch_lines(f"/files/{quote(file, safe='')}/content"):
-                    # One without its name is nobody's, and what stands under no name would be everybody's.
+                    # Results without a name are dropped: the name "" is for all requests.
                     if line.get("custom_id"):
                         results[str(line["custom_id"])] = _parse_batch_result(line)
         return results
@@ -234,7 +236,7 @@ class PresetProvider(HttpProvider):
         return self._preset.key_required
 
     def _make_token_source(self) -> TokenSource | None:
-        """Return what gives tokens in place of a key; ``None`` where there is a key, or nothing that gives them."""
+        """Return the source of tokens that replaces a key; ``None`` if there is a key, or no source."""
         has_key = self._api_key is not None or (
             find_set_variable((AZURE_TOKEN,)) is None and self.settings().key_from is not None
         )
@@ -242,13 +244,13 @@ class PresetProvider(HttpProvider):
             return None
         return make_entra_source(self.name, self._token_provider, CLASSIC_SCOPE if self._api_version else ENTRA_SCOPE)
 
-    def _access(self) -> tuple[Credentials, str]:
+    def _resolve_access(self) -> tuple[Credentials, str]:
         settings = self.settings()
         given, _ = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
         if given is not None and self._make_token_source() is not None:
             credentials, url = Credentials(None, "tokens", told=ENTRA_TOLD), given
         else:
-            credentials, url = super()._access()
+            credentials, url = super()._resolve_access()
         suffix = self._preset.base_url_suffix
         if suffix and not self._api_version and not url.rstrip("/").endswith("/v1"):
             url = url.rstrip("/") + suffix
@@ -256,10 +258,10 @@ class PresetProvider(HttpProvider):
 
     @property
     def _api_version(self) -> str:
-        """Azure's dated API, in place of the one without versions (ecosystem:EC114)."""
+        """The date of Azure's dated API; ``""`` for the API without versions (ecosystem:EC114)."""
         return os.environ.get(API_VERSION, "").strip() if self._preset.azure else ""
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         tokens = self._make_token_source()
         if tokens is not None:
             return self._make_token_client(tokens, base_url, http_client)

@@ -1,5 +1,5 @@
 """
-What a reply costs by the data in ``genai_prices``: its tokens, and what else the provider counts and asks money for.
+Compute the cost of a reply from the data in ``genai_prices``, for its tokens and all other billed items.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage
 from stepengine.models._iterations import list_uncounted_iterations
 from stepengine.models._json import find_object, parse_token_count
-from stepengine.models._unpriced import (
+from stepengine.models._unpriced_items import (
     DEARER,
     IMAGES,
     count_web_searches,
     find_service_tier,
+    list_unlisted_kinds,
     list_unpriced_tools,
-    unlisted_kinds,
 )
 
 PRICE_LISTS = {
@@ -43,12 +43,12 @@ PRICE_LISTS = {
     "vertex_claude": "google",
     "xai": "x-ai",
 }
-"""Our prefix to the name under which ``genai_prices`` lists the provider, where they differ."""
+"""The provider names of ``genai_prices`` by our prefix, where they differ."""
 FLAVORS = {
     **dict.fromkeys(("openai", "xai", "azure_responses", "bedrock_openai", "bedrock_mantle_openai"), "responses"),
     **dict.fromkeys(("bedrock", "bedrock_mantle", "foundry", "vertex_claude"), "anthropic"),
 }
-"""The form of usage, by the name that ``genai_prices`` gives it, where it is not that of chat completions."""
+"""The names in ``genai_prices`` for formats of usage other than that of chat completions."""
 DEFAULT_FLAVORS = frozenset(
     {
         *("anthropic", "anthropic_aws", "anthropic_google", "google", "groq", "mistral", "vertex"),
@@ -70,7 +70,7 @@ ORDINARY = frozenset(
         *("totalTokenCount", "cachedContentTokenCount", "thoughtsTokenCount", "toolUsePromptTokenCount", "tokenCount"),
     }
 )
-"""Counts that every price of tokens takes in; any other count is looked at by the library of prices."""
+"""Counts that ordinary token prices cover; for any other count the price library computes the cost."""
 WEB_SEARCH = dict.fromkeys(
     (
         "anthropic",
@@ -84,7 +84,7 @@ WEB_SEARCH = dict.fromkeys(
     ),
     Decimal("0.01"),
 )
-"""US dollars for a search where the price list of a model has none, as the providers' price pages say."""
+"""US dollars for a search if the price list of a model has none, from the providers' price pages."""
 FILE_SEARCH = Decimal("0.0025")
 XAI = {
     "web_search_calls": Decimal("0.005"),
@@ -93,27 +93,27 @@ XAI = {
     "file_search_calls": Decimal("0.0025"),
     "document_search_calls": Decimal("0.01"),
 }
-"""What xAI counts of its own tools, and US dollars for a call, where a reply does not state its cost."""
+"""US dollars for a call of each of xAI's own tools, for replies without a stated cost."""
 GOOGLE_QUERY, GOOGLE_PROMPT = Decimal("0.014"), Decimal("0.035")
-"""A search of Gemini 3 and later, and a prompt of earlier models that led to any."""
+"""US dollars for a search of Gemini 3 and later, and for a prompt with searches of earlier models."""
 MILLION_TOKENS = 1_000_000
 """Providers state their prices for a million tokens."""
 KEPT_MODELS = 1_000
-"""More models than a process asks; a full table is emptied, which costs looking each up once more."""
+"""More models than a process uses; a full cache is cleared."""
 
 
 def list_price_names(model: str, reply: ModelReply) -> list[str]:
-    """Return the names under which *reply* may be priced, the likeliest first."""
+    """Return the model names to look up the prices of *reply* by, the most specific first."""
     from stepengine.models.routing import parse_route
 
     names = [name for name in (reply.model, model) if name and parse_route(name) is None]
     if PRICE_LISTS.get(model.partition("/")[0]) == "aws":
-        names.reverse()  # prices there hang on the geography, which only the name that was asked for says
+        names.reverse()  # prices there depend on the geography, which only the requested name contains
     return names
 
 
 class _Rates(NamedTuple):
-    """What a call costs: *fixed*, and dollars for a million tokens; those from and to a cache count as prompt, too."""
+    """The price of a call, and of a million tokens of each kind; cached tokens are also counted as prompt."""
 
     fixed: Decimal
     prompt: Decimal
@@ -130,10 +130,10 @@ class _Rates(NamedTuple):
 
 class PriceBook:
     """
-    A cache of look-ups in one snapshot of the price data.
+    A cache of prices from one snapshot of the price data.
 
-    The library prices a call in a fifth of a millisecond, as it finds out anew each time what is priced and how. Below one
-    tier a price is linear in the tokens, so it is asked once how much a million of each kind costs.
+    The price library is slow, because it resolves the price rules for each call. Within one tier a price is linear in the
+    tokens, so the library is called once for a million tokens of each kind.
     """
 
     _current: ClassVar[PriceBook | None] = None
@@ -144,19 +144,18 @@ class PriceBook:
         self._lists: dict[int, _PriceList] = {}
 
     @classmethod
-    def current(cls) -> PriceBook:
-        """Return the book of the price data in force."""
+    def get_current(cls) -> PriceBook:
+        """Return the price book of the current price data."""
         from genai_prices.data_snapshot import get_snapshot
 
-        # By identity: the library puts new price data in place of the old ones when it has loaded some, and all
-        # that was looked up in the old ones is wrong then.
+        # By identity: the library replaces its snapshot when it loads new data, and cached prices are then outdated.
         snapshot, book = get_snapshot(), cls._current
         if book is None or book.snapshot is not snapshot:
             cls._current = book = cls(snapshot)
         return book
 
-    def model(self, model: str) -> Any:
-        """Return what the data say of *model*, ``None`` when they do not know it."""
+    def find_model(self, model: str) -> Any:
+        """Return the price data of *model*; ``None`` if it is unknown."""
         try:
             return self._models[model]
         except KeyError:
@@ -166,51 +165,50 @@ class PriceBook:
             _, found = self.snapshot.find_provider_model(name, None, PRICE_LISTS.get(provider, provider), None)
         except (LookupError, ValueError):
             found = None
-        # All at once and not the oldest: it happens to who invents names of models, and costs a look-up each.
+        # Cleared at once, because only invented model names fill it.
         if len(self._models) >= KEPT_MODELS:
             self._models.clear()
         self._models[model] = found
         return found
 
-    def cost_of_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
-        """Return what *reply* of *model* cost, with all that was reported of it, or ``None``."""
+    def price_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
+        """Return the cost of *reply* of *model*, with all billed items that it reports; ``None`` if it is unknown."""
         data: Mapping[str, object] = reply.provider_data or {}
         raw, provider = data.get("usage"), str(data.get("provider") or "")
-        tokens = None if reply.usage is None else self.cost(model, reply.usage, at)
+        tokens = None if reply.usage is None else self.price_usage(model, reply.usage, at)
         if tokens is None or not isinstance(raw, Mapping):
             return tokens
         tier = self._resolve_tier(model, data, raw, at)
         if tier is None:
             return None
         context, beside = tier.context, list_uncounted_iterations(raw)
-        images = self._image_cost(model, data, at) or Decimal(0)
-        # The short way for nearly all replies: ordinary tier, nothing beside, only kinds of tokens that we have buckets
-        # for. What the provider reported in its own words is read again only where there is more in it.
+        images = self._price_images(model, data, at) or Decimal(0)
+        # The fast way for nearly all replies: ordinary tier, no other iterations, and only token kinds in our buckets.
+        # Otherwise the price library reads the provider's own usage.
         if not context and not beside and not _has_special_prices(raw):
             return tokens + images + compute_search_cost(reply, provider, model)
-        whole = self._library_cost(model, provider, raw, context, at)
+        whole = self._price_by_library(model, provider, raw, context, at)
         if whole is None:
             return None if context else tokens + images + compute_search_cost(reply, provider, model)
         for entry in beside:
             name = f"{provider}/{entry['model']}" if entry.get("model") else model
-            dollars = self._library_cost(name, provider, entry, {}, at)
-            # A sum that lacks a part looks like a cheap call; `None` says that nobody knows, and limits on cost act on
-            # that.
+            dollars = self._price_by_library(name, provider, entry, {}, at)
+            # A sum without a part would look like a cheap call. `None` means unknown, and cost limits handle that.
             if dollars is None:
                 return None
             whole += dollars
         return whole + images + compute_search_cost(reply, provider, model)
 
-    def unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
-        """Return what of *reply* of *model* has a price in no list, by the provider's own words."""
+    def list_unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
+        """Return the provider's names of billed items in *reply* without a known price."""
         data: Mapping[str, Any] = reply.provider_data
         raw, provider = data["usage"], str(data.get("provider") or "")
         tier = self._resolve_tier(model, data, raw, at)
         found = [] if tier is None else list(tier.unpriced)
         if _has_special_prices(raw):
             extracted = self._extract_usage(model, provider, raw)
-            found += unlisted_kinds(extracted, self.model(model).get_prices(at))
-        if _image_tokens(data) and self._image_cost(model, data, at) is None:
+            found += list_unlisted_kinds(extracted, self.find_model(model).get_prices(at))
+        if _image_tokens(data) and self._price_images(model, data, at) is None:
             found.append(IMAGES)
         found += list_unpriced_tools(data, _opaque_items(reply), XAI, searches=provider in WEB_SEARCH)
         if _has_tool_images(reply) and not isinstance(data.get("tool_usage"), Mapping):
@@ -219,21 +217,20 @@ class PriceBook:
 
     def _resolve_tier(self, model: str, data: Mapping[str, Any], raw: Mapping[str, Any], at: datetime) -> _Tier | None:
         """
-        Return the price context of a reply's tier and speed, and what of it has no price; else ``None``.
+        Return the price context for the tier and speed of a reply, with unpriced items; ``None`` for an unknown tier.
 
-        Flex costs what a batch does, where only that is listed, and at Groq what the ordinary tier does.
+        Flex has the price of a batch if only that is listed, and at Groq the ordinary price.
         """
         context = {"processing": "batch"} if data.get("processing") == "batch" else {}
         unpriced, tier, speed = [], _billed_tier(model, data, raw), raw.get("speed")
         if not tier and speed is None:
             return _Tier(context, ())
-        known = self.model(model)
+        known = self.find_model(model)
         if tier and _has_price_variant(known, "service_tier", tier, at):
             context["service_tier"] = tier
         elif tier in {"flex", "batch"} and _has_price_variant(known, "processing", "batch", at):
             context["processing"] = "batch"
-        # Its price is in no list and is higher than the one that is: the call is priced by the list, and said to be
-        # priced too low.
+        # A dearer tier without a listed price: the call is priced by the list, and the tier is reported as unpriced.
         elif tier in DEARER:
             unpriced.append(tier)
         elif tier and tier != context.get("processing"):
@@ -245,32 +242,32 @@ class PriceBook:
                 unpriced.append(speed)
         return _Tier(context, tuple(unpriced))
 
-    def _image_cost(self, model: str, data: Mapping[str, Any], at: datetime) -> Decimal | None:
-        """Return what the images cost that another model made for a reply; ``None`` when there are none, or nobody knows."""
+    def _price_images(self, model: str, data: Mapping[str, Any], at: datetime) -> Decimal | None:
+        """Return the cost of a reply's images from a separate image model; ``None`` for none, or if it is unknown."""
         tokens, name = _image_tokens(data), data.get("image_model")
         if not tokens or not isinstance(name, str):
             return None
         provider = model.partition("/")[0]
         painter = f"{provider}/{name}"
-        return None if self.model(painter) is None else self._library_cost(painter, provider, tokens, {}, at)
+        return None if self.find_model(painter) is None else self._price_by_library(painter, provider, tokens, {}, at)
 
     def _extract_usage(self, model: str, provider: str, raw: Mapping[str, Any]) -> Any:
-        """Return what the library reads of the usage in the provider's own words, or ``None``."""
+        """Return the provider's own usage as parsed by the price library; ``None`` if it cannot parse it."""
         name = model.partition("/")[2]
         flavor = FLAVORS.get(provider, "default" if provider in DEFAULT_FLAVORS else "chat")
-        # Under the names of several APIs at once: which one the library looks for is decided by the flavour.
+        # Under the names of several APIs at once; the flavor decides which one the library reads.
         named = {"usage": raw, "usageMetadata": raw, "model": name, "modelVersion": name}
         try:
             found = self.snapshot.extract_usage(thaw(freeze(named)), PRICE_LISTS.get(provider, provider), None, flavor)
         except (LookupError, ValueError, TypeError, AttributeError):
-            return None  # the usage is foreign, and the library takes its kinds for granted
+            return None  # the library does not check types
         return found.usage
 
-    def _library_cost(
+    def _price_by_library(
         self, model: str, provider: str, raw: Mapping[str, Any], context: Mapping[str, str], at: datetime
     ) -> Decimal | None:
         """Return the cost that the price library computes from a provider's own usage, or ``None``."""
-        known, name = self.model(model), model.partition("/")[2]
+        known, name = self.find_model(model), model.partition("/")[2]
         extracted = self._extract_usage(model, provider, raw)
         if extracted is None:
             return None
@@ -281,39 +278,37 @@ class PriceBook:
         except (LookupError, ValueError, TypeError, AttributeError):
             return None
         searches = vars(extracted).get("web_searches") or 0
-        # Where the list of a model has no price for searches, that of its provider holds for all of its models.
+        # If the list of a model has no price for searches, the provider's general price applies.
         if searches and getattr(known.get_prices(at), "web_searches_kcount", None) is None:
             total += WEB_SEARCH.get(provider, Decimal(0)) * searches
         return Decimal(total)
 
-    def cost(self, model: str, usage: Usage, at: datetime) -> Decimal | None:
-        """Return what *usage* of *model* cost at the time *at*, or ``None``."""
-        known = self.model(model)
+    def price_usage(self, model: str, usage: Usage, at: datetime) -> Decimal | None:
+        """Return the cost of *usage* of *model* at the time *at*; ``None`` if it is unknown."""
+        known = self.find_model(model)
         if known is None:
             return None
         prices = known.get_prices(at)
-        # By identity: price objects are compared by value and have no hash. The check behind it is for an id that is
-        # used again.
+        # By identity: price objects have no hash. The second check is for a reused id.
         listed = self._lists.get(id(prices))
         if listed is None or listed.prices is not prices:
             if len(self._lists) >= KEPT_MODELS:
                 self._lists.clear()
             self._lists[id(prices)] = listed = _PriceList(prices)
-        return listed.cost(usage)
+        return listed.price_usage(usage)
 
 
 class _PriceList:
-    """What one model costs during one time, tier by tier."""
+    """The rates of one model in one period, tier by tier."""
 
     def __init__(self, prices: object) -> None:
         self.prices = prices
         self._starts = sorted({tier.start for price in vars(prices).values() for tier in getattr(price, "tiers", ())})
         self._rates: dict[int, _Rates | None] = {}
 
-    def cost(self, usage: Usage) -> Decimal | None:
-        """Return what *usage* costs, or ``None`` when the prices cannot be applied to it."""
-        # Which tier a call is in follows from the size of its prompt, cached tokens among it. The rates of a tier are
-        # found once by asking the library for a million of each kind.
+    def price_usage(self, usage: Usage) -> Decimal | None:
+        """Return the cost of *usage*; ``None`` if the prices cannot be applied to it."""
+        # The size of the prompt, including cached tokens, determines the tier. The rates of a tier are computed once.
         tier = bisect_left(self._starts, usage.prompt_tokens) if self._starts else 0
         if tier not in self._rates:
             self._rates[tier] = _compute_rates(self.prices, usage.prompt_tokens)
@@ -322,14 +317,14 @@ class _PriceList:
 
 
 def _billed_tier(model: str, data: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
-    """Return the tier by which a reply is billed, in small letters; ``""`` for the ordinary one."""
+    """Return the service tier that a reply is billed by, in lower case; ``""`` for the ordinary one."""
     tier = find_service_tier(data, raw)
-    # More requests at a time for the same price: https://console.groq.com/docs/flex-processing
+    # Groq's flex tier has the ordinary price: https://console.groq.com/docs/flex-processing
     return "" if tier == "flex" and model.startswith("groq/") else tier
 
 
 def _compute_rates(prices: object, prompt_tokens: int) -> _Rates | None:
-    """Return what *prices* come to at a prompt of that size; ``None`` when they cannot be applied."""
+    """Return the rates of *prices* for a prompt of that size; ``None`` if they cannot be applied."""
     from genai_prices.types import ModelPrice
     from genai_prices.types import Usage as PricedUsage
 
@@ -358,11 +353,11 @@ def _compute_rates(prices: object, prompt_tokens: int) -> _Rates | None:
         return None
 
 
-# --- what a reply reports beside its tokens ---------------------------------------------------------------------------
+# --- other billed items of a reply ------------------------------------------------------------------------------------
 
 
 def _has_special_prices(raw: object) -> bool:
-    """Return whether a usage counts anything that is priced otherwise than as text."""
+    """Return whether a usage counts anything without an ordinary token price."""
     if isinstance(raw, Mapping):
         return any(
             _has_special_prices(value)
@@ -375,14 +370,14 @@ def _has_special_prices(raw: object) -> bool:
 
 
 class _Tier(NamedTuple):
-    """The price context of a reply beside its tokens, and the tier and speed that have no price."""
+    """The price context for the tier and speed of a reply, and the names of those without a price."""
 
     context: dict[str, str]
     unpriced: tuple[str, ...]
 
 
 def _has_price_variant(known: Any, kind: str, word: str, at: datetime) -> bool:
-    """Return whether the data have prices of their own for a tier, a speed or a way of processing."""
+    """Return whether the data have separate prices for a tier, a speed or batch processing."""
     return any(
         variant.when == {kind: word} and (variant.constraint is None or variant.constraint.active(at))
         for variant in getattr(known, "price_variants", None) or ()
@@ -390,7 +385,7 @@ def _has_price_variant(known: Any, kind: str, word: str, at: datetime) -> bool:
 
 
 def _image_tokens(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return the tokens that images of a reply of OpenAI took; ``None`` for none."""
+    """Return the token counts of the images in a reply of OpenAI; ``None`` without images."""
     used = data.get("tool_usage")
     tokens = used.get(IMAGES) if isinstance(used, Mapping) else None
     if not isinstance(tokens, Mapping) or not any(parse_token_count(count) for count in tokens.values()):
@@ -399,18 +394,18 @@ def _image_tokens(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _opaque_items(reply: ModelReply) -> list[Mapping[str, Any]]:
-    """Return the parts of a reply that only its provider understands."""
+    """Return the data of the opaque parts of a reply."""
     return [part.data for part in reply.content if isinstance(part, OpaquePart)]
 
 
 def _has_tool_images(reply: ModelReply) -> bool:
-    """Return whether a tool of OpenAI made an image of *reply*, and not its model itself."""
+    """Return whether OpenAI's image generation tool made an image in *reply*."""
     made = [find_object(part.provider_data, "item") for part in reply.content if isinstance(part, ImagePart)]
     return any(item.get("type") == "image_generation_call" for item in (*made, *_opaque_items(reply)))
 
 
 def compute_search_cost(reply: ModelReply, provider: str, model: str) -> Decimal:
-    """Return what the searches of *reply* cost that are no part of the price of its tokens."""
+    """Return the cost of searches in *reply*, which token prices do not cover."""
     data: Mapping[str, object] = reply.provider_data or {}
     raw = data.get("usage")
     counted = raw.get("server_side_tool_usage_details") if isinstance(raw, Mapping) else None

@@ -1,5 +1,5 @@
 """
-Programs that a model writes and its provider runs: which tools of the agent they may call. Pure: no SDK, no clock, no I/O.
+Support for ``Programs``, which a model writes and its provider runs, and which may call tools. Pure: no SDK, no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from stepengine.data.tools import ToolSpec
 from stepengine.models._settings import make_unsupported_tool_error
 
 RUNS_NEWER_CODE = re.compile(r"claude-(?:opus|sonnet|haiku)-4-[5-9]|claude-[a-z]+-[5-9]")
-"""Models of Claude whose programs call tools, whatever a cloud has put before their names."""
+"""Claude models with programs that can call tools; a cloud may put a prefix before the name."""
 OPENAI = re.compile(r"gpt-(?:5\.(?:[6-9]|[1-9]\d)|[6-9])(?!.*-chat)")
 
 
 def runs_programs(model: str) -> bool:
-    """Return whether the provider of ``provider/model`` runs programs of that model, as far as the name tells."""
+    """Return whether the name ``provider/model`` is known to support ``Programs``."""
     provider, _, name = model.partition("/")
     if provider in {"anthropic", "foundry"}:
         return RUNS_NEWER_CODE.search(name) is not None
@@ -38,7 +38,7 @@ def _unique_names(names: Iterable[tuple[str, ...]]) -> tuple[str, ...]:
 
 
 def make_callers_member(programs: Programs | None, spec: ToolSpec, word: str) -> dict[str, list[str]]:
-    """Return the member that says who may call a tool, where it is not the model alone; *word* is the program's."""
+    """Return the ``allowed_callers`` member for a tool of *programs*, ``{}`` for others; *word* is the caller of programs."""
     if programs is None or spec.name not in programs.tools:
         return {}
     return {"allowed_callers": ["direct", word] if spec.name in programs.direct else [word]}
@@ -53,5 +53,5 @@ def check_programs(request: ModelRequest, programs: Programs, model: str, provid
     """
     offered = [tool.name for tool in request.tools]
     if not set(offered).intersection(programs.tools):
-        why = f"none of {', '.join(map(repr, programs.tools))} is offered, only {', '.join(map(repr, offered)) or 'nothing'}"
+        why = f"none of {', '.join(map(repr, programs.tools))} is among the agent's tools: {', '.join(map(repr, offered)) or '(none)'}"
         raise make_unsupported_tool_error(programs, model, provider, why)

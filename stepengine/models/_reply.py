@@ -1,4 +1,4 @@
-"""What the decoders of all wires share: the reply itself, the stop reason that its content bears out, and usage."""
+"""Helpers of the decoders of all wires: build the reply, resolve the stop reason, and parse usage and costs."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from stepengine.data.media_types import UNKNOWN, resolve_media_type
 from stepengine.data.messages import AssistantPart, DocumentPart, ImagePart, RefusalPart, TextPart, ToolCallPart
 from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
+from stepengine.data.visible import cut_after
 from stepengine.models._failures import RequestLabel, make_malformed_call_error, make_protocol_error
 from stepengine.models._json import find_object, find_objects, find_text, parse_token_count
 from stepengine.models.keys import printable
@@ -41,19 +42,19 @@ __all__ = (
 )
 
 SHOWN_CHARS = 4_000
-"""A screen or two of a reply that could not be understood: its author must find the member that is wrong."""
+"""One or two screens of text."""
 MAX_UNREAD_NAMES = 20
-"""A reply of a new kind has a few unknown members; more say nothing new."""
+"""The most names of unknown members in a reply; a new kind of reply has a few."""
 MAX_NAME = 80
-"""How many names are told of what a reply holds and nobody reads here, and how many characters of each."""
+"""The most characters of a reported name."""
 TICKS_PER_DOLLAR = 10**10
 """XAI documents its costs in ten-thousand-millionths of a US dollar."""
 MAX_DOLLARS = 10**6
-"""No request costs as much; a larger number is damage, and would spend every budget."""
+"""No request costs as much; a larger number is an error, and would exhaust every budget."""
 MAX_TICKS = MAX_DOLLARS * TICKS_PER_DOLLAR
-"""What a US dollar is in the unit of xAI's bills, and the most that is taken for one."""
+"""The same limit in the unit of xAI."""
 MAX_FIGURE_CHARS = 40
-"""Costs have some dozen digits; parsing a text of any length as a decimal could take long."""
+"""Costs have some dozen digits; longer texts are not parsed."""
 FIGURE = re.compile(r"[0-9]+(?:\.[0-9]+)?(?:[eE]-?[0-9]{1,2})?", re.ASCII)
 
 logger = logging.getLogger("stepengine.models")
@@ -74,20 +75,19 @@ def make_reply(
     cost: Decimal | None = None,
 ) -> ModelReply:
     """
-    Return the reply of *content* to *call* of *model*.
+    Return the reply with *content* to *call* of *model*.
 
-    *raw* is the provider's stop reason and *stop* what it means, ``None`` when that is not known; *answered* is its name
-    of the model that answered, and *kept* what else is kept of its message.
+    *raw* is the provider's stop reason, and *stop* is ours for it, ``None`` if it is unknown. *answered* is the name of the
+    model that answered. *kept* has other members of its message to store.
 
     Raises:
-        ModelError: for a call without a name, which is nobody's: none is made of it that would run with what it does not say;
-            and for one that comes twice with the same id, name and arguments, which would run twice.
+        ModelError: for a call without a name, and for two calls with the same id, name and arguments, which would run twice.
     """
     stop = _resolve_stop_reason(stop, raw, content)
     keys = [_make_call_key(part) for part in content if isinstance(part, ToolCallPart)]
     for one, other in combinations([key for key in keys if key[0]], 2):
         if one == other:
-            what = f"the call {one[0]!r} of {one[1]!r} comes twice with the same arguments"
+            what = f"the call {one[0]!r} of {one[1]!r} is repeated with the same arguments"
             raise make_protocol_error(call, what, usage)
     for part in content[:-1] if stop is StopReason.MAX_TOKENS else content:
         if isinstance(part, ToolCallPart) and not part.tool_name.strip():
@@ -105,12 +105,12 @@ def make_reply(
 
 
 def _make_call_key(part: ToolCallPart) -> tuple[str, str, object, object]:
-    """Return id, name and arguments of a call; two calls with equal keys are one call that came twice."""
+    """Return id, name and arguments of a call; two calls with equal keys are duplicates."""
     return find_text(part.provider_data, "id"), part.tool_name, part.input, part.raw_input
 
 
 def add_unread(reply: ModelReply, names: Sequence[str]) -> ModelReply:
-    """Return *reply* with the names of what came with it and is neither read nor kept (reliability:MP59)."""
+    """Return *reply* with the *names* of ignored events and members added to ``unread`` (reliability:MP59)."""
     if not names:
         return reply
     known = reply.provider_data.get("unread", ())
@@ -119,15 +119,15 @@ def add_unread(reply: ModelReply, names: Sequence[str]) -> ModelReply:
 
 
 def select_members(source: Mapping[str, object], *names: str) -> dict[str, Any]:
-    """Return those members *names* of *source* that are there."""
+    """Return the members *names* of *source* that are present and not ``None``."""
     return {name: source[name] for name in names if source.get(name) is not None}
 
 
 def _resolve_stop_reason(stop: StopReason | None, raw: str | None, content: tuple[AssistantPart, ...]) -> StopReason:
     """
-    Return the stop reason: the content decides between the end, tool use and refusal, and for words of the future (ecosystem:EC97).
+    Return the stop reason; the content decides between end, tool use and refusal, and for unknown reasons (ecosystem:EC97).
 
-    A word of the future is said once per process.
+    An unknown reason is logged once per process.
     """
     if stop is None and raw and raw not in _warned:
         _warned.add(raw)
@@ -141,7 +141,7 @@ def _resolve_stop_reason(stop: StopReason | None, raw: str | None, content: tupl
 
 
 def _mark_truncated_call(content: tuple[AssistantPart, ...]) -> tuple[AssistantPart, ...]:
-    """Return the parts of a reply that the output limit cut, with the raw text of its last call stored."""
+    """Return the parts of a reply that the output limit cut, with ``raw_input`` set for its last call."""
     parts = list(content)
     for index in range(len(parts) - 1, -1, -1):
         part = parts[index]
@@ -156,9 +156,9 @@ def make_media_part(
     written: object, mime_type: str, provider_data: Mapping[str, object], name: str = ""
 ) -> ImagePart | DocumentPart | None:
     """
-    Return the image or file that a model made, of its base64 text; an empty type is found out from the bytes.
+    Return the image or file of a base64 text from a model; an empty type is detected from the bytes.
 
-    ``None`` for what is not read back to the same text: that is kept as it came.
+    ``None`` if the bytes do not encode to the same text; the caller then stores the original.
     """
     try:
         data = base64.b64decode(written, validate=True) if isinstance(written, str) else b""
@@ -174,9 +174,9 @@ def make_media_part(
 
 def cut_at_stops(reply: ModelReply, stops: tuple[str, ...]) -> ModelReply:
     """
-    Return *reply* cut before the first of *stops* in its text, for wires that have no stop sequences of their own.
+    Return *reply* cut before the first of *stops* in its text, for APIs without stop sequences.
 
-    What comes after the cut, calls included, is left out; the provider bills it all the same, and a stream has shown it.
+    Everything after the cut, including calls, is left out. The provider bills it anyway, and a stream has shown it.
     """
     for index, part in enumerate(reply.content):
         if not isinstance(part, TextPart):
@@ -192,10 +192,10 @@ def cut_at_stops(reply: ModelReply, stops: tuple[str, ...]) -> ModelReply:
 
 def find_stated_cost(raw: object) -> Decimal | None:
     """
-    Return the US dollars that a usage states, tools of the service and discounts included; ``None`` when it does not.
+    Return the stated cost of a usage in US dollars, including server tools and discounts; ``None`` if it states none.
 
-    xAI says so in ticks, OpenRouter and LiteLLM as one number, Perplexity as the total of an object. With a key of the
-    user's own his provider asks for the rest (providers:PV81).
+    xAI states ticks, OpenRouter and LiteLLM a number, Perplexity the total of an object. With the user's own key at
+    OpenRouter the cost of the actual provider is added (providers:PV81).
     """
     if not isinstance(raw, Mapping):
         return None
@@ -210,7 +210,7 @@ def find_stated_cost(raw: object) -> Decimal | None:
 
 
 def parse_dollars(value: object) -> Decimal | None:
-    """Return a number of US dollars that a service states; ``None`` for what is not a number, negative, or more than a million."""
+    """Return a stated number of US dollars; ``None`` for other types, and for numbers below 0 or above a million."""
     return (
         Decimal(str(value))
         if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value <= MAX_DOLLARS
@@ -219,7 +219,7 @@ def parse_dollars(value: object) -> Decimal | None:
 
 
 def parse_dollar_text(text: object) -> Decimal | None:
-    """Return US dollars that are stated as a text, such as in a header; ``None`` for anything else."""
+    """Return a text such as a header as US dollars; ``None`` for anything else."""
     if not isinstance(text, str) or len(text) > MAX_FIGURE_CHARS or not FIGURE.fullmatch(text):
         return None
     cost = Decimal(text)
@@ -228,10 +228,10 @@ def parse_dollar_text(text: object) -> Decimal | None:
 
 def usage_from_totals(raw: object, prompt: str, completion: str, *, hits: tuple[str, ...] = ()) -> Usage | None:
     """
-    Return in our buckets the usage of an API whose totals hold what was cached and what was thought.
+    Return usage in our buckets for an API with totals that include cached and reasoning tokens.
 
-    *prompt* and *completion* name the totals, whose parts are in objects of these names with ``_details``; *hits* are
-    other names for the tokens that were read from the cache. Without a total the result is ``None``.
+    *prompt* and *completion* are the names of the totals; their details are in objects with the suffix ``_details``. *hits*
+    are other names for cached tokens. Without a total the result is ``None``.
     """
     if not isinstance(raw, Mapping) or (raw.get(prompt) is None and raw.get(completion) is None):
         return None
@@ -241,15 +241,15 @@ def usage_from_totals(raw: object, prompt: str, completion: str, *, hits: tuple[
     reasoning, total = _get_token_count(outside, "reasoning_tokens"), parse_token_count(raw.get("total_tokens"))
     unsure = any(parse_token_count(raw.get(name)) is None for name in (prompt, completion))
     if cached > whole:
-        # Grok on Azure counts the cache beside the prompt; where no sum bears that out, nobody knows what was sent.
+        # Grok on Azure counts cached tokens separately. If the total does not confirm that, the usage is uncertain.
         beside = total in {whole + cached + output, whole + cached + output + reasoning}
         whole, unsure = whole + cached if beside else whole, unsure or not beside
     read = min(whole, cached)
     written = min(whole - read, _get_token_count(inside, "cache_write_tokens"))
     if reasoning and total == whole + output + reasoning:
-        output += reasoning  # xAI counts it beside the completion (providers:PV81)
+        output += reasoning  # xAI counts it separately from the completion (providers:PV81)
     elif not (reasoning or unsure) and total is not None and total - whole - output != cached:
-        reasoning = max(0, total - whole - output)  # Google counts it in the total of its OpenAI endpoint alone
+        reasoning = max(0, total - whole - output)  # Google's OpenAI endpoint counts it only in the total
         output += reasoning
     reasoning = min(output, reasoning)
     return Usage(whole - read - written, output - reasoning, read, written, reasoning, at_least=unsure)
@@ -259,14 +259,14 @@ def _get_token_count(details: object, name: str) -> int:
     return parse_token_count(details.get(name)) or 0 if isinstance(details, Mapping) else 0
 
 
-# --- what is shown of parts that only their provider understands: never a reason to refuse a reply --------------------
+# --- readable texts of opaque parts; they never raise an error --------------------------------------------------------
 
 
 def shorten_text(text: str) -> str:
-    """Return *text*, cut and with ``...`` at the end if it is too long to show."""
-    return text if len(text) <= SHOWN_CHARS else f"{text[:SHOWN_CHARS]}..."
+    """Return *text*, cut with ``...`` at the end if it is too long to show."""
+    return cut_after(text, SHOWN_CHARS)
 
 
 def format_sources(sources: list[tuple[str, str]]) -> str:
-    """Return a line ``title address`` for each source, without empty ones; a long text is cut."""
+    """Return a line ``title URL`` for each source that is not empty; a long text is cut."""
     return shorten_text("\n".join([" ".join(filter(None, source)) for source in sources if any(source)]))

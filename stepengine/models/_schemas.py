@@ -1,4 +1,4 @@
-"""JSON Schemas for servers that understand only part of JSON Schema."""
+"""Convert JSON Schemas for servers that support only part of JSON Schema."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from stepengine.data.schemas import DEFINITIONS
 from stepengine.data.tools import ToolSpec
 
 MAX_DEPTH, NESTED, MOST_PARTS = 32, 1, 20_000
-"""References are written out so deep, each once within itself, and to so many parts: schemas can refer to themselves without an end."""
+"""Limits for expanded references: depth, repetition of a reference within itself, and parts. Schemas can be recursive."""
 NULL = {"type": "null"}
 
 
-def plain_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+def simplify_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Return *schema* without ``$ref``, ``const`` and unions with null; a schema that refers to itself ends as an object.
+    Return *schema* without ``$ref``, ``const`` and unions with null; recursion ends with a plain object.
 
-    So does what would make a schema of more than 20,000 parts: references to references may stand for any number of them.
-    A value that could be null is described by what it is otherwise, since the model may leave out what is optional.
+    So does an expansion to more than 20,000 parts. A union with null becomes its other member, because the model can leave
+    out optional values.
     """
     definitions = {
         f"#/{word}/{name}": found for word in DEFINITIONS for name, found in (schema.get(word) or {}).items()
@@ -36,13 +36,13 @@ class _ReferenceResolver:
         self._made = 0
 
     def convert(self, value: Any, within: tuple[str, ...]) -> Any:
-        """Return a schema without references; *within* has the references that are being resolved."""
+        """Return a schema without references; *within* are the references that are being resolved."""
         if isinstance(value, list):
             return [self.convert(item, within) for item in value]
         if not isinstance(value, Mapping):
             return value
         self._made += 1
-        found = dict(value) if "$ref" in value else _without_null(dict(value))
+        found = dict(value) if "$ref" in value else _remove_null(dict(value))
         if "$ref" in found:
             return self._follow_reference(found.pop("$ref"), found, within)
         return {name: self._member(name, item, within) for name, item in found.items() if name not in DEFINITIONS}
@@ -61,8 +61,8 @@ class _ReferenceResolver:
         return self.convert(item, within)
 
 
-def _without_null(found: dict[str, Any]) -> dict[str, object]:
-    """Return *found* without constants and null, one level deep."""
+def _remove_null(found: dict[str, Any]) -> dict[str, object]:
+    """Return *found* without ``const`` and null unions at its top level."""
     if "const" in found and not isinstance(found["const"], Mapping):
         found["enum"] = [found.pop("const")]
     for word in ("anyOf", "oneOf"):
@@ -77,7 +77,7 @@ def _without_null(found: dict[str, Any]) -> dict[str, object]:
     return found
 
 
-# --- promised schemas -------------------------------------------------------------------------------------------------
+# --- strict schemas ---------------------------------------------------------------------------------------------------
 
 KEPT = frozenset({"type", "enum", "const", "title", "description", "required"})
 FORMATS = frozenset({"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"})
@@ -93,19 +93,19 @@ UNPROMISED = frozenset(
         *("unevaluatedItems", "unevaluatedProperties", "dependentRequired", "dependentSchemas"),
     }
 )
-"""What OpenAI refuses in a schema that it shall promise."""
+"""The keywords that OpenAI rejects in strict schemas."""
 
 
 class _UnsupportedSchema(Exception):
-    """The schema cannot be promised."""
+    """The provider does not support the schema as a strict one."""
 
 
 def make_strict_schema(schema: Mapping[str, object], wire: Literal["anthropic", "openai"]) -> dict[str, Any] | None:
     """
     Return *schema* in a provider's strict form; ``None`` if the provider cannot guarantee it.
 
-    Objects are closed. One that is a map, with members of any name, cannot be. Anthropic takes optional members, 24 in all,
-    and is told of bounds and patterns in the descriptions; OpenAI wants every member required.
+    Objects are closed; a map with arbitrary members cannot be. Anthropic accepts at most 24 optional members, and bounds and
+    patterns move to descriptions. OpenAI requires every member.
     """
     walk = _AnthropicConverter() if wire == "anthropic" else _OpenAIConverter()
     try:
@@ -115,7 +115,7 @@ def make_strict_schema(schema: Mapping[str, object], wire: Literal["anthropic", 
 
 
 def count_optional_members(schema: Mapping[str, object], wire: Literal["anthropic", "openai"]) -> int | None:
-    """Return how many optional members a schema has that can be promised; ``None`` for one that cannot. Found out once."""
+    """Return the number of optional members of a schema, cached; ``None`` if it is not supported as a strict one."""
     known = _counted.get((id(schema), wire))
     if known is not None and known[0] is schema:
         return known[1]
@@ -132,23 +132,23 @@ def count_optional_members(schema: Mapping[str, object], wire: Literal["anthropi
 
 
 def has_unsupported_strict_tool(tools: Iterable[ToolSpec], wire: Literal["anthropic", "openai"]) -> bool:
-    """Return whether one of *tools* shall be strict and has a schema that cannot be promised."""
+    """Return whether one of *tools* is strict and its schema is not supported as a strict one."""
     return any(tool.strict and count_optional_members(tool.input_schema, wire) is None for tool in tools)
 
 
 _counted: dict[tuple[int, str], tuple[Mapping[str, Any], int | None]] = {}
 KEPT_SCHEMAS = 1_000
-"""More schemas than a process offers at once; a full table is emptied, which costs counting each once more."""
+"""More schemas than a process offers at once; a full cache is cleared."""
 
 
 class _StrictConverter(ABC):
-    """A walk through a schema that closes its objects."""
+    """Converts a schema to a strict one with closed objects."""
 
     def __init__(self) -> None:
         self.optional = self.fields = self.values = 0
 
     def convert_root(self, schema: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the converted root schema; raise if it is no object or above the limits."""
+        """Return the converted root schema; raise if it is not an object or exceeds the limits."""
         if schema.get("type") != "object" or any(word in schema for word in ("anyOf", "oneOf", "allOf", "$ref")):
             raise _UnsupportedSchema
         found = self.convert(schema, 0)
@@ -161,13 +161,13 @@ class _StrictConverter(ABC):
         """Return the converted form of a part of the schema at depth *level*."""
 
     def convert_each(self, schemas: Any, level: int) -> dict[str, Any]:
-        """Return the converted schemas by name; raise if *schemas* is no mapping."""
+        """Return the converted schemas by name; raise if *schemas* is not a mapping."""
         if not isinstance(schemas, Mapping):
             raise _UnsupportedSchema
         return {name: self.convert(schema, level) for name, schema in schemas.items()}
 
     def convert_list(self, schemas: Any, level: int) -> list[Any]:
-        """Return the converted schemas of a list; raise if *schemas* is none."""
+        """Return the converted schemas of a list; raise if *schemas* is not a list."""
         if not isinstance(schemas, list):
             raise _UnsupportedSchema
         return [self.convert(schema, level) for schema in schemas]
@@ -207,7 +207,7 @@ class _AnthropicConverter(_StrictConverter):
         return found
 
     def _convert_subschemas(self, rest: dict[str, object], level: int) -> dict[str, object]:
-        """Take out of *rest* what is made of further schemas, and what is kept of bounds and formats."""
+        """Remove subschemas, and supported bounds and formats, from *rest*; return them converted."""
         found: dict[str, object] = {}
         for word in ("anyOf", "oneOf", "allOf"):
             if word in rest:

@@ -1,4 +1,4 @@
-"""The official SDKs: whether one is there, and its import. What is missing or broken is told by the name that pip knows."""
+"""Check and import the official SDKs. Errors name missing packages as pip knows them."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class Sdk(NamedTuple):
     An official SDK.
 
     Attributes:
-        module: What is imported.
-        package: What pip installs.
-        extra: The extra of stepengine that brings it.
+        module: The module to import.
+        package: The package for pip.
+        extra: The extra of stepengine that installs it.
     """
 
     module: str
@@ -30,22 +30,22 @@ class Sdk(NamedTuple):
         Raise ``ModelError`` if the SDK is missing or broken, without loading it.
 
         Raises:
-            ModelError: when it is not installed, only a folder is left of it, or something is missing that it needs.
+            ModelError: when it is not installed, only its folder is left, or one of its requirements is missing.
         """
         if sys.modules.get(self.module) is not None:
             return
         try:
             spec = find_spec(self.module)
-        except (ImportError, ValueError):  # its parent is missing; somebody keeps it from being imported
+        except (ImportError, ValueError):  # its parent is missing, or its import is blocked
             spec = None
         if spec is None:
-            raise self._missing_error()
+            raise self._make_missing_error()
         if spec.origin is None:
             why = "only its folder is left"
-            raise self._broken_error(why)
+            raise self._make_broken_error(why)
         if lacking := _find_missing_requirements(self.package):
             why = f"it needs {', '.join(map(repr, lacking))}, which is not installed"
-            raise self._broken_error(why, *lacking)
+            raise self._make_broken_error(why, *lacking)
 
     def load(self) -> Any:
         """
@@ -59,13 +59,13 @@ class Sdk(NamedTuple):
             return import_module(self.module)
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
-            raise self._broken_error(why) from error
+            raise self._make_broken_error(why) from error
 
-    def _missing_error(self) -> ModelError:
+    def _make_missing_error(self) -> ModelError:
         msg = f"the package {self.package!r} is not installed: pip install 'stepengine[{self.extra}]'"
         return ModelError(msg, kind="missing_sdk")
 
-    def _broken_error(self, why: str, *lacking: str) -> ModelError:
+    def _make_broken_error(self, why: str, *lacking: str) -> ModelError:
         remedy = " ".join([repr(name) for name in lacking]) or f"--force-reinstall '{self.package}'"
         msg = f"the package {self.package!r} is installed and cannot be loaded ({why}): pip install {remedy}"
         return ModelError(msg, kind="broken_sdk")
@@ -73,12 +73,12 @@ class Sdk(NamedTuple):
 
 @cache
 def _find_missing_requirements(package: str) -> tuple[str, ...]:
-    """Return the packages that *package* says it needs and that are not there, neither by their metadata nor as a module."""
+    """Return the requirements of *package* that are not installed, neither by their metadata nor as a module."""
     from packaging.requirements import Requirement
 
     try:
         needed = [Requirement(line) for line in metadata.requires(package) or ()]
-    except metadata.PackageNotFoundError:  # what was packed without metadata cannot be asked
+    except metadata.PackageNotFoundError:  # packed without metadata
         return ()
     own = [each.name for each in needed if each.marker is None or each.marker.evaluate({"extra": ""})]
     return tuple([name for name in own if not _is_installed(name)])

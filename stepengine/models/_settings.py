@@ -1,8 +1,8 @@
 """
-Settings that only some wires have words for: what each becomes in a body, and what is left out and said so. Pure but for the log.
+Convert settings that only some wires support, and report unsupported ones. Pure except for the log.
 
-A wire has a *way* for each of these settings that it knows: a function of the value that gives members of the body, or ``None``
-where the model does not take it. What has no way is dropped with a warning, never silently.
+A wire has a *way* for each supported setting. That is a function from the value to members of the body, or to ``None`` if the
+model does not support it. A setting without a way is dropped with a warning, never silently.
 """
 
 from __future__ import annotations
@@ -29,18 +29,18 @@ TUNING = ("service_tier", "seed", "logprobs", "store", "safety", "cache", "cache
 CAN_BE_TOLD = frozenset({"openai", "openai_chat"})
 CACHES_LONGER = re.compile(r"gpt-(?:5\.[6-9]|[6-9])")
 MAX_WARNINGS = 1_000
-"""Each is given once; a process that makes up names of settings must not fill the memory with them."""
+"""The most remembered warnings, each of which is logged once."""
 _warned: set[tuple[str, str, str]] = set()
 
 
 @frozen
 class WireSettings:
     """
-    The body members that the settings of a request become, and the settings that were dropped.
+    The body members for the settings of a request, and the dropped settings.
 
     Attributes:
         members: Members of the body.
-        dropped: The settings that are set and left out, by name.
+        dropped: The names of unsupported settings that are left out.
     """
 
     members: Json
@@ -48,7 +48,7 @@ class WireSettings:
 
 
 def convert_settings(settings: ModelSettings, ways: Mapping[str, Way]) -> WireSettings:
-    """Return what the settings that are set become by the *ways* of a wire."""
+    """Return the body members for all *settings* that have a value, by the *ways* of a wire."""
     members: Json = {}
     dropped: list[str] = []
     for name in TUNING:
@@ -66,7 +66,7 @@ def convert_settings(settings: ModelSettings, ways: Mapping[str, Way]) -> WireSe
 
 
 DROPPED = ""
-"""Under this name a way says which parts of its setting it leaves out."""
+"""The member in which a way lists parts of its setting that it leaves out."""
 
 
 def _merge_deeply(below: Json, above: Json) -> Json:
@@ -82,17 +82,17 @@ def _merge_deeply(below: Json, above: Json) -> Json:
 
 def warn_of_dropped(request: ModelRequest, provider: str, dropped: tuple[str, ...]) -> None:
     """
-    Warn of dropped settings, once in a process for each; raise if ``unsupported`` is ``"error"``.
+    Warn of dropped settings, once per process for each; raise if ``unsupported`` is ``"error"``.
 
-    The record has the fields ``setting``, ``provider`` and ``model``.
+    The log record has the fields ``setting``, ``provider`` and ``model``.
 
     Raises:
-        ModelError: where the request would rather not be sent then.
+        ModelError: if the request has dropped settings and ``unsupported="error"``.
     """
     if dropped and request.settings.unsupported == "error":
         msg = (
-            f"{provider} has no word for {', '.join([f'{name}=' for name in dropped])} of ModelSettings when {request.model!r} "
-            "is asked; leave it out, or set unsupported='warn' to have it left out"
+            f"{provider} does not support {', '.join([f'{name}=' for name in dropped])} of ModelSettings for {request.model!r}; "
+            "remove it, or set unsupported='warn' to send requests without it"
         )
         raise ModelError(msg, kind="settings")
     for name in dropped:
@@ -101,23 +101,21 @@ def warn_of_dropped(request: ModelRequest, provider: str, dropped: tuple[str, ..
             continue
         _warned.add(key)
         fields = {"setting": name, "provider": provider, "model": request.model}
-        logger.warning(
-            "%s has no word for %s= when %r is asked; it is left out", provider, name, request.model, extra=fields
-        )
+        logger.warning("%s does not support %s= for %r; it is left out", provider, name, request.model, extra=fields)
 
 
 OWNERS = {member: preset.name for preset in PRESETS.values() for member in preset.own_members}
-"""The provider that alone knows a member of ``settings.extra``, by member."""
+"""The only provider that knows a member of ``settings.extra``, by member."""
 
 
 def find_foreign_options(settings: ModelSettings, provider: str) -> tuple[str, ...]:
-    """Return the members of ``settings.extra`` that belong to a provider other than *provider*."""
+    """Return the names of members of ``settings.extra`` that only a provider other than *provider* knows."""
     body = settings.extra.get("body")
     given = {*settings.extra, *(body if isinstance(body, Mapping) else ())}
     return tuple(sorted(name for name in given if OWNERS.get(name, provider) != provider))
 
 
-def without_options(request: ModelRequest, names: tuple[str, ...]) -> ModelRequest:
+def remove_options(request: ModelRequest, names: tuple[str, ...]) -> ModelRequest:
     """Return *request* without the members *names* of ``settings.extra``."""
     if not names:
         return request
@@ -136,10 +134,10 @@ def add_dropped(reply: ModelReply, dropped: tuple[str, ...]) -> ModelReply:
 
 def cache_members(lifetime: str, model: str, preset: Preset) -> Json | None:
     """
-    Return the members that set the cache *lifetime* of a service; ``None`` if it cannot be set.
+    Return the members that set the cache *lifetime*; ``None`` if the service does not support it.
 
-    Since gpt-5.6 OpenAI's cache can be told to wait for marks, which are never sent, and by Responses to hold for twelve
-    hours, the shortest time above an hour (providers:PV66).
+    Since gpt-5.6 OpenAI's cache has a mode that only caches marked prompts, which switches it off, because no marks are
+    sent. Responses also support a lifetime of twelve hours, the shortest above an hour (providers:PV66).
     """
     if lifetime == "5m":
         return {} if preset.caches else None
@@ -150,12 +148,12 @@ def cache_members(lifetime: str, model: str, preset: Preset) -> Json | None:
 
 
 def make_unsupported_tool_error(item: ServerTool, model: str, provider: str, why: str = "") -> ModelError:
-    """Return the error for a tool that a provider cannot run, or not so."""
+    """Return the error for a server tool that a provider does not support, or not with these options."""
     reason = why or f"{provider} has no such tool for it"
     msg = f"{model!r} cannot be given {type(item).__name__}(...) of ModelSettings(server_tools=...): {reason}"
     return ModelError(msg, kind="settings")
 
 
 def encode_location(place: Mapping[str, object] | None) -> Json | None:
-    """Return the user's location in the form of Anthropic and OpenAI."""
+    """Return the user's location in the format of Anthropic and OpenAI; ``None`` without one."""
     return None if place is None else {"type": "approximate", **place}

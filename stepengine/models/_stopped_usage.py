@@ -1,5 +1,5 @@
 """
-The usage of requests without a reply: of a stopped one, passed to its caller along with the stop, and of a failed one.
+The usage of requests without a reply: stopped ones, which pass it to the caller with the exception, and failed ones.
 """
 
 from __future__ import annotations
@@ -23,28 +23,27 @@ def attach_usage(stopped: BaseException, usage: Usage | None) -> None:
         vars(stopped)[NAME] = usage
 
 
-def usage_when_stopped(stopped: BaseException) -> Usage | None:
+def get_attached_usage(stopped: BaseException) -> Usage | None:
     """Return the usage of the stream that *stopped* ended; ``None`` if it is unknown."""
     usage = vars(stopped).get(NAME)
     return usage if isinstance(usage, Usage) else None
 
 
 def mark_unsent(stopped: BaseException) -> None:
-    """Note on *stopped*, the exception that ends a request, that it was not sent yet."""
+    """Mark on *stopped*, the exception that ends a request, that the request was never sent."""
     vars(stopped)[UNSENT] = True
 
 
 def was_sent(stopped: BaseException) -> bool:
-    """Return whether a stopped request was sent, as far as is known."""
+    """Return whether a stopped request may have been sent."""
     return not vars(stopped).get(UNSENT, False)
 
 
-def known_usage(error: ModelError) -> Usage | None:
+def get_known_usage(error: ModelError) -> Usage | None:
     """
-    Return the usage of a failed attempt; an unknown one counts as at least 0; ``None`` if it has none.
+    Return the usage of a failed attempt, which is a lower bound if the answer was lost; ``None`` if it has none.
 
-    A provider that answered with an error status did not bill; an attempt whose answer was lost may have been billed, so
-    the total is only a lower bound.
+    A provider that answers with an error status does not bill. An attempt with a lost answer may have been billed.
     """
     used = error.usage
     if isinstance(used, Usage):

@@ -1,7 +1,7 @@
 """
-``Thinking`` as the words or numbers that each model accepts. Pure: no SDK, no clock, no I/O.
+Convert ``Thinking`` to the words or numbers that each model accepts. Pure: no SDK, no clock, no I/O.
 
-Claude's families, which have more to say than their thinking, stand in ``models/anthropic/families.py``.
+Claude's families are in ``models/anthropic/families.py``, because they differ in more than thinking.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ Form: TypeAlias = Literal[
     "effort", "ollama", "template", "openrouter", "groq", "xai", "deepseek", "mistral", "zai", "moonshot", "cerebras",
     "snowflake", "qwen",
 ]  # fmt: skip
-"""How a service of Chat Completions or Responses is asked for thinking."""
+"""The format in which a service of Chat Completions or Responses expects thinking."""
 
 BUDGETS: dict[Effort, int] = {"none": 0, "low": 2_048, "medium": 8_192, "high": 16_384, "max": 32_768}
-"""How many tokens of thinking stand for an effort, where a wire knows only tokens; and up to which a budget is one."""
+"""The budget in tokens for each effort, and the largest budget that becomes that effort."""
 
-CANNOT = "{model} cannot be kept from thinking; Thinking('none') asks it for {least}"
-UNTOLD = "{model} is sent nothing for Thinking('none'): no word is known that keeps it from thinking"
-DEAF = "{model} takes no word for how much to think; {thinking!r} is not sent"
-ONE = "{model} knows one amount of thinking; {thinking!r} asks for that"
-SHOWN = "{model} sends its thoughts in any case; the show=False of {thinking!r} is not sent"
-DEMANDED = "{model} answers a demanded call without thinking"
+CANNOT = "{model} always thinks; Thinking('none') requests {least}"
+UNTOLD = "{model} has no known value that switches thinking off; nothing is sent for Thinking('none')"
+DEAF = "{model} has no setting for the amount of thinking; {thinking!r} is not sent"
+ONE = "{model} has only one amount of thinking; {thinking!r} requests that"
+SHOWN = "{model} always sends its thoughts; the show=False of {thinking!r} is not sent"
+DEMANDED = "{model} answers a forced tool call without thinking"
 
 
 @frozen
 class ThinkingRequest:
     """
-    What a request says of thinking.
+    The thinking members of a request, and a note on unsupported options.
 
     Attributes:
-        members: Members of the body; of Gemini those of its ``thinkingConfig``, of Responses those of ``reasoning``.
-        note: What of the wish cannot be had, as a sentence; ``""`` when all of it can.
+        members: Members of the body; for Gemini those of ``thinkingConfig``, for Responses those of ``reasoning``.
+        note: A sentence on unsupported options of ``Thinking``; ``""`` if all are supported.
     """
 
     members: Json = attrs.field(factory=dict)
@@ -53,14 +53,14 @@ NOTHING = ThinkingRequest()
 @frozen(kw_only=True)
 class ThinkingWords:
     """
-    Models that take the same words for how much they think.
+    Models that accept the same words for the amount of thinking.
 
     Attributes:
-        names: How their names begin, as a regular expression.
-        low: The word for ``"low"``, and so on; ``most`` is that for ``"max"``.
-        off: The word that keeps them from thinking; ``""`` when nothing has to be sent for that, ``None`` when there is none.
-        least: The word nearest to that; ``""`` sends nothing.
-        deaf: Whether they refuse every word.
+        names: A regular expression for the start of their names.
+        low: The word for ``"low"``, and so on; ``most`` is the word for ``"max"``.
+        off: The word that switches thinking off; ``""`` if nothing has to be sent for that, ``None`` if there is no such word.
+        least: The word for the least thinking; ``""`` sends nothing.
+        deaf: Whether they accept no words.
     """
 
     names: str = ""
@@ -77,8 +77,8 @@ class ThinkingWords:
         return {"low": self.low, "medium": self.medium, "high": self.high}.get(effort, self.most)
 
 
-# Which words a model takes: what it was seen to accept and refuse, and its service's reference, in August 2026. The first
-# pattern that fits counts; a name that is newer than a table is taken for the nearest family before it.
+# Sources: accepted and rejected requests in recorded traffic, and the references of the services, in August 2026. The first
+# matching pattern counts. A name newer than a table counts as the nearest earlier family.
 SILENT = ThinkingWords(deaf=True, off="")
 STUBBORN = ThinkingWords(deaf=True, least="")
 GPT_OSS = ThinkingWords(names=r"gpt-oss")
@@ -143,13 +143,13 @@ TEMPLATE = (GPT_OSS, ThinkingWords(names=r"", off=""))
 
 
 def _find_words(table: Iterable[ThinkingWords], model: str) -> ThinkingWords:
-    """Return the words of *model*, whatever a service has put before its name."""
+    """Return the words of *model*; prefixes of the name up to its last slash are ignored."""
     name = model.rpartition("/")[2].lower()
     return next((words for words in table if re.match(words.names, name)), ANY)
 
 
 def effort_from_thinking(thinking: Thinking) -> Effort:
-    """Return the effort that is asked for, or that stands for a budget, where a wire knows only efforts."""
+    """Return the effort of *thinking*, or the effort for its budget."""
     if thinking.effort is not None:
         return thinking.effort
     if thinking.tokens is None:
@@ -158,7 +158,7 @@ def effort_from_thinking(thinking: Thinking) -> Effort:
 
 
 def budget_from_thinking(thinking: Thinking) -> int | None:
-    """Return the tokens that are asked for, or that stand for an effort; ``None`` leaves the amount to the model."""
+    """Return the budget of *thinking* in tokens, or the budget for its effort; ``None`` leaves the amount to the model."""
     if thinking.tokens is not None or thinking.effort is None:
         return thinking.tokens
     return BUDGETS[thinking.effort]
@@ -169,7 +169,7 @@ def _is_off(thinking: Thinking) -> bool:
 
 
 def _word_for_thinking(thinking: Thinking, words: ThinkingWords, model: str) -> tuple[str, str]:
-    """Return the word to send, ``""`` for none, and what of the wish cannot be had."""
+    """Return the word to send, ``""`` for none, and a note on unsupported options."""
     if _is_off(thinking):
         if words.off is not None:
             return words.off, ""
@@ -182,7 +182,7 @@ def _word_for_thinking(thinking: Thinking, words: ThinkingWords, model: str) -> 
 
 
 def _add_shown_note(asked: ThinkingRequest, thinking: Thinking, model: str) -> ThinkingRequest:
-    """Return *asked*, with the note that thoughts are shown in any case, where nothing else is to be said."""
+    """Return *asked* with a note if ``show=False`` has no effect and there is no other note."""
     if thinking.show or _is_off(thinking) or asked.note:
         return asked
     return attrs.evolve(asked, note=SHOWN.format(model=model, thinking=thinking))
@@ -192,7 +192,7 @@ def _add_shown_note(asked: ThinkingRequest, thinking: Thinking, model: str) -> T
 
 
 def thinking_for_responses(thinking: Thinking | None, form: Form, model: str) -> ThinkingRequest:
-    """Return the members of ``reasoning``; a number of tokens has no place there and becomes an effort."""
+    """Return the members of ``reasoning``; a budget in tokens becomes an effort."""
     if thinking is None:
         return NOTHING
     word, note = _word_for_thinking(thinking, _find_words(XAI if form == "xai" else OPENAI, model), model)
@@ -212,14 +212,14 @@ def thinking_for_chat(
     Return the members of a body of Chat Completions.
 
     Args:
-        thinking: What is wished for.
-        form: How the service is asked.
+        thinking: The requested thinking.
+        form: The format of the service.
         model: The model's name at the service.
-        demanded: Whether a call is demanded, beside which some services do not let a model think.
-        off: Whether the service refused thinking beside this request, so that it is to be switched off.
+        demanded: Whether a call is forced, which some services do not support together with thinking.
+        off: Whether to switch thinking off because the service rejected it for this request.
     """
     if form == "deepseek" and demanded:
-        return ThinkingRequest(_thinking_switch("disabled"))  # on by default there, and it refuses a demanded call
+        return ThinkingRequest(_thinking_switch("disabled"))  # on by default, and incompatible with a forced call
     if thinking is None:
         return NOTHING
     wish = Thinking("none") if off else thinking
@@ -244,7 +244,7 @@ TABLES: dict[Form, tuple[ThinkingWords, ...]] = {
 
 
 def _thinking_by_word(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
-    """Return thinking as one word in the body, such as ``reasoning_effort``."""
+    """Return thinking as a member with one word, such as ``reasoning_effort``."""
     words = _find_words(TABLES[form], model)
     word, note = _word_for_thinking(thinking, words, model)
     if form == "snowflake" and not _is_off(thinking) and words.names == SNOWFLAKE[0].names:
@@ -256,7 +256,7 @@ def _thinking_by_word(thinking: Thinking, form: Form, model: str) -> ThinkingReq
         members["clear_thinking"] = False
     if form == "cerebras" and not words.deaf and not thinking.show and not _is_off(thinking):
         return ThinkingRequest({**members, "reasoning_format": "hidden"}, note)
-    # OpenAI's own models never send their thoughts over this wire.
+    # OpenAI's own models never send their thoughts through Chat Completions.
     hidden = form == "effort" and words is not ANY and words is not GPT_OSS
     return (
         ThinkingRequest(members, note)
@@ -266,7 +266,7 @@ def _thinking_by_word(thinking: Thinking, form: Form, model: str) -> ThinkingReq
 
 
 def _thinking_for_openrouter(thinking: Thinking, model: str, *, demanded: bool) -> ThinkingRequest:
-    """Return thinking as the object that OpenRouter translates for the model behind it."""
+    """Return thinking as the object that OpenRouter translates for each model."""
     if _is_off(thinking):
         return ThinkingRequest({"reasoning": {"effort": "none"}})
     amount: Json = {"enabled": True}
@@ -280,7 +280,7 @@ def _thinking_for_openrouter(thinking: Thinking, model: str, *, demanded: bool) 
 
 
 def _thinking_for_groq(thinking: Thinking, model: str) -> ThinkingRequest:
-    """Return thinking as a word, and whether thoughts are a part of their own or are left out."""
+    """Return thinking as a word, and as the format of the thoughts, separate or hidden."""
     words = _find_words(GROQ, model)
     word, note = _word_for_thinking(thinking, words, model)
     members: Json = {"reasoning_effort": word} if word else {}
@@ -300,7 +300,7 @@ def _thinking_switch(state: str, **more: object) -> Json:
 
 
 def _thinking_by_switch(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
-    """Return thinking as a switch, with a word beside it where the model takes one."""
+    """Return thinking as a switch, and a word if the model accepts one."""
     words = _find_words(TABLES[form], model)
     word, note = _word_for_thinking(thinking, words, model)
     if words.deaf or word == "disabled":
@@ -308,14 +308,14 @@ def _thinking_by_switch(thinking: Thinking, form: Form, model: str) -> ThinkingR
     more: Json = {"clear_thinking": False} if form == "zai" else {"keep": "all"} if form == "moonshot" else {}
     effort = word if thinking.effort is not None or thinking.tokens is not None else ""
     if form == "moonshot" and effort:
-        # Without the switch: both at once are refused.
+        # Without the switch, because both at once are rejected.
         return _add_shown_note(ThinkingRequest({"reasoning_effort": effort}, note), thinking, model)
     beside: Json = {"reasoning_effort": effort} if effort else {}
     return _add_shown_note(ThinkingRequest({**_thinking_switch("enabled", **more), **beside}, note), thinking, model)
 
 
 def _thinking_by_template(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
-    """Return thinking as a switch of the model's template, or as the member of Qwen's API for it."""
+    """Return thinking as a switch of the model's chat template, or as the member of Qwen's API."""
     words = _find_words(TEMPLATE, model)
     word, note = _word_for_thinking(thinking, words, model)
     if form == "template" and words is GPT_OSS:
@@ -334,15 +334,15 @@ def _thinking_by_template(thinking: Thinking, form: Form, model: str) -> Thinkin
 # --- Gemini ----------------------------------------------------------------------------------------------------------
 
 LEVELS_SINCE = 3
-"""The generation of Gemini that takes a level of thinking in place of a budget."""
+"""The first generation of Gemini with levels of thinking in place of budgets."""
 THINKS_SINCE = 2.5
-"""The generation of Gemini that thinks first."""
+"""The first generation of Gemini that thinks."""
 UNMINIMAL = re.compile(r"gemini-(?:\d+(?:\.\d+)?-pro|pro-|3\.[78]-flash(?!-lite)|[4-9])")
-"""Models of these generations whose lowest level is ``"low"``."""
+"""Models with ``"low"`` as their lowest level."""
 LEVELS_ONLY_SINCE = 4
-"""The generation that refuses a number of tokens."""
+"""The first generation that rejects a budget in tokens."""
 MORE_THAN_HIGH = re.compile(r"gemini-4-hydrogen")
-"""Models that take ``"xhigh"``; Argon and Carbon refuse it."""
+"""Models that accept ``"xhigh"``; Argon and Carbon reject it."""
 FLASH_MOST, PRO_MOST, PRO_LEAST = 24_576, 32_768, 128
 """The limits of a budget in tokens that Google documents for Gemini 2.5 (providers:PV16)."""
 VERSION = re.compile(r"gemini-(\d+(?:\.\d+)?)")
@@ -351,9 +351,9 @@ LATEST = re.compile(r"gemini-.*-latest")
 
 def thinking_for_gemini(thinking: Thinking | None, model: str) -> ThinkingRequest:
     """
-    Return the members of ``thinkingConfig``: from Gemini 3 on a level, before that a number of tokens.
+    Return the members of ``thinkingConfig``: a level since Gemini 3, a budget in tokens before.
 
-    A number that is given is sent to newer models too, which take either but not both.
+    An explicit budget is also sent to Gemini 3, which accepts either, but not both.
     """
     if thinking is None:
         return NOTHING

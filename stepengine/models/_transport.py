@@ -1,9 +1,9 @@
 """
-What a server sends, unpacked and held to sizes before anybody reads it, whatever the status.
+Decompress response bodies in bounded pieces, and limit the size of error bodies.
 
-The HTTP library unpacks each piece of a body whole, several times over when the server says so, and the SDKs read the
-whole body of a refusal. Here only one packing is known, the one that is asked for, and it is undone a little at a time.
-Import this at the first request: it loads the HTTP library.
+The HTTP library decompresses each piece of a body at once, also with several encodings, and the SDKs read the whole body of
+an error. Here only the requested encoding, gzip, is supported, and it is decompressed in small pieces. Import this module at
+the first request, because it loads the HTTP library.
 """
 
 from __future__ import annotations
@@ -20,32 +20,29 @@ import httpx2
 from stepengine.models._failures import HTTP_REDIRECT
 
 MAX_REFUSAL = 256 * 1024
-"""Bytes, unpacked, that are read of a reply with an error status; its beginning says what is wrong."""
+"""The most decompressed bytes of a reply with an error status; the start of it has the message."""
 
-# How much is unpacked at a time. A packed kilobyte may hold a megabyte, so a bound on what comes in is none on what it
-# becomes.
+# The size of decompressed pieces. A compressed kilobyte may hold a megabyte, so the input size is no limit.
 PIECE = 256 * 1024
 
 
 def get_ssl_context() -> ssl.SSLContext:
-    """Return how certificates are checked: as the HTTP library does it by itself, but for all clients of the process once."""
+    """Return the HTTP library's default SSL context, shared by all clients of the process."""
     return _create_ssl_context(os.environ.get("SSL_CERT_FILE"), os.environ.get("SSL_CERT_DIR"))
 
 
 @cache
 def _create_ssl_context(_file: str | None, _folder: str | None) -> ssl.SSLContext:
-    """Read the certificates, 20 ms, anew only where the variables that the library looks at have changed."""
+    """Read the certificates, which takes 20 ms; cached by the environment variables that the library reads."""
     return httpx2.create_ssl_context()
 
 
 async def unpack_response(response: httpx2.Response) -> None:
-    """Let *response* give its body unpacked and in pieces, as a hook of the client before anything is read."""
-    # The header is taken away and the body unpacked here, though the HTTP library could: an SDK reads the body of an
-    # error by itself, to its end, and what it reads must have a limit (reliability:MP27). That limit is one of unpacked
-    # bytes, so it has to stand above the unpacking and below the SDK, and between the library's own unpacking and the
-    # SDK there is no place.
+    """Replace the stream of *response* by its decompressed body; a response hook of the HTTP client."""
+    # The SDKs read the body of an error to its end, so it needs a limit of decompressed bytes (reliability:MP27). The
+    # HTTP library has no place for it, so the header is removed and the body is decompressed here.
     packing = response.headers.pop("content-encoding", "identity").strip().lower()
-    # Of a refusal only its words are wanted, and these stand at the beginning.
+    # Of an error only the message at its start is needed.
     limit = MAX_REFUSAL if response.status_code >= HTTP_REDIRECT else None
     if packing != "identity":
         response.headers.pop("content-length", None)
@@ -53,7 +50,7 @@ async def unpack_response(response: httpx2.Response) -> None:
 
 
 class _UnpackedBody(httpx2.AsyncByteStream):
-    """The body *stream*, unpacked; at most *limit* bytes of it, then it ends."""
+    """The decompressed body of *stream*, which ends after *limit* bytes if that is set."""
 
     def __init__(self, stream: httpx2.SyncByteStream | httpx2.AsyncByteStream, packing: str, limit: int | None) -> None:
         self._stream = stream
@@ -62,7 +59,7 @@ class _UnpackedBody(httpx2.AsyncByteStream):
 
     def __aiter__(self) -> AsyncIterator[bytes]:
         if self._packing == "identity" and self._left is None and isinstance(self._stream, httpx2.AsyncByteStream):
-            return aiter(self._stream)  # as it is: a generator around it would cost every token of a stream
+            return aiter(self._stream)  # directly, because a generator around it would slow every token
         return self._unpack() if self._left is None else self._cut(self._left)
 
     async def _cut(self, left: int) -> AsyncIterator[bytes]:
@@ -85,21 +82,20 @@ class _UnpackedBody(httpx2.AsyncByteStream):
                 yield piece
             return
         if self._packing not in ("gzip", "x-gzip"):
-            msg = "the body is packed in a way that was not asked for; 'gzip' or nothing was"
+            msg = f"the body has the unsupported encoding {self._packing!r}; only 'gzip' was requested"
             raise httpx2.DecodingError(msg)
         unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
         async for packed in self._stream:
             rest = packed
             while rest and not unpacker.eof:
                 try:
-                    # Bounded pieces, and each is handed on before the next is made: whoever reads counts bytes and
-                    # stops at its cap. The rest stays packed in `unconsumed_tail`.
+                    # Bounded pieces, each yielded before the next, so that the reader can stop at its limit. The rest
+                    # stays compressed in `unconsumed_tail`.
                     piece = unpacker.decompress(rest, PIECE)
                 except zlib.error as error:
                     msg = f"the body is not gzip: {error}"
                     raise httpx2.DecodingError(msg) from error
                 rest = unpacker.unconsumed_tail
                 yield piece
-                # A bomb that is cut at its cap has still unpacked many megabytes; other runs get their turn in between,
-                # and so does whoever cancels.
+                # Up to its limit a compression bomb has many megabytes. Other tasks and cancellations get their turn.
                 await asyncio.sleep(0)

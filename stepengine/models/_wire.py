@@ -1,4 +1,4 @@
-"""What the encoders of all wires share: names, ids, data URLs, and bodies joined from encoded members."""
+"""Helpers of the encoders of all wires: names, ids, data URLs, and bodies joined from encoded members."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import base64
 import hashlib
 import re
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias, TypeGuard, TypeVar
+from typing import Any, Generic, Literal, TypeAlias, TypeGuard, TypeVar, assert_never
 
 import attrs
 from attrs import frozen
@@ -19,11 +19,13 @@ from stepengine.data.messages import (
     DocumentPart,
     ImagePart,
     JsonPart,
+    Message,
     ResultPart,
     TextPart,
     ToolCallPart,
     ToolMessage,
     ToolReferencePart,
+    UserMessage,
     UserPart,
 )
 from stepengine.data.models import ModelRequest, ModelSettings
@@ -33,13 +35,13 @@ from stepengine.errors import ModelError
 from stepengine.models._json import encode_utf8
 
 NUDGE = "Continue."
-"""Said in the user's place where a wire wants a user message and the history has none; in no record (ecosystem:EC100)."""
+"""The text of a user message that an API requires and the history lacks; never recorded (ecosystem:EC100)."""
 
 BETAS = "anthropic-beta"
 RESERVED = frozenset({"headers", "body"})
 
 TEXTS = frozenset({"application/json", "application/xml", "application/yaml", "application/x-yaml", "application/toml"})
-"""Texts beside those of the family ``text/``."""
+"""Text types outside the family ``text/``."""
 OFFICE_FAMILIES = ("application/vnd.openxmlformats-officedocument.", "application/vnd.oasis.opendocument.")
 OFFICE = {
     f"{OFFICE_FAMILIES[0]}wordprocessingml.document": ".docx",
@@ -53,9 +55,9 @@ OFFICE = {
     "application/vnd.ms-powerpoint": ".ppt",
     "application/rtf": ".rtf",
 }
-"""Office files, and the endings by which services know them."""
+"""Types of office files and their extensions."""
 HOLDERS = {"openai_chat": "openai", "google_interactions": "google"}
-"""Providers that find the files of another one, being two ways to the same."""
+"""Providers that share the files of another one, because both are the same service."""
 MAX_ID_CHARS = 64
 """OpenAI documents 64 characters for the id of a call, the strictest limit among the providers."""
 MAX_NAME_CHARS = 64
@@ -73,55 +75,53 @@ def join_members(members: Mapping[str, bytes]) -> bytes:
     return b"{" + b",".join([encode_json(name) + b":" + value for name, value in members.items()]) + b"}"
 
 
-def joined(values: Iterable[object]) -> bytes:
-    """Return *values* as the inside of a JSON array; those that are ``None`` are left out."""
+def join_json(values: Iterable[object]) -> bytes:
+    """Return *values* as JSON joined by commas, without ``None``."""
     return b",".join([encode_json(value) for value in values if value is not None])
 
 
 def is_own(data: Mapping[str, object] | None, provider: str, model: str | None = None) -> TypeGuard[Mapping[str, Any]]:
-    """Return whether *provider*, and its *model* if one is given, made the part whose ``provider_data`` is *data*."""
+    """Return whether *data*, the ``provider_data`` of a part, is from *provider*, and from *model* if that is set."""
     return data is not None and data.get("provider") == provider and (model is None or data.get("model") == model)
 
 
-def safe_name(name: str) -> str:
-    """Return a tool name that every wire takes; what a model made up may hold anything."""
+def make_safe_name(name: str) -> str:
+    """Return a tool name that every API accepts; names that a model invented may contain any characters."""
     return UNSAFE.sub("_", name)[:MAX_NAME_CHARS] or "unknown"
 
 
 def call_arguments(part: ToolCallPart) -> Mapping[str, object]:
-    """Return the arguments of a past call; those that could not be read are shown under one name, as an object."""
+    """Return the arguments of a past call; unreadable ones become an object with their text."""
     return {"unreadable_arguments": part.raw_input or ""} if part.input_error is not None else part.input
 
 
 def call_text(call: ToolCallPart) -> str:
-    """Return a call as text, where a wire does not take it as a call; its result follows."""
+    """Return the text for a call that cannot be sent as a call; its result follows."""
     return f"The tool {call.tool_name} was called with {compact(call_arguments(call))}. Its result:"
 
 
-def extra_headers(settings: ModelSettings) -> dict[str, str]:
+def parse_extra_headers(settings: ModelSettings) -> dict[str, str]:
     """
     Return the HTTP headers in ``settings.extra["headers"]``.
 
     Raises:
-        ModelError: for a header that holds a key: settings are recorded, keys belong to the provider.
+        ModelError: for a header with a key, because settings are recorded.
     """
     headers = settings.extra.get("headers")
     if headers is None:
         return {}
     if not isinstance(headers, Mapping) or not all(isinstance(value, str) for value in headers.values()):
-        msg = "ModelSettings.extra['headers'] is an object of header names and texts, such as {'x-title': 'my app'}"
+        msg = "ModelSettings.extra['headers'] must map header names to texts, such as {'x-title': 'my app'}"
         raise ModelError(msg, kind="settings")
     secret = sorted(name for name in headers if is_secret_name(name, "header"))
     if secret:
-        msg = (
-            f"ModelSettings.extra['headers'] holds {secret[0]!r}, but settings are recorded; give keys to the provider"
-        )
+        msg = f"ModelSettings.extra['headers'] has {secret[0]!r}, but settings are recorded; pass keys to the provider"
         raise ModelError(msg, kind="settings")
     return dict(headers)
 
 
 def merge_headers(*layers: Mapping[str, str]) -> dict[str, str]:
-    """Return the headers of all *layers*, later ones on top; lists of betas are joined."""
+    """Return the headers of all *layers*; later ones replace earlier ones, and lists of betas are joined."""
     merged: dict[str, str] = {}
     for layer in layers:
         for name, value in layer.items():
@@ -134,10 +134,10 @@ def encode_members(
     request: ModelRequest, head: Mapping[str, object], tools: bytes, *, extra: bool = True
 ) -> dict[str, bytes]:
     """
-    Return the encoded members of a body, all but the conversation: *head* without ``None``, and *tools*.
+    Return the encoded members of a body, except the conversation: *head* without ``None``, and *tools*.
 
-    With *extra*, ``settings.extra`` is put on top, objects member by member: all its keys but ``"headers"`` and ``"body"``
-    are members, and so are those of the object under ``"body"``. Tools in it go behind *tools*.
+    With *extra*, ``settings.extra`` is merged into them, objects member by member. Its members are all keys except
+    ``"headers"`` and ``"body"``, and the keys of the object under ``"body"``. Its tools follow *tools*.
     """
     given: Mapping[str, object] = {name: value for name, value in head.items() if value is not None}
     own = request.settings.extra
@@ -170,13 +170,13 @@ def _merge_objects(below: Mapping[str, object], above: Mapping[str, object]) -> 
 
 
 def schema_name(schema: Mapping[str, object]) -> str:
-    """Return the name under which a structured output goes where a wire demands one."""
+    """Return the name of a structured output for APIs that require one."""
     title = schema.get("title")
-    return safe_name(title) if isinstance(title, str) and title else "output"
+    return make_safe_name(title) if isinstance(title, str) and title else "output"
 
 
 def is_paused(request: ModelRequest) -> bool:
-    """Return whether a reply that the provider paused is handed back as the last message, to be continued."""
+    """Return whether the last message is a paused reply, which the provider continues."""
     return bool(request.tail) and isinstance(request.tail[-1], AssistantMessage)
 
 
@@ -184,18 +184,17 @@ def choose_wire_ids(
     calls: Sequence[ToolCallPart], provider: str, *, own: bool = True, make: Callable[[str], str] | None = None
 ) -> dict[str, str]:
     """
-    Return the wire id of each call by its own id (ecosystem:EC83).
+    Return the wire id of each call by our id (ecosystem:EC83).
 
-    The provider's own id when it made the call and the id is not used twice in this message, else one that is made from
-    ours and stays the same for ever. *own* false makes all of them. *make* is for wires with ids of a certain form.
+    That is the provider's own id if it made the call and the id is unique in this message. Otherwise it is generated from
+    our id and never changes. *own* false generates all ids. *make* is for APIs with a special format of ids.
     """
     make = make or make_wire_id
     ids: dict[str, str] = {}
     used: set[str] = set()
     for call in calls:
         data = call.provider_data
-        # The provider's own id, so that its cache and its logs find the call; unless two calls came under one id, of
-        # which the second would have no result.
+        # The provider's own id, for its cache and logs, unless two calls have the same one.
         theirs = data.get("id") if own and is_own(data, provider) else None
         wire_id = theirs if isinstance(theirs, str) and theirs and theirs not in used else make(call.tool_call_id)
         used.add(wire_id)
@@ -205,8 +204,7 @@ def choose_wire_ids(
 
 def make_wire_id(call_id: str) -> str:
     """Return an id of letters, digits, ``_`` and ``-``, at most 64 long, that differs for different *call_id*."""
-    # Made of ours and nothing else, so that it is the same in every request from now on: one that changes loses the
-    # prompt cache from there.
+    # It depends only on our id, so it is the same in every request, and the prompt cache holds.
     plain = f"call_{call_id}"
     if len(plain) <= MAX_ID_CHARS and not UNSAFE.search(plain):
         return plain
@@ -222,7 +220,7 @@ Kind: TypeAlias = Literal["image", "audio", "video", "pdf", "text", "office", "o
 
 
 def media_kind(part: ImagePart | DocumentPart) -> Kind:
-    """Return what *part* is, by its type alone: a sound may be held by either class."""
+    """Return the kind of medium of *part* by its MIME type; both classes can hold audio."""
     mime = part.mime_type.partition(";")[0].strip().lower()
     family = mime.partition("/")[0]
     if mime in TEXTS or family == "text":
@@ -240,42 +238,42 @@ def data_url(part: ImagePart | DocumentPart) -> str:
 
 
 def make_unsupported_part_error(provider: str, part: ImagePart | DocumentPart, why: str) -> ModelError:
-    """Return the error for a part that the provider's wire cannot hold."""
+    """Return the error for a part that the provider does not accept."""
     name = getattr(part, "name", "") or part.url or part.file_id or ""
-    msg = f"{provider} cannot take the {type(part).__name__}{f' {name!r}' if name else ''} of type {part.mime_type!r}: {why}"
+    msg = f"{provider} does not accept the {type(part).__name__}{f' {name!r}' if name else ''} of type {part.mime_type!r}: {why}"
     return ModelError(msg, kind="unsupported_part")
 
 
 def check_file_provider(provider: str, part: ImagePart | DocumentPart) -> None:
-    """Raise ``ModelError`` for a file that another provider than *provider* holds, which would not find it."""
+    """Raise ``ModelError`` for a file that is stored at another provider than *provider*."""
     if part.file_id is not None and HOLDERS.get(part.provider, part.provider) != HOLDERS.get(provider, provider):
-        why = f"{part.provider} holds that file; give its bytes or its address, or upload it to {provider}"
+        why = f"the file is stored at {part.provider}; pass its bytes or its URL, or upload it to {provider}"
         raise make_unsupported_part_error(provider, part, why)
 
 
 def check_image(provider: str, part: ImagePart | DocumentPart) -> None:
-    """Raise ``ModelError`` for an image whose bytes are of a kind that the provider does not take."""
+    """Raise ``ModelError`` for image bytes of a type that the provider does not accept."""
     if part.data is not None and part.mime_type not in IMAGES:
-        raise make_unsupported_part_error(provider, part, "it takes JPEG, PNG, GIF and WebP")
+        raise make_unsupported_part_error(provider, part, "it accepts JPEG, PNG, GIF and WebP")
 
 
 def file_name(part: ImagePart | DocumentPart) -> str:
-    """Return the name of a file, where it has none one that tells its type, as services go by the ending."""
+    """Return the name of a file, or a default name with the extension for its type."""
     return getattr(part, "name", "") or f"document{OFFICE.get(part.mime_type, '.pdf')}"
 
 
 def list_generated_media(message: AssistantMessage) -> list[ImagePart | DocumentPart]:
-    """Return the images and files of a reply, but sound whose words stand beside it as text, which goes in its place."""
+    """Return the images and files of a reply, without audio that has its transcript as text."""
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
     return [part for part in media if not (part.provider_data and part.provider_data.get("transcript"))]
 
 
 MADE = "Images and files that the assistant made:"
-"""What stands before them where they go back as the user's, since the wire takes none of the model."""
+"""The heading of media that go back in a user message, because the API does not accept them from the model."""
 
 
 def document_text(name: str, data: bytes) -> str:
-    """Return a document that is text under its name, if it has one."""
+    """Return the text of a document, with its name before it if it has one."""
     text = data.decode("utf-8", "replace")
     return f"{name}:\n{text}" if name else text
 
@@ -286,15 +284,15 @@ def remove_empty_texts(parts: Sequence[ResultPart]) -> list[ResultPart]:
 
 
 def remove_blank_texts(parts: Sequence[UserPart]) -> list[UserPart]:
-    """Return *parts* of a user message without blank texts, which some servers refuse."""
+    """Return *parts* of a user message without blank texts, which some servers reject."""
     return [part for part in parts if not isinstance(part, TextPart) or part.text.strip()]
 
 
 def continues_text(before: AssistantPart | None, part: AssistantPart) -> bool:
     """
-    Return whether *part* continues the text *before* it and is no paragraph of its own.
+    Return whether *part* continues the text *before* it and is not a new paragraph.
 
-    Providers cut a sentence where a source belongs to a piece of it; what they call items are paragraphs.
+    Providers split a sentence at citations; separate items are paragraphs.
     """
     return type(before) is type(part) and _find_item_id(before) == _find_item_id(part)
 
@@ -304,36 +302,36 @@ def _find_item_id(part: object) -> object:
 
 
 def plain_text(parts: Iterable[ResultPart]) -> str:
-    """Return texts, JSON values and references to tools, a line each; images and documents are left out."""
+    """Return texts, JSON values and tool references, one per line, without images and documents."""
     texts = [part for part in parts if isinstance(part, TextPart | JsonPart | ToolReferencePart)]
     return "\n".join([compact(part.value) if isinstance(part, JsonPart) else part.text for part in texts])
 
 
 def result_text(message: ToolMessage) -> str:
-    """Return the text of a result; one of an error says so at its beginning, where a wire has no mark for it."""
+    """Return the text of a result, with ``Error:`` before that of an error, for APIs without an error flag."""
     text = plain_text(remove_empty_texts(message.content))
     return f"Error: {text}" if message.is_error and not text.lower().startswith("error") else text
 
 
 def media_label(message: ToolMessage) -> str:
-    """Return what stands before the images and documents of a result that a wire cannot hold inside."""
+    """Return the heading of images and documents that an API does not accept inside a result."""
     return f"Images and documents in the result of {message.tool_name} ({message.tool_call_id}):"
 
 
 def resolve_tool_choice(request: ModelRequest) -> ToolChoice | None:
-    """Return the tool choice in force; ``None`` without one and without tools of any kind."""
+    """Return the tool choice of the request or its settings; ``None`` without one, or without tools of any kind."""
     has_tools = request.tools or request.settings.server_tools
     return (request.tool_choice or request.settings.tool_choice) if has_tools else None
 
 
 class ToolsCache:
     """
-    Keeps the encoded tools of the last request, since steps of one run offer the same specs again and again.
+    A cache of the encoded tools of the last request, because the steps of a run offer the same tools.
 
     Args:
-        encode: Gives a tool's definition.
-        last: Members that the last definition gets on top that is not hidden, such as a cache mark.
-        search: The definition of the provider's own search of tools, for requests with hidden ones.
+        encode: Returns the definition of a tool.
+        last: Additional members for the last visible definition, such as a cache mark.
+        search: The definition of the provider's own tool search, for requests with hidden tools.
     """
 
     def __init__(
@@ -349,8 +347,7 @@ class ToolsCache:
 
     def __call__(self, tools: tuple[ToolSpec, ...]) -> bytes:
         """Return *tools* as an encoded JSON array."""
-        # Compared by identity, one by one: specs of a run are the same objects, while the tuple around them may be
-        # another at each step.
+        # Compared by identity, one by one: the specs of a run are the same objects, but in a new tuple at each step.
         known, data = self._last
         if len(known) == len(tools) and all(a is b for a, b in zip(known, tools, strict=True)):
             return data
@@ -371,14 +368,14 @@ class ToolsCache:
 @frozen
 class EncodedMessage:
     """
-    One encoded message; a wire that keeps more of one has a subclass.
+    One encoded message; wires with more data have a subclass.
 
     Attributes:
-        role: Whose it is.
-        body: Its parts joined by commas; of a result what follows its call's id. Empty when there is nothing to send.
+        role: The role of the message.
+        body: Its parts joined by commas; for a result, the bytes after its call's id. Empty if there is nothing to send.
         ids: The encoded wire id of each call.
-        call_id: The call that a result answers.
-        after: What follows as the user's, behind the results of the batch, since the wire cannot hold it inside.
+        call_id: The id of the call that a result answers.
+        after: Content for the next user message, which the API does not accept inside this one.
     """
 
     role: Literal["user", "assistant", "tool"]
@@ -391,23 +388,51 @@ class EncodedMessage:
 T = TypeVar("T", bound=EncodedMessage)
 
 
-def encode_turns(request: ModelRequest, flags: Hashable, encode: Callable[..., T]) -> list[T]:
+@frozen
+class MessageEncoders(Generic[T]):
     """
-    Return history and tail as turns. Each message is encoded once for the same *flags* (``Transcript.memo``).
+    The functions of a wire that encode messages, one for each role; their second argument are the wire's encode options.
 
-    *flags* is what *encode* goes by beside the message, of a class of the wire's own. A message with an id of the
-    provider's that an earlier one has sent is encoded with ``own_ids=False`` (ecosystem:EC83).
+    Attributes:
+        user: Encodes a user message.
+        assistant: Encodes a reply; the third argument is false if the provider's own ids must not be sent.
+        result: Encodes a tool result.
+    """
+
+    user: Callable[[UserMessage, Any], T]
+    assistant: Callable[[AssistantMessage, Any, bool], T]
+    result: Callable[[ToolMessage, Any], T]
+
+    def encode(self, message: Message, flags: Hashable, *, own_ids: bool = True) -> T:
+        """Encode one message; *own_ids* false does not send the provider's own ids."""
+        match message:
+            case UserMessage():
+                return self.user(message, flags)
+            case AssistantMessage():
+                return self.assistant(message, flags, own_ids)
+            case ToolMessage():
+                return self.result(message, flags)
+            case _ as never:
+                assert_never(never)
+
+
+def encode_turns(request: ModelRequest, flags: Hashable, encoders: MessageEncoders[T]) -> list[T]:
+    """
+    Return the encoded messages of history and tail. Each is encoded once for the same *flags* (``Transcript.memo``).
+
+    *flags* are the wire's encode options. A message that repeats a provider id of an earlier one is encoded with
+    ``own_ids=False`` (ecosystem:EC83).
     """
     history = len(request.messages)
-    turns = [*request.messages.memo(flags, lambda message: encode(message, flags))]
-    turns += [encode(message, flags) for message in request.tail]
+    turns = [*request.messages.memo(flags, lambda message: encoders.encode(message, flags))]
+    turns += [encoders.encode(message, flags) for message in request.tail]
     seen: set[bytes] = set()
     for index, turn in enumerate(turns):
         if turn.ids:
             ids = turn.ids.values()
             if not seen.isdisjoint(ids):
                 message = request.messages[index] if index < history else request.tail[index - history]
-                turns[index] = again = encode(message, flags, own_ids=False)
+                turns[index] = again = encoders.encode(message, flags, own_ids=False)
                 ids = again.ids.values()
             seen.update(ids)
     return turns
@@ -415,11 +440,11 @@ def encode_turns(request: ModelRequest, flags: Hashable, encode: Callable[..., T
 
 class MessageJoiner:
     """
-    Puts encoded messages in a row, from user to user, and makes one of neighbours that are the user's.
+    Joins encoded messages into an array that starts with a user message, and merges adjacent user messages.
 
     Args:
-        opening: How a message of ``"user"`` and one of ``"assistant"`` begins.
-        nudge: The part that says ``NUDGE``.
+        opening: The opening bytes of a message, for the roles ``"user"`` and ``"assistant"``.
+        nudge: The encoded part with the text ``NUDGE``.
     """
 
     def __init__(self, opening: Mapping[str, bytes], nudge: bytes) -> None:
@@ -430,18 +455,18 @@ class MessageJoiner:
         self._after: list[bytes] = []
 
     def defer_to_user_turn(self, body: bytes) -> None:
-        """Keep *body* for the user's next turn: what a reply or a result holds and the wire does not take in its place."""
+        """Store *body*, content that the API does not accept in a reply or result, for the next user message."""
         if body:
             self._after.append(body)
 
-    def moved(self) -> None:
-        """Add what was kept for the user's turn."""
+    def append_moved(self) -> None:
+        """Append the stored content to the user message."""
         kept, self._after = self._after, []
         for body in kept:
             self.put("user", body)
 
     def put(self, role: Literal["user", "assistant"], body: bytes) -> None:
-        """Append encoded content of *role*, to the last message if both are the user's."""
+        """Append encoded content of *role*; user content is added to a preceding user message."""
         out = self._out
         if role == self._role == "user":
             out.append(b",")
@@ -454,9 +479,9 @@ class MessageJoiner:
             self._role = role
         out.append(body)
 
-    def joined(self, *, nudge: bool) -> bytes:
-        """Return the array; *nudge* lets the user have the last word, as there must always be one."""
-        self.moved()
+    def join(self, *, nudge: bool) -> bytes:
+        """Return the array; *nudge* adds a last user message if there is none."""
+        self.append_moved()
         if not self._role or (nudge and self._role == "assistant"):
             self.put("user", self._nudge)
         return b"[" + b"".join(self._out) + b"]}]"

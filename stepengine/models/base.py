@@ -1,4 +1,4 @@
-"""What every model provider is: the base class ``Provider``, and the values that describe providers and models."""
+"""The base class ``Provider`` of all model providers, and values that describe providers and models."""
 
 from __future__ import annotations
 
@@ -41,16 +41,16 @@ from stepengine.models.keys import Secret, find_set_variable, hash_account
 @frozen(kw_only=True)
 class Timeouts:
     """
-    Seconds that a model call may take.
+    The time limits of a model call in seconds.
 
-    They are measured here and not by the HTTP library, which takes every keep-alive for progress.
+    They are measured here and not by the HTTP library, which counts every keep-alive as progress.
 
     Attributes:
-        connect: Until a connection stands.
+        connect: Until a connection is established.
         first_byte: From sending a request for a stream until the first byte of its body.
         idle: Between two bytes of a stream.
-        silence: Between two events that say something; keep-alive comments and pings do not count.
-        total: The whole call; of a stream, the time without an event that says something, from sending the request.
+        silence: Between two events with content; keep-alive comments and pings do not count.
+        total: The whole call; for a stream, the time without an event with content since the request was sent.
     """
 
     connect: float = 10.0
@@ -63,11 +63,11 @@ class Timeouts:
 @frozen
 class ModelRef:
     """
-    A model string taken apart. ``str(ref)`` is the canonical ``provider/model``.
+    A parsed model string. ``str(ref)`` is the canonical ``provider/model``.
 
     Attributes:
         provider: The registered prefix, such as ``"openrouter"``; ``""`` for a fallback between several models.
-        model: What the provider itself calls the model; it may hold slashes. For a fallback, the canonical string.
+        model: The provider's own name of the model, possibly with slashes. For a fallback, the canonical string.
     """
 
     provider: str
@@ -80,13 +80,13 @@ class ModelRef:
 @frozen
 class ModelInfo:
     """
-    What is known of a model without asking its provider.
+    The limits and thinking options of a model.
 
     Attributes:
-        context_window: Tokens that prompt and reply may have together; ``None`` when unknown.
-        max_output: Tokens that one reply may have; ``None`` when unknown.
-        thinking: The kinds of thinking that the model takes, in its provider's words; ``None`` when it was not asked.
-        efforts: How hard it can be asked to think, in its provider's words; ``None`` when it was not asked.
+        context_window: The most tokens of prompt and reply together; ``None`` when unknown.
+        max_output: The most tokens of one reply; ``None`` when unknown.
+        thinking: The provider's names of supported kinds of thinking; ``None`` when the provider was not queried.
+        efforts: The provider's names of supported efforts of thinking; ``None`` when the provider was not queried.
     """
 
     context_window: int | None = None
@@ -98,12 +98,12 @@ class ModelInfo:
 @frozen
 class BatchMember:
     """
-    A request as it stands in a batch.
+    A request that is encoded for a batch.
 
     Attributes:
         request: The request.
-        group: What all requests of one batch share, such as the model.
-        content: What the provider sends of it, in whatever form it wants it back.
+        group: A key, such as the model, that all requests of one batch must share.
+        content: The encoded request, in any form that the provider's ``submit_batch`` expects.
     """
 
     request: ModelRequest
@@ -114,13 +114,13 @@ class BatchMember:
 @frozen(kw_only=True)
 class ProviderSettings:
     """
-    Where a provider's key and address come from.
+    The sources of a provider's key and base URL.
 
     Attributes:
         key_variables: The environment variables that may hold its key, in order of preference.
-        base_url_variable: The environment variable that may hold another address; ``None`` for none.
-        base_url: Its address by default; ``None`` when it has none.
-        given_url: The address that its maker was given; ``None`` for none.
+        base_url_variable: The environment variable that may hold another base URL; ``None`` for none.
+        base_url: The default base URL; ``None`` if there is none.
+        given_url: The ``base_url`` argument of the provider; ``None`` without one.
     """
 
     key_variables: tuple[str, ...] = ()
@@ -130,22 +130,22 @@ class ProviderSettings:
 
     @property
     def key_from(self) -> str | None:
-        """The variable that holds the key now; ``None`` when none does."""
+        """The first of the key variables that is set; ``None`` if none is."""
         return find_set_variable(self.key_variables)
 
 
 class Provider(ABC):
     """
-    A source of model replies. A subclass needs a ``name`` and ``complete``; all else has a default.
+    A source of model replies. A subclass needs a ``name`` and ``complete``; all other methods have defaults.
 
     Failures are raised as ``ModelError`` or one of its subclasses, with ``retryable``, ``status``, ``retry_after``,
-    ``request_id`` and ``usage`` set as far as they are known. A provider never tries again by itself.
+    ``request_id`` and ``usage`` set as far as they are known. A provider never retries by itself.
 
     Attributes:
-        name: The provider's name; model strings that begin with it and a slash are its own.
+        name: The provider's name, the prefix of its model strings.
         model_patterns: Regular expressions of the models that it serves when a model string names no provider.
-        default_model: The model of agents that name none, when an engine was given this provider alone and no
-            ``default_model`` of its own; ``None`` for none.
+        default_model: The model of agents without one, in an engine with only this provider and no ``default_model``;
+            ``None`` for none.
     """
 
     name: str
@@ -153,34 +153,34 @@ class Provider(ABC):
     default_model: str | None = None
     _prefixes: tuple[str, ...] = ()
 
-    def known_as(self, prefix: str) -> None:
-        """Let ``bare`` strip *prefix* too; a registry calls this when it registers the provider under another name."""
+    def add_prefix(self, prefix: str) -> None:
+        """Register *prefix* as another name for ``strip_prefix``; a registry calls this with its prefix for the provider."""
         if prefix != self.name and prefix not in self._prefixes:
             self._prefixes = (*self._prefixes, prefix)
 
-    def bare(self, model: str) -> str:
-        """Return *model* without this provider's own prefix: ``"anthropic/claude-x"`` gives ``"claude-x"``."""
+    def strip_prefix(self, model: str) -> str:
+        """Return *model* without this provider's prefix, such as ``"claude-x"`` for ``"anthropic/claude-x"``."""
         for prefix in sorted((self.name, *self._prefixes), key=len, reverse=True):
             if model.startswith((f"{prefix}/", f"{prefix}:")):
                 return model[len(prefix) + 1 :]
         return model
 
     def supports_model(self, model: str) -> bool:
-        """Return whether one of ``model_patterns`` matches the whole of *model*, its own prefix set aside."""
-        return any(re.fullmatch(pattern, self.bare(model)) for pattern in self.model_patterns)
+        """Return whether one of ``model_patterns`` matches *model* without this provider's prefix."""
+        return any(re.fullmatch(pattern, self.strip_prefix(model)) for pattern in self.model_patterns)
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its key and address; by default unknown ones."""
+        """Return the sources of its key and base URL; by default unknown ones."""
         return ProviderSettings()
 
-    def account(self) -> str:
+    def get_account(self) -> str:
         """
-        Return the account by which processes share limits; ``""`` if key and address are unknown.
+        Return an id of the account, by which processes share rate limits; ``""`` if key and base URL are unknown.
 
-        It is a hash, equal for the same key or, without a key, the same address.
+        It is a hash of the key or, without a key, of the base URL.
 
         Raises:
-            ModelError: when there is no key, or no address.
+            ModelError: when there is no key, or no base URL.
         """
         known = self.settings()
         variable = known.key_from
@@ -189,11 +189,11 @@ class Provider(ABC):
 
     def check(self, model: str) -> None:
         """
-        Raise an error if requests for *model* cannot succeed, judged by arguments and environment only.
+        Raise an error if arguments and environment show that requests for *model* cannot succeed.
 
         Raises:
             MissingKey: when there is no key for *model*.
-            UnknownModel: when this provider knows that it has no such model.
+            UnknownModel: when the provider has no such model.
         """
         return
 
@@ -221,15 +221,15 @@ class Provider(ABC):
         """Return the provider for one run, called when the run starts or resumes; by default this one."""
         return self
 
-    def answered(self, request: ModelRequest) -> None:  # noqa: B027 - most providers need not know
-        """Handle a call that a test's record answers instead of this provider; by default do nothing."""
+    def skip_reply(self, request: ModelRequest) -> None:  # noqa: B027 - optional
+        """Receive a request that a test's record answers instead of this provider; by default do nothing."""
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
         Query the provider for the number of tokens in *request*; ``None`` if it does not count them.
 
         Raises:
-            ModelError: when the question fails.
+            ModelError: when the query fails.
         """
         return None
 
@@ -238,12 +238,12 @@ class Provider(ABC):
         Query the provider for the limits and options of *model*; ``None`` if it does not report them.
 
         Raises:
-            ModelError: when the question fails.
+            ModelError: when the query fails.
         """
         return None
 
     def output_limit(self, request: ModelRequest) -> int | None:
-        """Return the output limit in tokens that is sent with a *request* that sets none; ``None`` (the default) for none."""
+        """Return the output limit that is sent with a *request* without one; ``None`` (the default) for none."""
         return None
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
@@ -257,11 +257,9 @@ class Provider(ABC):
             expires_in: Seconds until the provider deletes it; ``None`` for its default.
 
         Raises:
-            ModelError: when the provider holds no files, as by default, or the upload fails.
+            ModelError: when the provider stores no files, as by default, or the upload fails.
         """
-        msg = (
-            f"{self.name} holds no files; give the bytes or the address in the part, or use anthropic, openai or google"
-        )
+        msg = f"{self.name} stores no files; pass the bytes or the URL in the part, or use anthropic, openai or google"
         raise ModelError(msg, kind="unsupported_part")
 
     async def delete_file(self, file_id: str) -> None:
@@ -269,9 +267,9 @@ class Provider(ABC):
         Delete an uploaded file.
 
         Raises:
-            ModelError: when the provider holds no files, as by default, or does not delete it.
+            ModelError: when the provider stores no files, as by default, or does not delete it.
         """
-        msg = f"{self.name} holds no files, so {file_id!r} cannot be deleted there"
+        msg = f"{self.name} stores no files, so {file_id!r} cannot be deleted there"
         raise ModelError(msg, kind="unsupported_part")
 
     def batch_member(self, request: ModelRequest) -> BatchMember:
@@ -279,45 +277,45 @@ class Provider(ABC):
         Return *request* encoded for a batch; ``Batched`` calls this once for each call, and the three methods below.
 
         Raises:
-            ModelError: when the provider takes no batches, as by default, or the request by itself cannot be sent: what
-                ``submit_batch`` raises fails all of a batch.
+            ModelError: when the provider has no batches, as by default, or for an invalid request. Errors of
+                ``submit_batch`` would fail a whole batch.
         """
-        msg = f"{self.name} takes no batches; anthropic, openai and google do"
+        msg = f"{self.name} has no batches; use anthropic, openai or google"
         raise ModelError(msg, kind="settings")
 
     async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
         """
-        Send requests of one group together and return the id of their batch.
+        Submit requests of one group as a batch and return its id.
 
         Args:
-            members: At most 10,000 requests, as ``batch_member`` made them, each by a name of at most 64 letters, digits and hyphens.
+            members: At most 10,000 results of ``batch_member``, each by a name of at most 64 letters, digits and hyphens.
 
         Raises:
-            ModelError: when the provider refuses them.
+            ModelError: when the provider rejects them.
         """
-        msg = f"{self.name} takes no batches; anthropic, openai and google do"
+        msg = f"{self.name} has no batches; use anthropic, openai or google"
         raise ModelError(msg, kind="settings")
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
         Return the result of each request of a batch by name, for ``batch_reply``; ``None`` while the batch is not done.
 
-        The member ``""`` is the result of all requests that are not named.
+        The member ``""`` is the result of all requests without a member of their own.
 
         Raises:
             ModelError: when the query fails.
         """
-        msg = f"{self.name} takes no batches; anthropic, openai and google do"
+        msg = f"{self.name} has no batches; use anthropic, openai or google"
         raise ModelError(msg, kind="settings")
 
     def batch_reply(self, result: object, request: ModelRequest) -> ModelReply:
         """
-        Return the reply in *result*; ``None`` stands for a request that the batch lost.
+        Return the reply in *result*, which is ``None`` for a request without a result.
 
         Raises:
-            ModelError: when it holds none.
+            ModelError: when *result* has no reply.
         """
-        msg = f"the batch came back without a reply to this request of {request.model!r}"
+        msg = f"the results of the batch have no reply to this request of {request.model!r}"
         raise ModelError(msg, kind="batch", retryable=True)
 
     async def close(self) -> None:
@@ -326,7 +324,7 @@ class Provider(ABC):
 
 
 def split_reply_into_deltas(reply: ModelReply) -> list[ModelDelta]:
-    """Return the stream items of a complete *reply*, without the final ``ReplyDone``."""
+    """Return the deltas of a complete *reply*, without the final ``ReplyDone``."""
     calls, deltas = 0, list[ModelDelta]()
     for part in reply.content:
         deltas += split_part_into_deltas(part, calls)
@@ -335,7 +333,7 @@ def split_reply_into_deltas(reply: ModelReply) -> list[ModelDelta]:
 
 
 def split_part_into_deltas(part: AssistantPart, index: int) -> Sequence[ModelDelta]:
-    """Return the stream items of one part of a reply; *index* is that of a call among the calls."""
+    """Return the deltas of one part of a reply; *index* is the index of a call among the calls."""
     match part:
         case TextPart() | RefusalPart():
             return (TextChunk(part.text),) if part.text else ()
@@ -354,5 +352,5 @@ def split_part_into_deltas(part: AssistantPart, index: int) -> Sequence[ModelDel
 
 
 def raw_arguments(call: ToolCallPart) -> str:
-    """Return the arguments of a call as its model wrote them, or would have."""
+    """Return the arguments of a call as text: the model's original text if it is stored, else compact JSON."""
     return call.raw_input if call.raw_input is not None else compact(call.input)

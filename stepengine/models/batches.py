@@ -1,8 +1,8 @@
 """
-Model calls of many runs, gathered into the batches of a provider: half the price, for whoever can wait.
+Send the model calls of many runs in batches, for half the price and with longer waits.
 
-``Batched`` is a provider around another one. A call waits in it until a batch goes out and comes back. Which batches are
-out stands in a file, so that a run that is resumed after a crash waits for the batch that it began and does not pay again.
+``Batched`` is a provider that wraps another one. A call waits until its batch is submitted and done. A file stores the
+submitted batches, so that a run that is resumed after a crash waits for its batch and is not billed again.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ LAYOUT = (
     "CREATE INDEX IF NOT EXISTS prints ON calls (print)",
 )
 FORGOTTEN = 30 * 24 * 3600
-"""Seconds after which no provider holds the results of a batch any more."""
+"""Seconds after which no provider stores the results of a batch any more."""
 MAX_CALLS = 10_000
-"""Within what each provider documents for a batch; a larger one takes longer to come back."""
+"""Below the documented limit of each provider; larger batches take longer."""
 MOST_BYTES = 16_000_000
-"""Of the requests of one batch: the smallest limit is Gemini's, 20 MB."""
+"""The most bytes of the requests of one batch; the smallest limit is Gemini's, 20 MB."""
 UNREAD = 10
-"""How often what is said of a batch may break the protocol until those who wait for it are told."""
+"""The number of protocol errors in status queries until the waiting calls fail."""
 NOT_LET_IN = frozenset({401, 403})
 
 
@@ -52,8 +52,15 @@ class _WaitingCall:
     """
     A call that waits for the reply from its batch.
 
-    It is what is asked, how it stands in a batch until it is in one, what it is known again by, its size, where its reply goes,
-    since when, and the batch that it is in.
+    Attributes:
+        request: The request.
+        member: The encoded request; ``None`` once it is submitted.
+        print: The hash of the request, by which equal calls are recognized.
+        size: The size of the request in bytes.
+        reply: The future of the reply.
+        since: The time of the call, by the event loop's clock.
+        batch: The id of its batch; ``""`` before it is submitted.
+        stays: Whether the call stays stored after a failure, because its reply may still arrive for a later equal call.
     """
 
     request: ModelRequest
@@ -64,31 +71,30 @@ class _WaitingCall:
     since: float
     batch: str = ""
     stays: bool = False
-    """Whether it stays written down although it failed: its reply may be there for who asks again."""
 
 
 class Batched(Provider):
     """
-    A provider that asks another one in batches, which cost half as much and take from minutes to a day.
+    A provider that sends the calls to another one in batches, which cost half as much and take from minutes to a day.
 
-    Every call waits until *wait* seconds have passed since the first that is not sent yet, or *most* are there, or 16 MB of
-    requests; they go out together, and *poll* seconds apart the provider is asked whether it is done. Nothing is streamed. A
-    call that fails in a batch fails like any other, and the engine's retries ask again.
+    A batch is submitted when its first call has waited *wait* seconds, or at *most* calls, or at 16 MB of requests. Every
+    *poll* seconds the status of the batch is queried. Nothing is streamed. A call that fails in a batch fails like any other,
+    and the engine's retries send it again.
 
-    In *file* stands which call is in which batch. A process that died waits, when its runs are resumed, for the batches that
-    it had sent. A reply that was given to a run which died before recording it is asked for, and paid, again.
+    *file* stores the batch of each call. After a crash, resumed runs wait for the batches that were already submitted. If a
+    run died after it received a reply and before it recorded it, the call is sent, and billed, again.
 
     Args:
-        provider: What is asked: ``AnthropicProvider``, ``OpenAIProvider``, ``OpenAIChatProvider`` for OpenAI itself,
-            ``GoogleProvider``, or one of yours that has ``batch_member``, ``submit_batch``, ``batch_results`` and
+        provider: The wrapped provider: ``AnthropicProvider``, ``OpenAIProvider``, ``OpenAIChatProvider`` for OpenAI itself,
+            ``GoogleProvider``, or one of yours with ``batch_member``, ``submit_batch``, ``batch_results`` and
             ``batch_reply``.
-        file: Where batches that are out are written down; used by one process at a time.
+        file: The file for submitted batches; only one process at a time can use it.
         wait: Seconds that a call waits for others.
-        most: Calls of one batch, 1 to 10,000.
-        poll: Seconds between two questions whether a batch is done.
+        most: The most calls of one batch, 1 to 10,000.
+        poll: Seconds between two status queries.
 
     Raises:
-        DataError: for numbers that cannot be.
+        DataError: for numbers out of range.
     """
 
     def __init__(
@@ -101,7 +107,10 @@ class Batched(Provider):
         poll: float = 60.0,
     ) -> None:
         if wait < 0 or poll <= 0 or not 1 <= most <= MAX_CALLS:
-            msg = f"wait={wait!r}, most={most!r}, poll={poll!r}: seconds from 0 on, 1 to {MAX_CALLS:,} calls, and seconds above 0"
+            msg = (
+                f"wait={wait!r}, most={most!r}, poll={poll!r}: wait must be at least 0, most 1 to {MAX_CALLS:,}, and poll "
+                "above 0"
+            )
             raise DataError(msg)
         self.name = provider.name
         self.model_patterns = provider.model_patterns
@@ -119,32 +128,32 @@ class Batched(Provider):
         register_renewable(self)
 
     def renew(self) -> None:
-        """Drop the calls and the file of the parent in a forked child, which opens the file itself."""
+        """Drop the parent's calls and file in a forked child process, which opens the file itself."""
         keep_referenced(self._out, self._work, self._sending, self._waiting)
         self._out = self._loop = self._work = self._sending = None
         self._waiting, self._over = {}, set()
 
-    def known_as(self, prefix: str) -> None:
-        """Let ``bare`` strip *prefix* too, as in ``Provider``."""
-        super().known_as(prefix)
-        self._inner.known_as(prefix)
+    def add_prefix(self, prefix: str) -> None:
+        """Register *prefix* as another name for ``strip_prefix``, also at the wrapped provider."""
+        super().add_prefix(prefix)
+        self._inner.add_prefix(prefix)
 
     def settings(self) -> ProviderSettings:
-        """Return the provider's sources of key and address."""
+        """Return the provider's sources of key and base URL."""
         return self._inner.settings()
 
-    def account(self) -> str:
-        """Return the account of the provider, by which processes share limits."""
-        return self._inner.account()
+    def get_account(self) -> str:
+        """Return the id of the provider's account."""
+        return self._inner.get_account()
 
     def check(self, model: str) -> None:
         """
-        Raise what can be known to fail before any request.
+        Raise an error if arguments and environment show that requests for *model* cannot succeed.
 
         Raises:
             MissingKey: when there is no key for *model*.
-            UnknownModel: when the provider knows that it has no such model.
-            ModelError: when it takes no batches.
+            UnknownModel: when the provider has no such model.
+            ModelError: when the provider has no batches.
         """
         self._inner.check(model)
         self._inner.batch_member(ModelRequest(model))
@@ -158,7 +167,7 @@ class Batched(Provider):
         return await self._inner.describe(model)
 
     def output_limit(self, request: ModelRequest) -> int | None:
-        """Return the output limit in tokens that the provider sends with *request* if it names none."""
+        """Return the output limit that the provider sends with a *request* without one."""
         return self._inner.output_limit(request)
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
@@ -171,7 +180,7 @@ class Batched(Provider):
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """
-        Return the reply to *request* when the batch that it is in has come back.
+        Wait for the batch with *request* and return its reply.
 
         Raises:
             DataError: when another process uses the file.
@@ -181,9 +190,9 @@ class Batched(Provider):
         out, loop = self._open_sent_calls(), asyncio.get_running_loop()
         if self._loop is not loop:
             if self._waiting and self._loop is not None and not self._loop.is_closed():
-                msg = "calls of another event loop wait in these batches; give each loop a Batched of its own"
+                msg = "calls of another event loop wait in these batches; create one Batched per event loop"
                 raise ModelError(msg, kind="settings")
-            # What the other loop still does has nothing to do with these calls.
+            # Tasks of the other loop do not affect these calls.
             self._delete_finished()
             self._loop, self._work, self._sending = loop, None, None
             self._waiting, self._came = {}, asyncio.Event()
@@ -210,10 +219,10 @@ class Batched(Provider):
             is_over = not waiting.stays
             raise
         finally:
-            # A call that is cancelled stays in its batch, for whoever asks the same.
+            # A cancelled call stays in its batch, for a later equal call.
             if is_over:
                 if not self._over:
-                    # Those whose replies came together are forgotten in one write.
+                    # Calls with replies at the same time are deleted in one write.
                     loop.call_soon(self._delete_finished)
                 self._over.add(name)
             if calls.get(name) is waiting:
@@ -222,9 +231,9 @@ class Batched(Provider):
 
     async def close(self) -> None:
         """
-        Fail the waiting calls, wait for a batch that is being sent, and close the provider.
+        Fail the waiting calls, wait for a batch that is being submitted, and close the provider.
 
-        Batches that are out stay written down, and calls that wait for them fail.
+        Submitted batches stay stored for later equal calls.
         """
         here, there = asyncio.get_running_loop(), self._loop
         if there is here:
@@ -244,7 +253,7 @@ class Batched(Provider):
             work.cancel()
             await asyncio.wait([work])
         if sending is not None:
-            # Cut off, it might be paid for and nowhere written down.
+            # Cancelled, it might be billed without being stored.
             await asyncio.wait([sending])
         closed = ModelError("the provider was closed while the call waited for its batch", kind="closed")
         _fail_calls(self._waiting, closed, stay=True)
@@ -253,22 +262,22 @@ class Batched(Provider):
         over, self._over = self._over, set[str]()
         try:
             if self._out is not None and over:
-                self._out.forget(over)
+                self._out.delete(over)
         except DataError as error:
-            logger.warning("%d calls that have their replies stay written down: %s", len(over), error)
+            logger.warning("%d finished calls could not be deleted from the file of batches: %s", len(over), error)
 
     def _open_sent_calls(self) -> _SentCalls:
         if self._out is None:
             self._out = _SentCalls(self._file)
         return self._out
 
-    # --- sending and asking -------------------------------------------------------------------------------------------
+    # --- submitting and polling ---------------------------------------------------------------------------------------
 
     async def _run(self, waiting: Mapping[str, _WaitingCall], came: asyncio.Event) -> None:
         """Send due batches and fetch finished ones while calls wait; an error fails them all."""
         try:
             await self._serve(waiting, came)
-        except Exception as error:  # noqa: BLE001 - whatever it is, nobody waits for ever
+        except Exception as error:  # noqa: BLE001 - any error must end the waits
             _fail_calls(waiting, error, stay=True)
 
     async def _serve(self, waiting: Mapping[str, _WaitingCall], came: asyncio.Event) -> None:
@@ -279,7 +288,7 @@ class Batched(Provider):
                 await self._send(calls)
             now = loop.time()
             for batch in {each.batch for each in waiting.values() if each.batch}:
-                # One that this process did not send is asked for at once.
+                # A batch of an earlier process is queried at once.
                 if now >= asked.get(batch, 0.0):
                     await self._fetch_results(batch, waiting, unread)
                     asked[batch] = loop.time() + self._poll
@@ -289,7 +298,7 @@ class Batched(Provider):
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout_at(min(times, default=loop.time())):
                     await came.wait()
-                    # What comes now may wait for more; it is only looked at.
+                    # Let other new calls arrive first.
                     await asyncio.sleep(0)
 
     def _collect_due_batches(self, waiting: Mapping[str, _WaitingCall], now: float) -> list[dict[str, _WaitingCall]]:
@@ -312,7 +321,7 @@ class Batched(Provider):
         return due
 
     async def _send(self, calls: Mapping[str, _WaitingCall]) -> None:
-        # While the batch before was sent, some may have been given up.
+        # Some may have been cancelled while the previous batch was submitted.
         calls = {name: each for name, each in calls.items() if not each.reply.done()}
         if calls:
             self._sending = asyncio.get_running_loop().create_task(self._submit_batch(calls), name="stepengine batch")
@@ -322,18 +331,18 @@ class Batched(Provider):
         try:
             members = {name: each.member for name, each in calls.items() if each.member is not None}
             batch = await self._inner.submit_batch(members)
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
+        except Exception as error:  # noqa: BLE001 - any error must end the waits
             _fail_calls(calls, error)
             return
         for each in calls.values():
-            # What was sent would take its room for as long as the batch takes.
+            # The encoded request is dropped to free memory while the batch runs.
             each.batch, each.member = batch, None
         logger.info("%s has a batch of %d calls: %s", self.name, len(calls), batch)
         try:
-            self._open_sent_calls().note(batch, {name: each.print for name, each in calls.items()})
+            self._open_sent_calls().record_batch(batch, {name: each.print for name, each in calls.items()})
         except DataError as error:
-            # It is out and paid for; only another process would not know it again.
-            logger.warning("the batch %s is not written down: %s", batch, error)
+            # The batch still runs; only another process would not recognize it.
+            logger.warning("the batch %s could not be stored in the file of batches: %s", batch, error)
 
     async def _fetch_results(self, batch: str, waiting: Mapping[str, _WaitingCall], unread: Counter[str]) -> None:
         calls = {name: each for name, each in waiting.items() if each.batch == batch}
@@ -342,15 +351,15 @@ class Batched(Provider):
         except ModelError as error:
             unread[batch] += error.kind == "protocol"
             if error.retryable and unread[batch] < UNREAD:
-                # The batch is there still; the next question may reach it.
-                logger.warning("%s could not be asked for the batch %s: %s", self.name, batch, error)
+                # The batch still exists, and the next query may succeed.
+                logger.warning("the status of the batch %s could not be queried at %s: %s", batch, self.name, error)
                 return
-            # A client that is refused, or cannot read what is there, learns nothing of the batch.
+            # A rejected client, or an unreadable answer, says nothing about the batch itself.
             shut_out = isinstance(error, MissingKey) or error.kind == "auth" or error.status in NOT_LET_IN
             not_known = shut_out or unread[batch] > 0
             _fail_calls(calls, error, stay=not_known)
             return
-        except Exception as error:  # noqa: BLE001 - whatever it is, those who wait are told
+        except Exception as error:  # noqa: BLE001 - any error must end the waits
             _fail_calls(calls, error, stay=True)
             return
         unread[batch] = 0
@@ -361,7 +370,7 @@ class Batched(Provider):
                 continue
             try:
                 each.reply.set_result(self._inner.batch_reply(results.get(name, results.get("")), each.request))
-            except Exception as error:  # noqa: BLE001 - whatever it is, who waits is told
+            except Exception as error:  # noqa: BLE001 - any error must end the wait
                 _fail_calls({name: each}, error)
 
 
@@ -390,14 +399,14 @@ def _copy_error(error: Exception) -> Exception:
     """Return a copy of an error for one caller, or the error itself if its class cannot be copied."""
     try:
         copied = copy.copy(error)
-    except Exception:  # noqa: BLE001 - what it takes to make one is for its class to say
+    except Exception:  # noqa: BLE001 - its class may require other arguments
         return error
     return copied if type(copied) is type(error) else error
 
 
 class _SentCalls:
     """
-    The calls that are in batches, in a file that one process holds.
+    The calls in submitted batches, stored in a file that one process locks.
 
     Raises:
         DataError: when the file cannot be used.
@@ -412,7 +421,7 @@ class _SentCalls:
         except (OSError, sqlite3.Error) as error:
             raise self._make_file_error(error) from None
         try:
-            # Held until it is closed or the process dies.
+            # Locked until it is closed or the process dies.
             with self._convert_errors():
                 self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
                 mark_own_database(self._db)
@@ -426,7 +435,7 @@ class _SentCalls:
 
     def _make_file_error(self, error: Exception) -> DataError:
         held = "locked" in str(error)
-        why = "another process uses it; give each process its own" if held else str(error)
+        why = "another process uses it; use a separate file for each process" if held else str(error)
         return DataError(f"the file of batches {str(self._file)!r} cannot be used: {why}")
 
     @contextlib.contextmanager
@@ -447,20 +456,20 @@ class _SentCalls:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
 
-    def note(self, batch: str, calls: Mapping[str, str]) -> None:
-        """Store durably that these calls are in a batch."""
+    def record_batch(self, batch: str, calls: Mapping[str, str]) -> None:
+        """Store the calls of a submitted batch."""
         with self._writing():
             rows = [(name, print_, batch) for name, print_ in calls.items()]
             self._db.executemany("INSERT INTO calls VALUES (?, ?, ?, unixepoch())", rows)
 
     def find_unclaimed_call(self, print_: str, is_taken: Callable[[str], bool]) -> tuple[str, str] | None:
-        """Return the id and batch of an equal call that no caller waits for, or ``None``."""
+        """Return the id and batch of an equal call that no caller waits for; ``None`` without one."""
         with self._convert_errors():
             rows = self._db.execute("SELECT id, batch FROM calls WHERE print = ? ORDER BY sent, id", (print_,))
             return next(((name, batch) for name, batch in rows if not is_taken(name)), None)
 
-    def forget(self, names: Collection[str]) -> None:
-        """Delete calls whose replies were received."""
+    def delete(self, names: Collection[str]) -> None:
+        """Delete finished calls."""
         with self._writing():
             self._db.executemany("DELETE FROM calls WHERE id = ?", [(name,) for name in names])
 

@@ -1,8 +1,8 @@
 """
-Models of others in the clouds: Bedrock, Vertex AI, Foundry, and Anthropic's own platform on AWS and Google Cloud.
+Providers of clouds: Bedrock, Vertex AI, Foundry, and Anthropic's own platform on AWS and Google Cloud.
 
-The wires are those of the models' makers. The SDKs' own clients supply address and authentication; what a cloud wants in the
-path or the body instead is said here, so that the encoded conversation goes out as it is.
+They use the wire formats of the models' makers. The SDKs' own clients provide URLs and authentication. This module adds the
+differences of each cloud in path and body; the encoded conversation is the same.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import attrs
 
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest
 from stepengine.errors import ModelError
-from stepengine.models._access import (
+from stepengine.models._byte_reader import HttpExchange
+from stepengine.models._cloud_auth import (
     AZURE_TOKEN,
     ENTRA_SCOPE,
     ENTRA_SIGNS,
     ENTRA_TOLD,
-    Access,
-    AwsAccess,
-    AwsPlatformAccess,
-    GoogleAccess,
-    GooglePlatformAccess,
+    AwsAuth,
+    AwsPlatformAuth,
+    CloudAuth,
+    GoogleAuth,
+    GooglePlatformAuth,
     TokenSource,
     check_exclusive,
     check_host,
     make_credentials_error,
     make_entra_source,
 )
-from stepengine.models._byte_reader import HttpExchange
 from stepengine.models._failures import FORCED_THINKING, GRAMMAR, RequestLabel, error_from_body, error_from_transport
 from stepengine.models._http import NO_KEY, HttpProvider, RequestBody, warn_once
 from stepengine.models._schemas import count_optional_members
@@ -63,44 +63,44 @@ from stepengine.models.keys import (
     hash_account,
     register_secret,
     resolve_base_url,
-    usable_variables,
+    select_usable_variables,
 )
 from stepengine.models.openai import OpenAIProvider
 from stepengine.models.presets import OPENAI
 
 RUNTIME = Site(
     name="Amazon Bedrock",
-    names_model=False,
-    says_stream=False,
+    model_in_body=False,
+    stream_in_body=False,
     betas_in_body=True,
     marks_whole=False,
     is_fast=False,
     has_tiers=False,
     opens_pages=False,
     searches=False,
-    stands_in=False,
+    has_fallbacks=False,
     runs_programs=False,
 )
-MANTLE = Site(name="Amazon Bedrock", is_fast=False, stands_in=False, runs_programs=False)
+MANTLE = Site(name="Amazon Bedrock", is_fast=False, has_fallbacks=False, runs_programs=False)
 VERTEX = Site(
     name="Vertex AI",
-    names_model=False,
+    model_in_body=False,
     marks_whole=False,
     is_fast=False,
     has_tiers=False,
-    stands_in=False,
+    has_fallbacks=False,
     runs_programs=False,
 )
-FOUNDRY = Site(name="Foundry", is_fast=False, stands_in=False)
+FOUNDRY = Site(name="Foundry", is_fast=False, has_fallbacks=False)
 MULTI_REGIONS = frozenset({"us", "eu"})
 
 
 class _NoFilesProvider(HttpProvider):
-    """A provider of a wire that elsewhere holds files and takes batches, and does not here."""
+    """A provider without files and batches, although its wire supports them elsewhere."""
 
     def batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Refuse the batch: nothing there takes any.
+        Raise an error: the cloud has no batches.
 
         Raises:
             ModelError: always.
@@ -109,7 +109,7 @@ class _NoFilesProvider(HttpProvider):
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
         """
-        Refuse the file: nothing there holds files.
+        Raise an error: the cloud stores no files.
 
         Raises:
             ModelError: always.
@@ -118,7 +118,7 @@ class _NoFilesProvider(HttpProvider):
 
     async def delete_file(self, file_id: str) -> None:
         """
-        Refuse to delete a file: nothing there holds files.
+        Raise an error: the cloud stores no files that could be deleted.
 
         Raises:
             ModelError: always.
@@ -127,69 +127,69 @@ class _NoFilesProvider(HttpProvider):
 
 
 class _CloudProvider(HttpProvider):
-    """A provider without a key of its own, whose address depends on a region; a cloud authenticates it."""
+    """A provider with the authentication of a cloud and a base URL that depends on a region."""
 
     base_url_variable: str
 
     @property
     @abstractmethod
-    def _cloud(self) -> Access:
+    def _cloud(self) -> CloudAuth:
         """The authentication of the cloud."""
 
     @abstractmethod
-    def _home(self) -> str | None:
-        """Return the cloud's own address; ``None`` while region or resource is not known."""
+    def _get_home_url(self) -> str | None:
+        """Return the cloud's own base URL; ``None`` while region or resource is unknown."""
 
     def settings(self) -> ProviderSettings:
-        """Return where its credentials and its address come from."""
+        """Return the sources of its credentials and its base URL."""
         return ProviderSettings(
             key_variables=tuple(self._cloud.variables),
             base_url_variable=self.base_url_variable,
-            base_url=self._home(),
+            base_url=self._get_home_url(),
             given_url=self._base_url,
         )
 
-    def _access(self) -> tuple[Credentials, str]:
-        credentials, home = self._cloud.check(self.name), self._home()
+    def _resolve_access(self) -> tuple[Credentials, str]:
+        credentials, home = self._cloud.check(self.name), self._get_home_url()
         url, _ = resolve_base_url(self._base_url, self.base_url_variable, home)
         if url is None:
-            msg = f"there is no address for {self.name!r}: pass base_url= or set {self.base_url_variable}"
+            msg = f"there is no base URL for {self.name!r}: pass base_url= or set {self.base_url_variable}"
             raise ModelError(msg, kind="missing_base_url")
         check_host(self.name, self._cloud, url, home)
         return credentials, url
 
-    def account(self) -> str:
-        """Return what tells its account in the cloud, or where that is not known its address, from others."""
-        return hash_account(self._cloud.identity(), self._access()[1])
+    def get_account(self) -> str:
+        """Return a hash of its account in the cloud, or of its base URL if that is unknown."""
+        return hash_account(self._cloud.identity(), self._resolve_access()[1])
 
-    def _errors(self) -> tuple[type[Exception], ...]:
-        return (*super()._errors(), *self._cloud.errors())
+    def _list_errors(self) -> tuple[type[Exception], ...]:
+        return (*super()._list_errors(), *self._cloud.list_errors())
 
-    def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
-        if isinstance(error, self._cloud.errors()):
-            # The SDK says with a plain RuntimeError that there are none; any other one is not about them.
+    def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
+        if isinstance(error, self._cloud.list_errors()):
+            # The SDK raises a plain RuntimeError for missing credentials; any other one has another cause.
             if type(error) is RuntimeError and "credentials" not in str(error):
                 return error
             return make_credentials_error(self.name, call.model, error, call.credentials.origin)
-        return super()._failure(error, call)
+        return super()._convert_error(error, call)
 
 
 class _AwsProvider(_CloudProvider):
-    """What wires behind AWS's signatures share; *regional* is their address, with room for the region."""
+    """The base class of providers with AWS's signatures; ``regional`` is their base URL with a placeholder for the region."""
 
     regional: str
-    _aws: AwsAccess
+    _aws: AwsAuth
 
     @property
-    def _cloud(self) -> Access:
+    def _cloud(self) -> CloudAuth:
         return self._aws
 
-    def _home(self) -> str | None:
+    def _get_home_url(self) -> str | None:
         region = self._aws.region()
         return None if region is None else self.regional.format(region)
 
     def _make_signing_options(self) -> dict[str, Any]:
-        """Return what Anthropic's clients for AWS sign with: a key, else what AWS's own packages found."""
+        """Return the arguments for authentication of Anthropic's clients for AWS: an API key, else AWS credentials."""
         bearer = self._aws.bearer()
         if bearer is not None:
             return {"api_key": bearer.reveal()}
@@ -197,12 +197,12 @@ class _AwsProvider(_CloudProvider):
 
 
 class _GoogleCloudProvider(_CloudProvider):
-    """What wires behind Google's credentials share: a token that a request renewed is known for a secret after it."""
+    """The base class of providers with Google's credentials; renewed tokens are registered for redaction."""
 
-    _google: GoogleAccess
+    _google: GoogleAuth
 
     @property
-    def _cloud(self) -> Access:
+    def _cloud(self) -> CloudAuth:
         return self._google
 
     async def _post(self, client: object, body: RequestBody, *, stream: bool) -> object:
@@ -214,44 +214,44 @@ class _GoogleCloudProvider(_CloudProvider):
 
 
 class _CloudClaudeProvider(_NoFilesProvider, _CloudProvider, AnthropicProvider):
-    """Claude where its maker is not asked what a model takes."""
+    """Claude in a cloud, which has no API for the limits and options of models."""
 
     async def describe(self, model: str) -> ModelInfo | None:  # type: ignore[override]
-        """Return nothing: the cloud states nothing of a model."""
+        """Return ``None``, because the cloud does not describe models."""
         return None
 
 
 class _MultiProvider(Provider):
-    """One prefix behind which several wires are, by the model's name."""
+    """A provider that selects one of several wires by the name of the model."""
 
     def __init__(self, name: str) -> None:
         self.name = name
         self._wires: dict[str, HttpProvider] = {}
 
     @abstractmethod
-    def _wire(self, model: str) -> HttpProvider:
-        """Return the provider of *model*, which has no prefix."""
+    def _select_wire(self, model: str) -> HttpProvider:
+        """Return the provider of the wire for *model*, a name without prefix."""
 
     def _get_provider(self, model: str) -> HttpProvider:
-        wire = self._wire(self.bare(model))
+        wire = self._select_wire(self.strip_prefix(model))
         for prefix in (self.name, *self._prefixes):
-            wire.known_as(prefix)
+            wire.add_prefix(prefix)
         return wire
 
     def settings(self) -> ProviderSettings:
-        """Return where its credentials and its address come from."""
+        """Return the sources of its credentials and its base URL."""
         return self._get_provider("").settings()
 
-    def account(self) -> str:
-        """Return what tells its account in the cloud, or where that is not known its address, from others."""
-        return self._get_provider("").account()
+    def get_account(self) -> str:
+        """Return a hash of its account in the cloud, or of its base URL if that is unknown."""
+        return self._get_provider("").get_account()
 
     def check(self, model: str) -> None:
         """
-        Look for credentials, region and packages, without asking anybody.
+        Check for credentials, region and packages without a request.
 
         Raises:
-            MissingKey: when there is no sign of credentials.
+            MissingKey: without any sign of credentials.
             ModelError: when a package or a setting is missing.
         """
         self._get_provider(model).check(model)
@@ -267,7 +267,7 @@ class _MultiProvider(Provider):
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """
-        Give the reply in pieces, and last one ``ReplyDone``.
+        Yield the reply in pieces, and last one ``ReplyDone``.
 
         Raises:
             ModelError: when there is no reply.
@@ -279,19 +279,19 @@ class _MultiProvider(Provider):
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Return how many tokens the cloud counts in *request*; ``None`` when it cannot be asked.
+        Query the cloud for the number of tokens in *request*; ``None`` if it does not count them.
 
         Raises:
-            ModelError: when the question fails.
+            ModelError: when the query fails.
         """
         return await self._get_provider(request.model).count_tokens(request)
 
     def output_limit(self, request: ModelRequest) -> int | None:
-        """Return the output limit in tokens that is sent with *request* if it names none; ``None`` where none is."""
+        """Return the output limit that is sent with a *request* without one; ``None`` for none."""
         return self._get_provider(request.model).output_limit(request)
 
     async def close(self) -> None:
-        """Give back connections."""
+        """Close the connections of all wires."""
         for wire in self._wires.values():
             await wire.close()
 
@@ -303,34 +303,34 @@ class BedrockProvider(_MultiProvider):
     """
     Models on Amazon Bedrock: ``bedrock/us.anthropic.claude-...``, ``bedrock/openai.gpt-...``, ``bedrock/amazon.nova-...``.
 
-    Claude is asked by its own wire, OpenAI's models by Responses, and all others by Bedrock's own API, Converse. A model is
-    known by the maker in its name; one whose name tells of none, such as an application's inference profile, is taken for
-    Claude, unless *endpoint* says otherwise.
+    Claude uses its own wire, OpenAI's models use Responses, and all others use Bedrock's own API, Converse. The maker in the
+    model's name decides. A name without a maker, such as an application's inference profile, counts as Claude, unless
+    *endpoint* is ``"converse"``.
 
-    Requests are signed with AWS credentials (Signature Version 4), found as AWS's own packages find them, or carry a key of
-    Bedrock's own. The first needs the extra ``bedrock``.
+    Requests are signed with AWS credentials (Signature Version 4), which AWS's own packages find, or have a Bedrock API key.
+    Signatures need the extra ``bedrock``.
 
     Args:
-        api_key: A key of Bedrock's own; by default from ``AWS_BEARER_TOKEN_BEDROCK``.
-        base_url: Another server, without the paths that belong to a wire.
+        api_key: A Bedrock API key; by default from ``AWS_BEARER_TOKEN_BEDROCK``.
+        base_url: Another server, without the path of a wire.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
         region: Such as ``"us-east-1"``; by default from ``AWS_REGION``, ``AWS_DEFAULT_REGION`` or the profile.
         profile: A profile of AWS's configuration files; by default from ``AWS_PROFILE``.
-        access_key: The id of an access key, by default as AWS's packages find it; *secret_key* belongs to it.
+        access_key: The id of an access key, together with *secret_key*; by default AWS's packages look for one.
         secret_key: The access key itself.
-        session_token: What belongs to a temporary access key.
-        endpoint: Where Claude is: ``"runtime"`` knows inference profiles and names of AWS's own, ``"mantle"`` is Anthropic's
-            API as it is. OpenAI's models are behind the second. With ``"converse"`` all models are asked by Converse, which
-            has guardrails, and for models that were trained or imported.
+        session_token: The token of a temporary access key.
+        endpoint: The API for Claude: ``"runtime"`` supports inference profiles and AWS's own model names, ``"mantle"`` is
+            Anthropic's unchanged API. OpenAI's models always use the second. With ``"converse"`` all models use Converse,
+            which supports guardrails, and trained and imported models.
         max_tokens: The output limit of requests to Claude that set none; the largest output of the model by default.
         prompt_cache: Whether prompts of Claude and Nova are cached, and for how long: true is five minutes, ``"1h"`` an hour
-            where the model has that.
-        name: The name under which ids, signatures and opaque parts are kept and sent back.
-        timeouts: How long calls may take.
+            if the model supports that.
+        name: The provider name that is stored with ids, signatures and opaque parts.
+        timeouts: Time limits of calls.
         headers: HTTP headers to send with every request.
 
     Raises:
-        ModelError: when an access key is given by half or beside a key of Bedrock's own, and for any other endpoint.
+        ModelError: for an incomplete access key, one together with a Bedrock API key, or an unknown endpoint.
     """
 
     def __init__(
@@ -353,9 +353,9 @@ class BedrockProvider(_MultiProvider):
     ) -> None:
         super().__init__(name)
         if endpoint not in {"runtime", "mantle", "converse"}:
-            msg = f"endpoint={endpoint!r} is none of Amazon Bedrock's: 'runtime', 'mantle' or 'converse'"
+            msg = f"unknown endpoint={endpoint!r} of Amazon Bedrock; use 'runtime', 'mantle' or 'converse'"
             raise ModelError(msg, kind="settings")
-        self._aws = AwsAccess(
+        self._aws = AwsAuth(
             name,
             region=region,
             profile=profile,
@@ -378,7 +378,7 @@ class BedrockProvider(_MultiProvider):
         called = name if self._is_converse else f"{name}_converse"
         self._wires["converse"] = _Converse(self._aws, base_url, name=called, prompt_cache=prompt_cache, **shared)
 
-    def _wire(self, model: str) -> HttpProvider:
+    def _select_wire(self, model: str) -> HttpProvider:
         maker = "" if self._is_converse else parse_maker(model)
         if self._is_converse or maker not in {"", "anthropic", "openai"}:
             return self._wires["converse"]
@@ -392,11 +392,11 @@ def _join_url(url: str | None, path: str) -> str | None:
 class _AwsClaude(_AwsProvider, _CloudClaudeProvider):
     client_name: str
 
-    def __init__(self, aws: AwsAccess, base_url: str | None, **options: Any) -> None:
+    def __init__(self, aws: AwsAuth, base_url: str | None, **options: Any) -> None:
         super().__init__(None, base_url, **options)
         self._aws = aws
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         return getattr(self._load_sdk(), self.client_name)(
             **self._make_signing_options(),
             aws_region=self._aws.region(),
@@ -409,14 +409,14 @@ class _AwsClaude(_AwsProvider, _CloudClaudeProvider):
 
 
 class _RuntimeClaude(_AwsClaude):
-    """Claude by InvokeModel: the model in the path, and streams in AWS's own form."""
+    """Claude through InvokeModel, with the model in the path and streams in AWS's own format."""
 
     site = RUNTIME
     client_name = "AsyncAnthropicBedrock"
     base_url_variable = "ANTHROPIC_BEDROCK_BASE_URL"
     regional = "https://bedrock-runtime.{}.amazonaws.com"
 
-    def _path_of(self, model: str, *, stream: bool) -> str:
+    def _make_path(self, model: str, *, stream: bool) -> str:
         return f"/model/{quote(model, safe=':;')}/invoke{'-with-response-stream' if stream else ''}"
 
     def _encode_count(self, request: ModelRequest) -> RequestBody | None:  # type: ignore[override]
@@ -424,7 +424,7 @@ class _RuntimeClaude(_AwsClaude):
 
 
 class _MantleClaude(_AwsClaude):
-    """Claude by Anthropic's API as it is, behind AWS's signatures."""
+    """Claude through Anthropic's unchanged API, with AWS's authentication."""
 
     site = MANTLE
     client_name = "AsyncAnthropicBedrockMantle"
@@ -433,17 +433,17 @@ class _MantleClaude(_AwsClaude):
 
 
 class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
-    """OpenAI's models by Responses, behind AWS's signatures."""
+    """OpenAI's models through Responses, with AWS's authentication."""
 
     base_url_variable = "AWS_BEDROCK_BASE_URL"
     regional = "https://bedrock-mantle.{}.api.aws/openai/v1"
 
-    def __init__(self, aws: AwsAccess, base_url: str | None, **options: Any) -> None:
+    def __init__(self, aws: AwsAuth, base_url: str | None, **options: Any) -> None:
         super().__init__(None, base_url, **options)
         self._aws = aws
-        self._preset = attrs.evolve(OPENAI, name=self.name, holds_files=False, takes_batches=False)
+        self._preset = attrs.evolve(OPENAI, name=self.name, stores_files=False, supports_batches=False)
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         from openai.providers import bedrock
 
         bearer = self._aws.bearer()
@@ -459,18 +459,18 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
             provider=provider, max_retries=0, timeout=http_client.timeout, http_client=http_client
         )
 
-    def _errors(self) -> tuple[type[Exception], ...]:
-        return (*super()._errors(), self._load_sdk().OpenAIError)
+    def _list_errors(self) -> tuple[type[Exception], ...]:
+        return (*super()._list_errors(), self._load_sdk().OpenAIError)
 
-    def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
+    def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
         sdk = self._load_sdk()
         if isinstance(error, sdk.OpenAIError) and not isinstance(error, sdk.APIError):
             return make_credentials_error(self.name, call.model, error.__cause__ or error, call.credentials.origin)
-        return super()._failure(error, call)
+        return super()._convert_error(error, call)
 
 
 class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
-    """Models of any maker by Bedrock's own API, for which AWS has no asynchronous SDK."""
+    """Models of any maker through Bedrock's own API, without an SDK, because AWS has no asynchronous one."""
 
     accumulator = ConverseAccumulator
     path = ""
@@ -480,7 +480,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
 
     def __init__(
         self,
-        aws: AwsAccess,
+        aws: AwsAuth,
         base_url: str | None,
         *,
         name: str,
@@ -495,43 +495,43 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         self._tools = ToolsCache(converse.encode_tool)
         self._loose = ToolsCache(lambda spec: converse.encode_tool(attrs.evolve(spec, strict=False)))
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Signer:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Signer:
         return Signer(self._aws, self.name, base_url, http_client)
 
-    def _errors(self) -> tuple[type[Exception], ...]:
+    def _list_errors(self) -> tuple[type[Exception], ...]:
         import httpx2
 
         http = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError)
-        return (ConverseErrorReply, *http, *self._cloud.errors())
+        return (ConverseErrorReply, *http, *self._cloud.list_errors())
 
-    def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
+    def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
         if isinstance(error, ConverseErrorReply):
             response = error.response
             return error_from_body(response.content, response.status_code, response.headers, call)
-        if isinstance(error, self._cloud.errors()):
-            return super()._failure(error, call)
+        if isinstance(error, self._cloud.list_errors()):
+            return super()._convert_error(error, call)
         return error_from_transport(error, call)
 
     async def _post(self, client: Signer, body: RequestBody, *, stream: bool) -> object:
         return await client.post(body.path, body.content, body.headers)
 
-    def _why_no_schema(self, request: ModelRequest) -> str:
+    def _explain_no_schema(self, request: ModelRequest) -> str:
         schema = request.settings.response_schema
-        if not family_of_converse(self.bare(request.model)).promises:
-            return "Bedrock does not promise that for the model"
+        if not family_of_converse(self.strip_prefix(request.model)).promises:
+            return "Bedrock does not support that for the model"
         if schema is not None and count_optional_members(schema, "anthropic") is None:
             return "the schema has open objects, more than 24 optional members, or no object at its root"
         return ""
 
     def _can_be_strict(self, request: ModelRequest, after: str = "") -> bool:
-        """Return whether the tools of *request* that shall be strict can be so, all together."""
+        """Return whether all strict tools of *request* can be strict together."""
         strict = [tool for tool in request.tools if tool.strict]
-        if not strict or after == GRAMMAR or not family_of_converse(self.bare(request.model)).promises:
+        if not strict or after == GRAMMAR or not family_of_converse(self.strip_prefix(request.model)).promises:
             return False
         return limit_strict_tools(request.tools, request.settings.response_schema) == request.tools
 
-    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        model = self.bare(request.model)
+    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        model = self.strip_prefix(request.model)
         family, settings = family_of_converse(model), request.settings
         dropped = [*converse.encode_settings(request, model, family, self.name).dropped]
         if any(tool.strict for tool in request.tools) and not self._can_be_strict(request):
@@ -543,7 +543,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         return (*dropped, *converse.find_unsupported_limits(self._make_request_options(request), settings))
 
     def _make_request_options(self, request: ModelRequest, after: str = "") -> converse.ConverseRequestOptions:
-        model, cache = self.bare(request.model), request.settings.cache
+        model, cache = self.strip_prefix(request.model), request.settings.cache
         family = family_of_converse(model)
         asked = self._thinking_for_claude(request, model, after) if family.thinking == "claude" else None
         asked = converse.make_thinking_request(request.settings, model, family) if asked is None else asked
@@ -558,7 +558,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         )
 
     def _thinking_for_claude(self, request: ModelRequest, model: str, after: str) -> ThinkingRequest:
-        """Return what is said of thinking to Claude, in the words of its own wire."""
+        """Return the thinking members for Claude, in the format of its own wire."""
         family, thinking, most = find_family(model), request.settings.thinking, request.settings.max_tokens
         if thinks_anyway(request, family):
             return ThinkingRequest({"output_config": {"effort": "low"}}, CANNOT.format(model=model, least="low effort"))
@@ -580,8 +580,8 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         return RequestBody(converse.encode(request, ways, tools(request.tools)), path=path)
 
     def _encode_count(self, request: ModelRequest) -> RequestBody | None:
-        """Encode the question how many tokens *request* has, which Bedrock answers for Claude, by its name without a geography."""
-        model = self.bare(request.model)
+        """Encode a request that counts the tokens of *request*; ``None`` except for Claude."""
+        model = self.strip_prefix(request.model)
         if parse_maker(model) != "anthropic":
             return None
         request = self._prepare_request(request, is_count=True)
@@ -598,20 +598,20 @@ class VertexProvider(_MultiProvider):
     """
     Gemini and Claude on Google's Vertex AI: ``vertex/gemini-...``, ``vertex/claude-...``.
 
-    Requests carry a token that Google's credentials give, found and renewed as ``google-auth`` does it.
+    Requests have a token of Google's credentials, which ``google-auth`` finds and renews.
 
     Args:
         project: The project; by default from ``GOOGLE_CLOUD_PROJECT`` or ``ANTHROPIC_VERTEX_PROJECT_ID``, else that of the
             credentials.
         location: Such as ``"us-east5"``; by default from ``GOOGLE_CLOUD_LOCATION``, for Claude ``CLOUD_ML_REGION`` before
             that, else ``"global"``.
-        credentials: Credentials of ``google-auth``, or a token; by default those that ``google-auth`` finds.
+        credentials: Credentials of ``google-auth``, or a token; by default ``google-auth`` looks for them.
         base_url: Another server, without the version in the path.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
         max_tokens: The output limit of requests to Claude that set none; the largest output of the model by default.
         prompt_cache: Whether Claude's prompts are cached, and for how long: true is five minutes, ``"1h"`` an hour.
-        name: The name under which ids, signatures and opaque parts are kept and sent back.
-        timeouts: How long calls may take.
+        name: The provider name that is stored with ids, signatures and opaque parts.
+        timeouts: Time limits of calls.
         headers: HTTP headers to send with every request.
     """
 
@@ -630,18 +630,18 @@ class VertexProvider(_MultiProvider):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(name)
-        access = GoogleAccess(name, project=project, location=location, credentials=credentials)
+        access = GoogleAuth(name, project=project, location=location, credentials=credentials)
         shared: dict[str, object] = {"transport": transport, "timeouts": timeouts, "headers": headers}
         self._wires["gemini"] = _VertexGemini(access, base_url, name=name, **shared)
         claude = {"name": f"{name}_claude", "max_tokens": max_tokens, "prompt_cache": prompt_cache}
         self._wires["claude"] = _VertexClaude(access, _join_url(base_url, "/v1"), **claude, **shared)
 
-    def _wire(self, model: str) -> HttpProvider:
+    def _select_wire(self, model: str) -> HttpProvider:
         return self._wires["claude" if model.startswith("claude-") else "gemini"]
 
 
 class _VertexBase(_NoFilesProvider, _GoogleCloudProvider):
-    """What the two wires of Vertex AI share: credentials are looked for before the first request."""
+    """The base class of the two wires of Vertex AI, which load the credentials before the first request."""
 
     location_variables: tuple[str, ...]
 
@@ -649,7 +649,7 @@ class _VertexBase(_NoFilesProvider, _GoogleCloudProvider):
     def _location(self) -> str:
         return self._google.location(*self.location_variables)
 
-    def _home(self) -> str:
+    def _get_home_url(self) -> str:
         place = self._location
         if place in MULTI_REGIONS:
             return f"https://aiplatform.{place}.rep.googleapis.com"
@@ -657,18 +657,18 @@ class _VertexBase(_NoFilesProvider, _GoogleCloudProvider):
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
-        await self._google.find(request.model)
+        await self._google.find_credentials(request.model)
         async with super()._send_request(request, stream=stream) as exchange:
             yield exchange
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
-        Return how many tokens Vertex AI counts in *request*.
+        Query Vertex AI for the number of tokens in *request*.
 
         Raises:
-            ModelError: when the question fails.
+            ModelError: when the query fails.
         """
-        await self._google.find(request.model)
+        await self._google.find_credentials(request.model)
         return await super().count_tokens(request)
 
 
@@ -677,14 +677,14 @@ class _VertexClaude(_VertexBase, _CloudClaudeProvider):
     base_url_variable = "ANTHROPIC_VERTEX_BASE_URL"
     location_variables = ("CLOUD_ML_REGION", "GOOGLE_CLOUD_LOCATION")
 
-    def __init__(self, access: GoogleAccess, base_url: str | None, **options: Any) -> None:
+    def __init__(self, access: GoogleAuth, base_url: str | None, **options: Any) -> None:
         super().__init__(None, base_url, **options)
         self._google = access
 
-    def _home(self) -> str:
-        return f"{super()._home()}/v1"
+    def _get_home_url(self) -> str:
+        return f"{super()._get_home_url()}/v1"
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         return self._load_sdk().AsyncAnthropicVertex(
             region=self._location,
             project_id=self._google.project,
@@ -701,7 +701,7 @@ class _VertexClaude(_VertexBase, _CloudClaudeProvider):
         project, place = quote(self._google.project or "", safe=":"), quote(self._location, safe="")
         return f"/projects/{project}/locations/{place}/publishers/anthropic/models"
 
-    def _path_of(self, model: str, *, stream: bool) -> str:
+    def _make_path(self, model: str, *, stream: bool) -> str:
         return f"{self._models}/{quote(model, safe='@:')}:{'streamRawPredict' if stream else 'rawPredict'}"
 
     def _encode_count(self, request: ModelRequest) -> RequestBody:
@@ -715,11 +715,11 @@ class _VertexGemini(_VertexBase, GoogleProvider):
     base_url_variable = "GOOGLE_VERTEX_BASE_URL"
     location_variables = ("GOOGLE_CLOUD_LOCATION", "CLOUD_ML_REGION")
 
-    def __init__(self, access: GoogleAccess, base_url: str | None, **options: Any) -> None:
+    def __init__(self, access: GoogleAuth, base_url: str | None, **options: Any) -> None:
         super().__init__(None, base_url, **options)
         self._google = access
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: object) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: object) -> Any:
         access = {
             "enterprise": True,
             "project": self._google.project,
@@ -738,16 +738,16 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
 
     Args:
         api_key: The key; by default from ``ANTHROPIC_FOUNDRY_API_KEY``.
-        base_url: The address; by default from ``ANTHROPIC_FOUNDRY_BASE_URL``, else made from *resource*.
+        base_url: The base URL; by default from ``ANTHROPIC_FOUNDRY_BASE_URL``, else derived from *resource*.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
         resource: The name of the resource; by default from ``ANTHROPIC_FOUNDRY_RESOURCE``.
-        token_provider: A function that gives a token of Entra ID for each request, in place of a key; it may be asynchronous.
-            By default, where no key is, what ``azure-identity`` finds, if the environment speaks of it.
-        name: The name under which ids, signatures and opaque parts are kept and sent back.
-        options: What ``AnthropicProvider`` takes beside that.
+        token_provider: A function, also an asynchronous one, that returns an Entra ID token for each request in place of a key.
+            By default, without a key, the credentials of ``azure-identity``, if environment variables configure them.
+        name: The provider name that is stored with ids, signatures and opaque parts.
+        options: Other arguments of ``AnthropicProvider``.
 
     Raises:
-        ModelError: when a key is given and a function that gives tokens, too.
+        ModelError: when both *api_key* and *token_provider* are set.
     """
 
     site = FOUNDRY
@@ -770,7 +770,7 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         self._token_provider = token_provider
 
     def settings(self) -> ProviderSettings:
-        """Return where its key and address come from."""
+        """Return the sources of its key and base URL."""
         resource = self._resource or os.environ.get("ANTHROPIC_FOUNDRY_RESOURCE", "").strip()
         return ProviderSettings(
             key_variables=(self._key_env or "ANTHROPIC_FOUNDRY_API_KEY",),
@@ -784,23 +784,23 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         if self._token_provider is None:
             has_key = self._api_key is not None or settings.key_from is not None
             url, _ = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
-            # What the environment holds for Entra ID goes where a key of the environment would go, and nowhere else.
-            if has_key or not usable_variables(self.name, (AZURE_TOKEN, *ENTRA_SIGNS), url, settings.base_url):
+            # Entra ID credentials of the environment are only sent to hosts that a key of the environment may be sent to.
+            if has_key or not select_usable_variables(self.name, (AZURE_TOKEN, *ENTRA_SIGNS), url, settings.base_url):
                 return None
         return None if self._api_key is not None else make_entra_source(self.name, self._token_provider, ENTRA_SCOPE)
 
-    def _access(self) -> tuple[Credentials, str]:
+    def _resolve_access(self) -> tuple[Credentials, str]:
         settings = self.settings()
         url, _ = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
         if self._make_token_source() is None or url is None:
-            return super()._access()
+            return super()._resolve_access()
         return Credentials(None, "Entra ID", told=ENTRA_TOLD), url
 
     async def describe(self, model: str) -> ModelInfo | None:  # type: ignore[override]
-        """Return nothing: Foundry states nothing of a model."""
+        """Return ``None``, because Foundry does not describe models."""
         return None
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         tokens = self._make_token_source()
         access: dict[str, object] = {"azure_ad_token_provider": tokens}
         if tokens is None:
@@ -836,8 +836,8 @@ class _PlatformProvider(_CloudProvider, AnthropicProvider):
             raise ModelError(msg, kind="missing_workspace")
         return found
 
-    def _access(self) -> tuple[Credentials, str]:
-        found = super()._access()
+    def _resolve_access(self) -> tuple[Credentials, str]:
+        found = super()._resolve_access()
         _ = self._workspace
         return found
 
@@ -846,24 +846,24 @@ class AnthropicAwsProvider(_AwsProvider, _PlatformProvider):
     """
     Claude as Anthropic runs it on AWS: ``anthropic_aws/claude-...``.
 
-    Requests are signed with AWS credentials (Signature Version 4), found as AWS's own packages find them, which needs the extra
-    ``bedrock``, or carry a key of their own.
+    Requests are signed with AWS credentials (Signature Version 4), which AWS's own packages find, or have an API key of the
+    platform. Signatures need the extra ``bedrock``.
 
     Args:
-        api_key: A key; by default from ``ANTHROPIC_AWS_API_KEY``.
-        base_url: Another server; by default from ``ANTHROPIC_AWS_BASE_URL``, else made from the region.
+        api_key: An API key; by default from ``ANTHROPIC_AWS_API_KEY``.
+        base_url: Another server; by default from ``ANTHROPIC_AWS_BASE_URL``, else derived from the region.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
         workspace_id: The workspace; by default from ``ANTHROPIC_AWS_WORKSPACE_ID``.
         region: Such as ``"us-east-1"``; by default from ``AWS_REGION``, ``AWS_DEFAULT_REGION`` or the profile.
         profile: A profile of AWS's configuration files; by default from ``AWS_PROFILE``.
-        access_key: The id of an access key, by default as AWS's packages find it; *secret_key* belongs to it.
+        access_key: The id of an access key, together with *secret_key*; by default AWS's packages look for one.
         secret_key: The access key itself.
-        session_token: What belongs to a temporary access key.
-        name: The name under which ids, signatures and opaque parts are kept and sent back.
-        options: What ``AnthropicProvider`` takes beside that.
+        session_token: The token of a temporary access key.
+        name: The provider name that is stored with ids, signatures and opaque parts.
+        options: Other arguments of ``AnthropicProvider``.
 
     Raises:
-        ModelError: when an access key is given by half or beside a key.
+        ModelError: for an incomplete access key, or one together with an API key.
     """
 
     site = Site(name="Claude on AWS")
@@ -886,7 +886,7 @@ class AnthropicAwsProvider(_AwsProvider, _PlatformProvider):
         name: str = "anthropic_aws",
         **options: Any,
     ) -> None:
-        self._aws = AwsPlatformAccess(
+        self._aws = AwsPlatformAuth(
             name,
             region=region,
             profile=profile,
@@ -897,7 +897,7 @@ class AnthropicAwsProvider(_AwsProvider, _PlatformProvider):
         )
         super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         return self._load_sdk().AsyncAnthropicAWS(
             **self._make_signing_options(),
             aws_region=self._aws.region(),
@@ -914,19 +914,19 @@ class AnthropicGoogleProvider(_GoogleCloudProvider, _PlatformProvider):
     """
     Claude as Anthropic runs it on Google Cloud: ``anthropic_google/claude-...``.
 
-    Requests carry a token that Google's credentials give, found and renewed as ``google-auth`` does it.
+    Requests have a token of Google's credentials, which ``google-auth`` finds and renews.
 
     Args:
         project: The project; by default from ``ANTHROPIC_GOOGLE_CLOUD_PROJECT`` or ``GOOGLE_CLOUD_PROJECT``, else that of the
             credentials.
         location: By default from ``ANTHROPIC_GOOGLE_CLOUD_LOCATION``, else ``"global"``.
-        credentials: Credentials of ``google-auth``, or a token; by default those that ``google-auth`` finds.
+        credentials: Credentials of ``google-auth``, or a token; by default ``google-auth`` looks for them.
         workspace_id: The workspace; by default from ``ANTHROPIC_GOOGLE_CLOUD_WORKSPACE_ID``.
         base_url: Another server; by default from ``ANTHROPIC_GOOGLE_CLOUD_BASE_URL``. Project, location and workspace are added
-            where it does not end in ``/invoke``.
+            unless it ends in ``/invoke``.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
-        name: The name under which ids, signatures and opaque parts are kept and sent back.
-        options: What ``AnthropicProvider`` takes beside that.
+        name: The provider name that is stored with ids, signatures and opaque parts.
+        options: Other arguments of ``AnthropicProvider``.
     """
 
     site = Site(name="Claude on Google Cloud")
@@ -945,25 +945,25 @@ class AnthropicGoogleProvider(_GoogleCloudProvider, _PlatformProvider):
         name: str = "anthropic_google",
         **options: Any,
     ) -> None:
-        self._google = GooglePlatformAccess(name, project=project, location=location, credentials=credentials)
+        self._google = GooglePlatformAuth(name, project=project, location=location, credentials=credentials)
         super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
 
-    def _home(self) -> str:
+    def _get_home_url(self) -> str:
         return "https://claude.googleapis.com"
 
     @asynccontextmanager
     async def _send_body(
         self, body: RequestBody, request: ModelRequest, *, stream: bool
     ) -> AsyncGenerator[HttpExchange]:
-        await self._google.find(request.model)
+        await self._google.find_credentials(request.model)
         async with super()._send_body(body, request, stream=stream) as exchange:
             yield exchange
 
-    async def _on_files(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
-        await self._google.find(self.name)
-        return await super()._on_files(ask)
+    async def _call_file_api(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
+        await self._google.find_credentials(self.name)
+        return await super()._call_file_api(ask)
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         project, place = self._google.project or "", self._google.location("ANTHROPIC_GOOGLE_CLOUD_LOCATION")
         if not base_url.rstrip("/").endswith("/invoke"):
             parts = [quote(part, safe=":") for part in (project, place, self._workspace)]

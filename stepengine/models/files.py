@@ -1,4 +1,4 @@
-"""Files that providers hold, so that many requests name them and none carries them."""
+"""Upload files to providers, so that requests name them by id and do not contain their bytes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from stepengine.models.registry import Models
 from stepengine.workspace.file_formats import read_regular_file
 
 MOST = 512 * 1024 * 1024
-"""Bytes of a file, which is read whole: what the strictest of the services takes."""
+"""The most bytes of a file, the smallest limit of the services; a file is read whole."""
 
 MEMBERS = ("file_id", "provider", "mime_type", "name")
 
 
 class UploadedFile(TypedDict):
     """
-    A file that a provider holds, as JSON, so that it is the same in a program and as the result of a ``Perform``.
+    A file at a provider, as a JSON object, which is equal after a ``Perform`` is recorded and replayed.
 
     Attributes:
-        provider: The name of the provider that holds it; no other finds it.
+        provider: The name of the provider; no other can use the file.
         file_id: Its id there.
         mime_type: Its type.
         name: Its name; ``""`` for none.
@@ -41,17 +41,15 @@ class UploadedFile(TypedDict):
 
 def file_part(file: Mapping[str, object]) -> ImagePart | DocumentPart:
     """
-    Return the part that names an uploaded file in a message.
+    Return a message part for an uploaded file.
 
     Raises:
-        DataError: for what ``upload`` did not return.
+        DataError: for any value that is no result of ``upload``.
     """
     given: object = file
     words = [given.get(name, "") for name in MEMBERS] if isinstance(given, Mapping) else [""]
     if not all(isinstance(word, str) for word in words) or not words[0]:
-        msg = (
-            f"an uploaded file is what engine.files.upload(...) returned, with provider and file_id, not {file!r:.100}"
-        )
+        msg = f"{file!r:.100} is not an uploaded file; pass the result of engine.files.upload(...)"
         raise DataError(msg)
     file_id, provider, kind, name = map(str, words)
     if kind.startswith("image/"):
@@ -63,11 +61,11 @@ class Files:
     """
     Uploads files to providers and deletes them there: ``await engine.files.upload(...)``.
 
-    Inside a handler that is ``yield from Perform(engine.files.upload, "report.pdf", to="anthropic")``, so that a run which
-    is replayed or resumed does not upload again.
+    In a handler use ``yield from Perform(engine.files.upload, "report.pdf", to="anthropic")``, so that a replayed or resumed
+    run does not upload again.
 
     Args:
-        models: Gives the registry that knows the providers.
+        models: Returns the registry of the providers.
     """
 
     def __init__(self, models: Callable[[], Models]) -> None:
@@ -83,19 +81,19 @@ class Files:
         expires_in: int | None = None,
     ) -> UploadedFile:
         """
-        Give a provider a file to hold; ``file_part(...)`` makes a part of what comes back.
+        Upload a file to a provider and return its description; ``file_part(...)`` converts that to a message part.
 
         Args:
             file: Its bytes, or the path of a file of at most 512 MB.
             to: The provider, such as ``"anthropic"``, ``"openai"`` or ``"google"``, or a model string of it.
-            mime_type: Its type; by default by the ending of its name.
+            mime_type: Its type; by default from the extension of its name.
             name: Its name; by default that of the path.
-            expires_in: Seconds until the provider deletes it: at Anthropic 3,600 to 7,776,000, at OpenAI 3,600 to 2,592,000;
-                by default it stays until it is deleted. Google deletes every file after 48 hours.
+            expires_in: Seconds until the provider deletes it: at Anthropic 3,600 to 7,776,000, at OpenAI 3,600 to 2,592,000.
+                By default it never expires, except that Google deletes every file after 48 hours.
 
         Raises:
-            InputError: for a file that cannot be read, is too large, or whose type is not known.
-            ModelError: when the provider holds no files, or the upload fails.
+            InputError: for a file that cannot be read, is too large, or has an unknown type.
+            ModelError: when the provider stores no files, or the upload fails.
         """
         if isinstance(file, bytes):
             data = file
@@ -104,11 +102,9 @@ class Files:
             data = await asyncio.to_thread(_read_file, file)
         kind = resolve_media_type(mime_type or mimetypes.guess_type(name, strict=False)[0] or "", data)
         if not kind:
-            msg = (
-                f"the type of the file {name!r} is not known by its ending; give mime_type=, such as 'application/pdf'"
-            )
+            msg = f"the type of the file {name!r} is unknown; pass mime_type=, such as 'application/pdf'"
             raise InputError(msg)
-        provider = self._provider(to)
+        provider = self._get_provider(to)
         file_id = await provider.upload(data, mime_type=kind, name=name, expires_in=expires_in)
         return UploadedFile(provider=provider.name, file_id=file_id, mime_type=kind, name=name)
 
@@ -117,17 +113,17 @@ class Files:
         Delete an uploaded file at its provider.
 
         Args:
-            file: What ``upload`` returned.
-            at: The prefix of the provider, where it is registered under another one than its own name.
+            file: The result of ``upload``.
+            at: The prefix of the provider, if it is registered under another name than its own.
 
         Raises:
-            DataError: for what ``upload`` did not return.
-            ModelError: when that fails, such as for a file that is not there.
+            DataError: for any value that is no result of ``upload``.
+            ModelError: when the deletion fails, such as for an unknown file.
         """
         part = file_part(file)
-        await self._provider(at or part.provider).delete_file(str(part.file_id))
+        await self._get_provider(at or part.provider).delete_file(str(part.file_id))
 
-    def _provider(self, to: str) -> Provider:
+    def _get_provider(self, to: str) -> Provider:
         return self._models().provider_for(to if "/" in to else f"{to}/files")
 
 

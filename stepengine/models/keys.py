@@ -1,7 +1,7 @@
 """
-Where keys and base URLs come from: an explicit argument first, then the environment.
+Find keys and base URLs: explicit arguments first, then the environment.
 
-Nothing here runs at import. A key lives in a ``Secret`` from the moment it is read until the SDK client is built.
+Nothing is read at import. A key is wrapped in a ``Secret`` from its reading until the SDK's client is created.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from urllib.parse import unquote, urlsplit
 from attrs import frozen
 
 from stepengine.data.secret_names import is_secret_name
+from stepengine.data.visible import cut_after
 from stepengine.errors import MissingKey
 from stepengine.redaction import ANY, GIVEN
 
@@ -27,7 +28,7 @@ WITHHELD = "withheld"
 
 
 class Secret:
-    """A text that no repr, str, format, pickle or traceback shows. ``reveal()`` gives it."""
+    """A text that repr, str, format, pickle and tracebacks hide. ``reveal()`` returns it."""
 
     __slots__ = ("_value",)
 
@@ -60,13 +61,13 @@ class Secret:
 @frozen
 class Credentials:
     """
-    A key and where it came from.
+    A key and its source.
 
     Attributes:
-        key: The key; ``None`` when the server needs none.
-        source: For messages: ``"ANTHROPIC_API_KEY"``, ``"api_key="``, ``"no key"``, or ``"withheld"`` when there is one in the
-            environment that was made for another host.
-        told: A sentence that says where it came from, in place of the usual one: credentials of a cloud are no key.
+        key: The key; ``None`` if the server needs none.
+        source: For messages: ``"ANTHROPIC_API_KEY"``, ``"api_key="``, ``"no key"``, or ``"withheld"`` for a key in the
+            environment that belongs to another host.
+        told: A sentence about the source that replaces the usual one, such as for credentials of a cloud.
     """
 
     key: Secret | None
@@ -75,23 +76,25 @@ class Credentials:
 
     @property
     def origin(self) -> str:
-        """A sentence that says where the key came from and never what it is."""
+        """A sentence about the source of the key, without the key."""
         if self.told:
             return self.told
         if self.source == WITHHELD:
-            return f"No key was sent: one of the environment goes only to its own host and to those in {KEY_HOSTS}."
+            return (
+                f"No key was sent: keys of the environment are only sent to their own host and to those in {KEY_HOSTS}."
+            )
         if self.key is None:
-            return "No key was sent: give one as api_key=, or name the variable that holds it as key_env=."
+            return "No key was sent: pass one as api_key=, or the variable that holds it as key_env=."
         if self.source == "api_key=":
-            return "The key was given as api_key=."
+            return "The key was passed as api_key=."
         return f"The key was read from the environment variable {self.source}."
 
 
 def hash_account(key: Secret | None, url: str | None) -> str:
     """
-    Return 24 hexadecimal digits that tell a key from others, or without one the address; they give neither away.
+    Return 24 hexadecimal digits of a hash of the key, or of the URL without a key; ``""`` without both.
 
-    An address on this machine counts with the machine's name, since it is another server on each. ``""`` for neither.
+    A URL on this machine is hashed with the host name, because it is a different server on each machine.
     """
     if key is not None:
         told = f"key {key.reveal()}"
@@ -103,7 +106,7 @@ def hash_account(key: Secret | None, url: str | None) -> str:
 
 
 def find_set_variable(variables: Sequence[str]) -> str | None:
-    """Return the first of the environment *variables* that is set; ``None`` when none is."""
+    """Return the first of the environment *variables* that is set; ``None`` if none is."""
     return next((name for name in variables if os.environ.get(name, "").strip()), None)
 
 
@@ -114,14 +117,14 @@ def find_key(
     Return the key of *provider*: *explicit*, else the first of the environment *variables* that is set.
 
     Args:
-        provider: For the message.
-        explicit: What the caller passed.
+        provider: The provider's name, for the message.
+        explicit: The key of the caller.
         variables: Environment variables in order of preference.
-        required: Whether having none is an error.
-        argument: How one passes a key, such as ``"AnthropicProvider(api_key=...)"``.
+        required: Whether a missing key is an error.
+        argument: The code that passes a key, such as ``"AnthropicProvider(api_key=...)"``, for the message.
 
     Raises:
-        MissingKey: naming the variables and the other ways.
+        MissingKey: when a required key is missing; the message lists all ways to provide one.
     """
     if explicit is not None:
         register_secret(provider, explicit)
@@ -150,16 +153,18 @@ def resolve_base_url(explicit: str | None, variable: str | None, default: str | 
     return url, default is None or url.rstrip("/") != default.rstrip("/")
 
 
-def usable_variables(provider: str, variables: Sequence[str], url: str | None, default: str | None) -> Sequence[str]:
+def select_usable_variables(
+    provider: str, variables: Sequence[str], url: str | None, default: str | None
+) -> Sequence[str]:
     """
-    Return those of *variables* whose key may be sent to *url*: a key goes to the host that it was made for (reliability:SC12).
+    Return *variables* if their keys may be sent to *url*, else ``()``; a key is only sent to its own host (reliability:SC12).
 
-    That is the host of the *default* address, and any address of a provider that has none of its own, or only one on this
-    machine, since users give such a provider its address. Hosts in
-    ``STEPENGINE_KEY_HOSTS``, separated by commas, are added to it. A server on this machine gets no key by itself.
+    That is the host of the *default* URL. For a provider without a default URL, or with one on this machine, it is any host,
+    because users choose its URL. Hosts in ``STEPENGINE_KEY_HOSTS``, separated by commas, are also allowed. A server on this
+    machine receives no key.
 
     Raises:
-        MissingKey: when a key would go to another host, which an address in a repository's settings could have chosen.
+        MissingKey: when a key would be sent to another host, which the settings of a repository might have chosen.
     """
     if url is None or default is None or find_set_variable(variables) is None:
         return variables
@@ -170,8 +175,8 @@ def usable_variables(provider: str, variables: Sequence[str], url: str | None, d
     if _is_local(host):
         return ()
     msg = (
-        f"the address of {provider!r} is {host!r}, and {' or '.join(variables)} was made for "
-        f"{home!r}: it is not sent elsewhere by itself. Pass the key for this host as api_key=, or "
+        f"the host of {provider!r} is {host!r}, but {' or '.join(variables)} belongs to "
+        f"{home!r} and is not sent elsewhere automatically. Pass the key for this host as api_key=, or "
         f"trust it with {KEY_HOSTS}={host}"
     )
     raise MissingKey(msg, kind="missing_key")
@@ -184,11 +189,11 @@ def _is_local(host: str) -> bool:
 def register_secret(provider: str, key: Secret | None, member: str = "api_key") -> None:
     """Register *key* for redaction as a *member* of *provider*, such as ``<redacted:openai_api_key>``."""
     if key is not None:
-        GIVEN.tell(key.reveal(), f"{provider}_{member}", os.environ)
+        GIVEN.add(key.reveal(), f"{provider}_{member}", os.environ)
 
 
 def register_secret_headers(provider: str, headers: Mapping[str, str]) -> None:
-    """Register those values of *headers* for redaction that are secret by their name."""
+    """Register the values of *headers* with secret names for redaction."""
     for name, value in headers.items():
         if is_secret_name(name, "header"):
             register_secret(provider, Secret(value), name.lower())
@@ -202,6 +207,6 @@ def register_url_password(provider: str, url: str) -> None:
 
 
 def printable(text: str, limit: int) -> str:
-    """Return foreign *text* as a message may quote it: on one line, without secrets, at most *limit* characters and dots."""
-    text = CONTROL.sub(" ", ANY.beginning(text, limit)).strip()
-    return text if len(text) <= limit else f"{text[:limit]}..."
+    """Return *text* for a quotation in a message: on one line, without secrets, and cut to *limit* characters."""
+    text = CONTROL.sub(" ", ANY.clean_beginning(text, limit)).strip()
+    return cut_after(text, limit)

@@ -1,5 +1,5 @@
 """
-The providers and models of a registry, as a list: whether a key is set, where requests go, and the known limits and prices.
+List the providers and models of a registry, with the state of keys, base URLs, known limits and prices.
 
 Must not be here: requests (``Models.ask``), printing.
 """
@@ -16,7 +16,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import MissingKey, ModelError
 from stepengine.models.base import Provider, ProviderSettings
 from stepengine.models.keys import resolve_base_url
-from stepengine.models.pricing import cost_of
+from stepengine.models.pricing import LIST_PRICES
 from stepengine.models.registry import Models
 
 PRICED_TOKENS = 1_000
@@ -39,9 +39,9 @@ class ListedProvider:
     Attributes:
         prefix: The prefix of its model strings, such as ``openai``.
         key_variables: The environment variables that may hold its key.
-        key: ``"set"``, ``"missing"``, ``"not needed"``, or why it cannot be used. Never the key itself.
-        key_from: The variable that holds the key, if one does.
-        base_url: The URL of requests, without its query and password; ``None`` when unknown.
+        key: ``"set"``, ``"missing"``, ``"not needed"``, or the reason why it cannot be used. Never the key itself.
+        key_from: The variable that holds the key; ``None`` if none does.
+        base_url: The base URL of requests, without query and password; ``None`` when unknown.
     """
 
     prefix: str
@@ -62,7 +62,7 @@ class KnownModel:
         context_window: Tokens; ``None`` when unknown.
         max_output: Tokens; ``None`` when unknown.
         prices: US dollars per million tokens, by kind; empty when unknown.
-        thinking: The kinds of thinking that its provider lists; ``None`` when the provider was not asked.
+        thinking: The kinds of thinking that its provider lists; ``None`` when the provider was not queried.
         efforts: The levels of effort that its provider lists; ``None`` likewise.
     """
 
@@ -76,7 +76,7 @@ class KnownModel:
 
 
 def list_providers(models: Models) -> list[ListedProvider]:
-    """Return every provider of a registry, in order, and whether its key is set. No request is sent."""
+    """Return all providers of a registry, in order, with the state of their keys. No request is sent."""
     return [_describe_provider(models, prefix) for prefix in models.providers]
 
 
@@ -85,7 +85,7 @@ def find_known_models(models: Models, name: str) -> list[KnownModel]:
     Return the known facts of the model *name*, or of each model of a fallback, without a request.
 
     Raises:
-        UnknownModel: when no provider fits.
+        UnknownModel: when no provider matches.
     """
     ref = models.parse(name)
     if not ref.provider:  # a fallback
@@ -101,7 +101,7 @@ def _describe_provider(models: Models, prefix: str) -> ListedProvider:
     try:
         provider = models.provider_for(f"{prefix}/any")
         settings = provider.settings()
-    except Exception as error:  # noqa: BLE001  (providers of other packages do what they like)
+    except Exception as error:  # noqa: BLE001  (providers of other packages may raise anything)
         return ListedProvider(prefix, (), f"cannot be used: {type(error).__name__}: {error}", None, None)
     holder = settings.key_from
     return ListedProvider(
@@ -131,5 +131,5 @@ def _redact_base_url(settings: ProviderSettings) -> str | None:
 def _find_prices(model: str) -> dict[str, Decimal]:
     """Return the price of a million tokens of each kind, for small requests."""
     now = datetime.now(UTC)
-    costs = {kind: cost_of(model, usage, now) for kind, usage in KINDS.items()}
+    costs = {kind: LIST_PRICES(model, usage, now) for kind, usage in KINDS.items()}
     return {kind: (cost * PER_MILLION).normalize() for kind, cost in costs.items() if cost is not None}

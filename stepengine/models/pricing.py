@@ -1,7 +1,7 @@
 """
 Prices and context windows from the data in ``genai_prices``, read on first use and never over the network.
 
-What is asked stands here; how a reply is priced, in ``_price_book``, which is loaded with the first reply.
+This module has the public functions. ``_price_book`` computes costs and is loaded with the first reply.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 class ListPrices:
     """
-    What model calls cost by the packaged price lists, in US dollars; ``None`` when a price or the usage is not known.
+    The packaged price lists, as a callable that returns costs in US dollars, or ``None`` if a price or the usage is unknown.
 
-    Called with a model string ``provider/model``, a usage and a time (prices change), it gives the cost of those tokens as
-    text that nothing special was done with. ``of_reply`` looks at all that the provider reported.
+    The arguments are a model string ``provider/model``, a usage and a time, because prices change. The result is the cost of
+    ordinary text tokens. ``price_reply`` includes everything that the provider reported.
     """
 
     def __call__(self, model: str, usage: Usage | None, at: datetime) -> Decimal | None:
-        """Return what *usage* of *model* costs at the time *at*, or ``None``."""
+        """Return the cost of *usage* of *model* at the time *at*; ``None`` if it is unknown."""
         if usage is None:
             return None
         from stepengine.models._price_book import PriceBook
@@ -34,31 +34,31 @@ class ListPrices:
 
         route = parse_route(model)
         if route is not None:
-            # Before a call nobody knows which model will answer: the dearest is the bound. A reply names its own.
+            # It is unknown which model will answer, so the dearest is the bound. A reply names its model.
             costs = [self(name, usage, at) for name in route.models]
             known = [cost for cost in costs if cost is not None]
             return max(known) if len(known) == len(costs) else None
-        return PriceBook.current().cost(model, usage, at)
+        return PriceBook.get_current().price_usage(model, usage, at)
 
-    def of_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
+    def price_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
         """
-        Return what *reply* cost that *model* was asked for at the time *at*, or ``None``.
+        Return the cost of *reply* to a request for *model* at the time *at*; ``None`` if it is unknown.
 
-        Counted beside its tokens are images and audio, how long a cache holds, the service tier, searches, and what else
-        the provider ran for it. A gateway that answers under a name of its own is priced by the name that was asked.
+        It includes images and audio, cache lifetimes, the service tier, searches and other server tools. If a gateway answers
+        with an unknown model name, the price of the requested model applies.
         """
         if reply.usage is None:
             return None
         from stepengine.models._price_book import PriceBook, list_price_names
 
-        costs = (PriceBook.current().cost_of_reply(name, reply, at) for name in list_price_names(model, reply))
+        costs = (PriceBook.get_current().price_reply(name, reply, at) for name in list_price_names(model, reply))
         return next((cost for cost in costs if cost is not None), None)
 
-    def unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
+    def list_unpriced(self, model: str, reply: ModelReply, at: datetime) -> tuple[str, ...]:
         """
-        Return what the provider of *reply* did and asks money for, and no list has a price for: its cost is a lower bound.
+        Return the billed items of *reply* without a known price, for which its cost is a lower bound.
 
-        That is a dearer tier, a kind of tokens, or a tool, by the provider's own name for it. Empty for most replies.
+        These are tiers, kinds of tokens or tools, by the provider's own names. Most replies have none.
         """
         from stepengine.models._json import find_object
 
@@ -66,27 +66,27 @@ class ListPrices:
             return ()
         from stepengine.models._price_book import PriceBook, list_price_names
 
-        book = PriceBook.current()
-        name = next((name for name in list_price_names(model, reply) if book.model(name) is not None), None)
-        return () if name is None else book.unpriced(name, reply, at)
+        book = PriceBook.get_current()
+        name = next((name for name in list_price_names(model, reply) if book.find_model(name) is not None), None)
+        return () if name is None else book.list_unpriced(name, reply, at)
 
 
-cost_of = ListPrices()
-"""The prices that an engine goes by when it is given no others."""
+LIST_PRICES = ListPrices()
+"""The default prices of an engine."""
 
 
 def find_model_info(model: str) -> ModelInfo:
-    """Return the context window and the largest output of *model*, as far as price data and our table know them."""
+    """Return the context window and the largest output of *model* from price data and our table."""
     from stepengine.models._limits import fill_model_limits
     from stepengine.models._price_book import PriceBook
     from stepengine.models.base import ModelInfo
 
-    known = PriceBook.current().model(model)
+    known = PriceBook.get_current().find_model(model)
     return fill_model_limits(model, ModelInfo(context_window=None if known is None else known.context_window))
 
 
-def nearest_names(model: str) -> tuple[str, ...]:
-    """Return up to three known model names of the same provider that look like *model*."""
+def find_nearest_names(model: str) -> tuple[str, ...]:
+    """Return up to three known model names of the same provider that are similar to *model*."""
     from genai_prices.data_snapshot import get_snapshot
 
     from stepengine.models._price_book import PRICE_LISTS
@@ -101,11 +101,11 @@ def nearest_names(model: str) -> tuple[str, ...]:
 
 def find_listed_name(provider: str, model: str) -> tuple[str, str] | None:
     """
-    Return under which family, and how, a provider that serves models of many lists *model*; ``None`` when it does not.
+    Return the family and name under which a provider with models of many families lists *model*; ``None`` if it does not.
 
     Args:
-        provider: How ``genai_prices`` calls the provider.
-        model: ``family/name``, of which only the family has to be known, or the beginning of a name without its family.
+        provider: The name of the provider in ``genai_prices``.
+        model: ``family/name``, where only the family must be listed, or the start of a name without its family.
     """
     from genai_prices.data_snapshot import get_snapshot
 

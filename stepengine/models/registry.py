@@ -1,4 +1,4 @@
-"""Which provider serves which model string: ``Models``."""
+"""The registry ``Models``, which finds the provider for a model string."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
 
 ENTRY_POINTS = "stepengine.models"
-"""The entry-point group: the name of an entry is a prefix, what it loads makes a provider."""
+"""The entry-point group: the name of an entry is a prefix, and its object creates a provider."""
 
 OPENROUTER = "openrouter"
 ALIKE = 0.75
-"""How near a provider's name has to be to be meant, where OpenRouter is named beside it."""
+"""The least similarity of a suggested provider name, if OpenRouter is also suggested."""
 
 ProviderSource: TypeAlias = Provider | Callable[[], Provider]
-"""A provider, or a function without arguments that makes one when it is first needed."""
+"""A provider, or a function without arguments that creates one on first use."""
 
 
 @lru_cache(maxsize=4)
 def _installed_providers(path: tuple[str, ...]) -> EntryPoints:  # noqa: ARG001 - it is the key of the cache
-    """Return the entry points of providers installed on *path*, cached since reading them takes milliseconds."""
+    """Return the entry points of providers installed on *path*, cached because reading them is slow."""
     from importlib.metadata import entry_points
 
     return entry_points(group=ENTRY_POINTS)
@@ -51,13 +51,13 @@ def _create_installed_provider(entry: EntryPoint) -> Provider:
     except ModelError:
         raise
     except Exception as error:
-        raise _entry_error(entry, f"{type(error).__name__}: {error}") from error
+        raise _make_entry_error(entry, f"{type(error).__name__}: {error}") from error
     if not isinstance(provider, Provider):
-        raise _entry_error(entry, f"it returned {provider!r}")
+        raise _make_entry_error(entry, f"it returned {provider!r}")
     return provider
 
 
-def _entry_error(entry: EntryPoint, why: str) -> ModelError:
+def _make_entry_error(entry: EntryPoint, why: str) -> ModelError:
     msg = (
         f"the entry point {entry.name!r} of the group {ENTRY_POINTS!r} created no provider: {why}. It is called without arguments; "
         f"in the package that has it, replace {entry.value!r} by a class or function that needs none and creates a Provider"
@@ -66,7 +66,7 @@ def _entry_error(entry: EntryPoint, why: str) -> ModelError:
 
 
 def _make_factory(place: str, *arguments: str, **options: str) -> Callable[[], Provider]:
-    """Return what makes a provider of ours; its module is loaded when it is first asked for."""
+    """Return a function that creates one of the package's providers and imports its module on first use."""
 
     def make() -> Provider:
         module, _, name = place.partition(":")
@@ -77,7 +77,7 @@ def _make_factory(place: str, *arguments: str, **options: str) -> Callable[[], P
 
 
 def _standard_sources() -> dict[str, ProviderSource]:
-    """Return the package's own adapters; when a model is first asked for, since making all presets takes 2 ms."""
+    """Return the sources of the package's own adapters; called on first use, because creating all presets takes 2 ms."""
     from stepengine.models.presets import PRESETS
 
     found = {
@@ -104,28 +104,28 @@ def _standard_sources() -> dict[str, ProviderSource]:
 
 class Models:
     """
-    The registered providers, and the way from a model string to one of them.
+    The registered providers, with a lookup by model string.
 
     A model string is ``provider/model``; the longest registered prefix is the provider. ``provider:model`` is accepted and
-    normalised. A string without a provider is matched against the providers' ``model_patterns``, where exactly one must
-    fit. ``"a/x | b/y"`` asks the second model when the first fails (``fallback``).
+    normalised. A string without a provider is matched against the providers' ``model_patterns``, and exactly one must
+    match. ``"a/x | b/y"`` calls the second model when the first fails (``fallback``).
 
-    Three lines register a provider of one's own::
+    Three lines register your own provider::
 
         models = Models.standard()
         models.register("mine", MyProvider)
         engine = Engine(models=models)
 
     Args:
-        providers: Prefix to provider, or to a function that makes one.
+        providers: Providers by prefix, or functions that create them.
         aliases: Short names, such as ``{"default": "anthropic/claude-sonnet-5"}``; an alias may name another one.
-        info: What the caller knows of models, by model string; it wins over the package's data.
+        info: The caller's data about models, by model string, which replace the package's data.
         discover: Whether installed packages may add providers, through the entry-point group ``stepengine.models``. They
-            are looked for when a prefix is not known otherwise, and never replace one that is.
+            are loaded for an unknown prefix, and never replace a known one.
 
     Attributes:
-        aliases: As given.
-        is_for_run: Whether ``for_run`` made it: what answers there has answered nothing before.
+        aliases: The aliases.
+        is_for_run: Whether ``for_run`` created it, so that its provider has not answered any request before.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Models:
         discover: bool = False,
     ) -> None:
         if not isinstance(providers, Mapping | None):
-            msg = f"Models takes providers by prefix, such as Models({{'acme': provider}}), not {providers!r}"
+            msg = f"Models expects providers by prefix, such as Models({{'acme': provider}}), not {providers!r}"
             raise DefinitionError(msg)
         self._discover = discover
         self.aliases: dict[str, str] = dict(aliases or {})
@@ -153,10 +153,10 @@ class Models:
 
     @property
     def _sources(self) -> dict[str, ProviderSource]:
-        """What makes each provider, by prefix; what was registered goes before the package's own, and keeps its place."""
+        """The sources of providers by prefix; registered ones replace the package's own."""
         late = self._late
         if late is not None:
-            # In this order: another thread may ask meanwhile, and would otherwise miss the package's own.
+            # In this order, because another thread could otherwise miss the package's own.
             self._known = {**late(), **self._known}
             self._late = None
         return self._known
@@ -172,7 +172,7 @@ class Models:
 
     @property
     def default_model(self) -> str | None:
-        """The ``default_model`` of the one provider that serves every model string; ``None`` when there are several."""
+        """The ``default_model`` of the only provider; ``None`` if there are several."""
         return None if self._only is None else self._only.default_model
 
     @classmethod
@@ -197,10 +197,10 @@ class Models:
     @classmethod
     def from_value(cls, value: Models | Provider | Mapping[str, ProviderSource] | None) -> Models:
         """
-        Return *value* as a registry: ``None`` is ``standard()``, a provider serves every model string.
+        Return *value* as a registry: ``None`` is ``standard()``, and a provider serves every model string.
 
         Raises:
-            UnknownModel: for anything else than the four kinds of value.
+            UnknownModel: for a value of another type.
         """
         if value is None:
             return cls.standard()
@@ -216,39 +216,39 @@ class Models:
         raise UnknownModel(msg)
 
     def for_run(self) -> Models:
-        """Return what serves one run: this registry, unless its one provider has another for each run."""
+        """Return the registry for one run: this one, unless its only provider has a separate one for each run."""
         own = None if self._only is None else self._only.for_run()
         if own is self._only:
             return self
         made = Models.from_value(own)
-        # What was asked of a provider in one run is known to the next.
+        # Model data that one run queried are also known to the next.
         made.aliases, made._info, made.is_for_run = self.aliases, self._info, True  # noqa: SLF001 - one of this class
         return made
 
     def register(self, prefix: str, provider: ProviderSource) -> None:
         """
-        Let *provider* serve the model strings that begin with *prefix* and a slash; a later one replaces it.
+        Register *provider* for model strings with *prefix*; it replaces an earlier one.
 
-        A prefix may hold slashes: ``"openrouter/anthropic"`` takes a part of what ``"openrouter"`` serves.
+        A prefix may have slashes: ``"openrouter/anthropic"`` replaces ``"openrouter"`` for some models.
 
         Raises:
-            UnknownModel: for a prefix that could not be found in a model string, and for what is not a provider.
+            UnknownModel: for an invalid prefix or provider.
         """
         if not prefix.strip("/") or prefix != prefix.strip("/ ") or ":" in prefix or "|" in prefix:
-            msg = f"a provider prefix is a word without colon, bar and outer slashes, not {prefix!r}"
+            msg = f"{prefix!r} is not a provider prefix; use a word without colon, bar and outer slashes"
             raise UnknownModel(msg)
         if not isinstance(provider, Provider) and not callable(provider):
-            msg = f"the provider of {prefix!r} is a Provider, or a function that makes one, not {provider!r}"
+            msg = f"the provider of {prefix!r} must be a Provider, or a function that creates one, not {provider!r}"
             raise UnknownModel(msg)
         self._known[prefix] = provider
         self._providers.pop(prefix, None)
 
     def serve(self, model: str, provider: Provider) -> None:
         """
-        Let *provider* serve exactly the model string *model*, whatever its prefix says, of a fallback each model.
+        Register *provider* for exactly the model string *model*, regardless of its prefix; of a fallback for each model.
 
-        That is how a server elsewhere gets models under the names that it knows them by, such as ``"openai/gpt-oss-20b"``,
-        while every other model string goes where it did.
+        So another server can serve a model under the server's own name, such as ``"openai/gpt-oss-20b"``. All other model
+        strings are unaffected.
         """
         route = parse_route(model.strip())
         for name in (model,) if route is None else route.models:
@@ -256,18 +256,18 @@ class Models:
 
     def parse(self, model: str) -> ModelRef:
         """
-        Take *model* apart, aliases resolved; ``str()`` of the result is the canonical model string.
+        Parse *model* after resolving aliases; ``str()`` of the result is the canonical model string.
 
         Raises:
-            UnknownModel: when no or several providers fit, or there is no model at all.
+            UnknownModel: when no or several providers match, or *model* is empty.
         """
         model = self._resolve_alias(model)
         if not model:
-            msg = f"there is no model: name one as 'provider/model', with one of the providers {self._names()}"
+            msg = f"no model is set: name one as 'provider/model', with one of the providers {self._list_names()}"
             raise UnknownModel(msg, kind="unknown_model")
         route = parse_route(model)
         if route is not None:
-            return ModelRef("", str(self._canonical(route)))
+            return ModelRef("", str(self._make_canonical(route)))
         prefix, separator, rest = _split_prefix(model)
         if model in self._served:
             return ModelRef(prefix, rest) if separator == "/" else ModelRef("", model)
@@ -278,11 +278,11 @@ class Models:
             if found is not None:
                 return found
         if separator == "/":
-            raise self._unknown_provider_error(model, prefix)
+            raise self._make_unknown_provider_error(model, prefix)
         return self._match_patterns(model)
 
     def _match_longest_prefix(self, model: str, prefix: str, rest: str) -> ModelRef | None:
-        """Return the reference with the longest registered prefix."""
+        """Return the reference with the longest registered prefix; ``None`` if none matches."""
         if prefix not in self._sources:
             self._load_entry_points()
         plain = f"{prefix}/{rest}"
@@ -292,7 +292,7 @@ class Models:
         known = max(fits, key=len)
         return ModelRef(known, plain[len(known) + 1 :])
 
-    def _canonical(self, route: Route) -> Route:
+    def _make_canonical(self, route: Route) -> Route:
         """Return *route* with canonical model strings."""
         return attrs.evolve(route, models=tuple([str(self.parse(name)) for name in route.models]))
 
@@ -307,10 +307,10 @@ class Models:
 
     def provider_for(self, model: str) -> Provider:
         """
-        Return the provider of *model*, made on first use; for an alias, one that asks for what the alias stands for.
+        Return the provider of *model*, created on first use; for an alias, a provider that requests the alias's model.
 
         Raises:
-            UnknownModel: as ``parse`` does.
+            UnknownModel: as ``parse``.
         """
         return self._resolve_provider(model, self.parse(model))
 
@@ -325,14 +325,14 @@ class Models:
         route = None if ref.provider else parse_route(ref.model)
         if route is not None:
             return Fallback(route, self.provider_for)
-        return self._only if self._only is not None else self._provider(ref.provider)
+        return self._only if self._only is not None else self._get_provider(ref.provider)
 
     def check(self, model: str) -> str:
         """
-        Return the canonical model string, or raise what can be known before any request.
+        Return the canonical model string; raise an error if requests for *model* cannot succeed.
 
         Raises:
-            UnknownModel: when no or several providers fit.
+            UnknownModel: when no or several providers match.
             MissingKey: when the provider has no key.
         """
         ref = self.parse(model)
@@ -341,7 +341,7 @@ class Models:
         return canonical
 
     def info(self, model: str) -> ModelInfo:
-        """Return what is known of *model* without a request: the caller's own data, else those of the package."""
+        """Return the limits and options of *model* without a request, from the caller's data, else from the package's."""
         given = self._info.get(model)
         if given is not None:
             return given
@@ -360,10 +360,10 @@ class Models:
 
     def output_limit(self, request: ModelRequest) -> int | None:
         """
-        Return the most tokens that the reply to *request* can have; ``None`` if there is no bound.
+        Return the largest number of tokens of a reply to *request*; ``None`` if there is no bound.
 
-        The bound is the limit that is sent with the request, else the model's largest output. With server tools or the provider's
-        own fallback models there is none.
+        The bound is the limit that is sent with the request, else the model's largest output. With server tools or the
+        provider's own fallback models there is no bound.
         """
         settings = request.settings
         if settings.server_tools or settings.fallbacks:
@@ -377,16 +377,18 @@ class Models:
                 return None if None in limits else max(filter(None, limits), default=None)
             sent = self.provider_for(request.model).output_limit(request)
             return self.info(request.model).max_output if sent is None else sent
-        except StepEngineError:  # the call itself raises it
+        except StepEngineError:  # the call itself will raise it
             return None
 
     async def ask(self, model: str) -> ModelInfo:
         """
-        Return what the provider states of *model*, and what is known beside it; from then on ``info`` says so too.
+        Query the provider for the limits and options of *model*, and return them completed by known data.
+
+        ``info`` returns the same from then on.
 
         Raises:
-            UnknownModel: as ``parse`` does.
-            ModelError: when the question fails.
+            UnknownModel: as ``parse``.
+            ModelError: when the query fails.
         """
         ref = self.parse(model)
         known, stated = self.info(model), None
@@ -407,12 +409,12 @@ class Models:
         for provider in {*self._providers.values(), *self._served.values(), *([self._only] if self._only else [])}:
             await provider.close()
 
-    def _provider(self, prefix: str) -> Provider:
+    def _get_provider(self, prefix: str) -> Provider:
         provider = self._providers.get(prefix)
         if provider is None:
             source = self._sources[prefix]
             provider = source if isinstance(source, Provider) else source()
-            provider.known_as(prefix)
+            provider.add_prefix(prefix)
             self._providers[prefix] = provider
         return provider
 
@@ -420,40 +422,42 @@ class Models:
         seen: list[str] = []
         while model in self.aliases:
             if model in seen:
-                msg = f"the model aliases {' -> '.join([*seen, model])!r} lead in a circle"
+                msg = f"the model aliases {' -> '.join([*seen, model])!r} form a circle"
                 raise UnknownModel(msg, kind="unknown_model")
             seen.append(model)
             model = self.aliases[model]
         return model.strip()
 
-    def _names(self) -> str:
+    def _list_names(self) -> str:
         """Return the registered providers as text for a message."""
         listed = list_names(self.providers, quoted=True, none="(none is registered)")
         return f"{listed} (`stepengine agents models` lists them)" if len(self.providers) > MAX_SUGGESTIONS else listed
 
     def _match_patterns(self, model: str) -> ModelRef:
-        found = [prefix for prefix in self._sources if self._provider(prefix).supports_model(model)]
+        found = [prefix for prefix in self._sources if self._get_provider(prefix).supports_model(model)]
         if len(found) == 1:
             return ModelRef(found[0], model)
         if found:
             choices = list_names([f"{prefix}/{model}" for prefix in found], quoted=True)
-            msg = f"the model {model!r} fits several providers; write one of {choices}"
+            msg = f"the model {model!r} matches several providers; write one of {choices}"
             raise UnknownModel(msg, kind="unknown_model")
         near = self._suggest_openrouter(model) or self._suggest_names(model)
-        msg = f"no provider is known for the model {model!r}; write 'provider/model' with one of the providers {self._names()}{near}"
+        msg = f"no provider is known for the model {model!r}; write 'provider/model' with one of the providers {self._list_names()}{near}"
         raise UnknownModel(msg, kind="unknown_model")
 
-    def _unknown_provider_error(self, model: str, prefix: str) -> UnknownModel:
+    def _make_unknown_provider_error(self, model: str, prefix: str) -> UnknownModel:
         elsewhere = self._suggest_openrouter(model)
         near = self._suggest_names(prefix, ALIKE) if elsewhere else self._suggest_names(prefix)
-        msg = f"the model {model!r} names the provider {prefix!r}, but registered are {self._names()}{elsewhere}{near}"
+        msg = (
+            f"unknown provider {prefix!r} of the model {model!r}; registered are {self._list_names()}{elsewhere}{near}"
+        )
         return UnknownModel(msg, kind="unknown_model")
 
     def _suggest_names(self, word: str, alike: float = 0.6) -> str:
         return did_you_mean(word, [*self.providers, *self.aliases], alike=alike)
 
     def _suggest_openrouter(self, model: str) -> str:
-        """Return a clause that says how a model is written that lives at OpenRouter; ``""`` for one that does not."""
+        """Return a clause with the model string at OpenRouter; ``""`` if OpenRouter does not list *model*."""
         if OPENROUTER not in self.providers:
             return ""
         from stepengine.models.pricing import find_listed_name
@@ -463,7 +467,7 @@ class Models:
 
 
 def _smallest_info(infos: list[ModelInfo]) -> ModelInfo:
-    """Return what holds for all models of a fallback; unknown when it is unknown of one."""
+    """Return the smallest limits of all models of a fallback; ``None`` for a limit that is unknown for one of them."""
     windows, outputs = [i.context_window for i in infos], [i.max_output for i in infos]
     return ModelInfo(
         context_window=None if None in windows else min(filter(None, windows), default=None),
@@ -482,8 +486,8 @@ class _FixedModelProvider(Provider):
     def check(self, model: str) -> None:
         self._provider.check(self._model)
 
-    def account(self) -> str:
-        return self._provider.account()
+    def get_account(self) -> str:
+        return self._provider.get_account()
 
     async def describe(self, model: str) -> ModelInfo | None:
         return await self._provider.describe(self._model)
@@ -491,8 +495,8 @@ class _FixedModelProvider(Provider):
     def output_limit(self, request: ModelRequest) -> int | None:
         return self._provider.output_limit(attrs.evolve(request, model=self._model))
 
-    def answered(self, request: ModelRequest) -> None:
-        self._provider.answered(attrs.evolve(request, model=self._model))
+    def skip_reply(self, request: ModelRequest) -> None:
+        self._provider.skip_reply(attrs.evolve(request, model=self._model))
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         return await self._provider.count_tokens(attrs.evolve(request, model=self._model))
@@ -511,7 +515,7 @@ class _FixedModelProvider(Provider):
 
 
 def _split_prefix(model: str) -> tuple[str, str, str]:
-    """Split at the first slash or colon, whichever comes first."""
+    """Split at the first slash or colon; return the two parts and the separator between them."""
     slash, colon = model.find("/"), model.find(":")
     at = max(slash, colon) if slash < 0 or colon < 0 else min(slash, colon)
     return (model, "", "") if at < 0 else (model[:at], model[at], model[at + 1 :])

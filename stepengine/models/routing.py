@@ -1,8 +1,8 @@
 """
 Fallback between models as an ordinary model string: ``"anthropic/a | openai/b"``.
 
-The string form is what makes it fit wherever a model string does: in a definition, in ``StepWith``, in a journal and on a
-command line. ``Models`` takes it apart. The reply names the model that answered, so that the choice is recorded.
+As a string it works wherever a model string does: in a definition, in ``StepWith``, in a journal and on the command line.
+``Models`` parses it. The reply names the model that answered, so the choice is recorded.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from attrs import frozen
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.data.usage import Usage, add_lost_usage
 from stepengine.errors import ContextOverflow, MissingKey, ModelError, UnknownModel
-from stepengine.models._stopped_usage import known_usage
+from stepengine.models._stopped_usage import get_known_usage
 from stepengine.models.base import Provider
 
 BAR, ON = " | ", " on "
 DEFAULT = ("unavailable", "rate_limit", "no_credit", "auth")
 TOO_MANY, FORBIDDEN, NOT_FOUND = 429, frozenset({401, 403}), 404
 KEPT_REQUESTS = 32
-"""More requests than one run asks at once; the oldest are forgotten."""
+"""More requests than one run sends at once; the oldest are dropped."""
 
 CAUSES: dict[str, Callable[[ModelError], bool]] = {
     "unavailable": lambda error: error.retryable and error.status != TOO_MANY,
@@ -38,17 +38,17 @@ CAUSES: dict[str, Callable[[ModelError], bool]] = {
     ),
     "invalid": lambda error: not error.retryable,
 }
-"""The words that ``fallback(on=...)`` takes, and which failures each of them means."""
+"""The values of ``fallback(on=...)`` and their failures."""
 
 
 @frozen
 class Route:
     """
-    A fallback string taken apart.
+    A parsed fallback string.
 
     Attributes:
-        models: The models in the order in which they are asked.
-        causes: The failures that move on to the next one.
+        models: The models in the order of their calls.
+        causes: The failures after which the next model is called.
     """
 
     models: tuple[str, ...]
@@ -58,27 +58,28 @@ class Route:
         return BAR.join(self.models) + ("" if self.causes == DEFAULT else ON + ",".join(self.causes))
 
     def is_fallback_cause(self, error: ModelError) -> bool:
-        """Return whether *error* is one of the failures after which the next model is asked."""
+        """Return whether the next model is called after *error*."""
         return any(CAUSES[cause](error) for cause in self.causes)
 
 
 def fallback(*models: str, on: str | Iterable[str] = DEFAULT) -> str:
     """
-    Return a model string that asks *models* in turn, each after a failure of the one before.
+    Return a model string that calls *models* in turn, each after a failure of the one before.
 
     Args:
         models: Model strings; at least two.
-        on: Which failures move on: ``"unavailable"`` (connection, time-outs, 5xx, broken replies: whatever is worth a
-            retry), ``"rate_limit"`` (429), ``"no_credit"``, ``"auth"`` (401, 403, a missing or wrong key), ``"overflow"`` (the
-            context is full), ``"unknown_model"``, and ``"invalid"`` (whatever is not worth a retry). By default the first
-            four: what is wrong with a provider or an account there, and not with the request.
+        on: The failures after which the next model is called. ``"unavailable"`` means connection errors, timeouts, 5xx,
+            broken replies and other retryable errors; ``"rate_limit"`` means 429. ``"auth"`` means 401, 403, and a missing or
+            wrong key. ``"overflow"`` means a full context, and ``"invalid"`` all errors that are not retryable.
+            ``"no_credit"`` and ``"unknown_model"`` are also possible. The default is ``"unavailable"``, ``"rate_limit"``,
+            ``"no_credit"`` and ``"auth"``, the failures of a provider or an account.
 
-    The next model is asked at once. After the last one the failure is an ordinary failed attempt: with retries left, the
-    whole row is asked again after a pause. When a failed stream had shown something, the next model is asked by the
-    following attempt, so that what was shown is taken back first.
+    The next model is called at once. A failure of the last one is an ordinary failed attempt: if the retry policy allows, all
+    models are tried again after a pause. If a failed stream has already yielded deltas, the next attempt starts with the next
+    model, so that subscribers can discard these deltas first.
 
     Raises:
-        UnknownModel: with fewer than two models, and for an unknown word in *on*.
+        UnknownModel: for fewer than two models, and for an unknown value in *on*.
     """
     causes = (on,) if isinstance(on, str) else tuple(on)
     return str(_check_route(Route(tuple(models), causes)))
@@ -86,10 +87,10 @@ def fallback(*models: str, on: str | Iterable[str] = DEFAULT) -> str:
 
 def parse_route(model: str) -> Route | None:
     """
-    Return the parsed fallback string; ``None`` when *model* is an ordinary model string.
+    Return the parsed fallback string; ``None`` if *model* is an ordinary model string.
 
     Raises:
-        UnknownModel: when it is a broken fallback string.
+        UnknownModel: for an invalid fallback string.
     """
     if "|" not in model:
         return None
@@ -105,18 +106,20 @@ def _check_route(route: Route) -> Route:
         raise UnknownModel(msg, kind="unknown_model")
     odd = [cause for cause in route.causes if cause not in CAUSES]
     if odd or not route.causes:
-        msg = f"a fallback moves on for {', '.join(CAUSES)}, not for {', '.join(map(repr, odd)) or 'nothing'}"
+        msg = (
+            f"invalid causes of a fallback: {', '.join(map(repr, odd)) or '(none)'}; valid ones are {', '.join(CAUSES)}"
+        )
         raise UnknownModel(msg, kind="unknown_model")
     return route
 
 
 class Fallback(Provider):
     """
-    Asks the models of a route in turn.
+    Calls the models of a route in turn.
 
     Args:
-        route: The models by their canonical strings, and when to move on.
-        provider_of: Gives the provider of a model string.
+        route: The canonical model strings, and the causes of a fallback.
+        provider_of: Returns the provider of a model string.
     """
 
     name = "fallback"
@@ -127,19 +130,19 @@ class Fallback(Provider):
         self._left_off: OrderedDict[int, tuple[ModelRequest, int]] = OrderedDict()
 
     def check(self, model: str) -> None:
-        """Check every model of the route, since any of them may be needed."""
+        """Check every model of the route, because any of them may be needed."""
         for name in self._route.models:
             self._provider_of(name).check(name)
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """Return the reply of the first model that gives one."""
+        """Return the reply of the first model that does not fail."""
         spent: Usage | None = None
         models = self._route.models
         for number, model in enumerate(models):
             try:
                 reply = await self._provider_of(model).complete(attrs.evolve(request, model=model))
             except ModelError as error:
-                spent = _add_usage(spent, known_usage(error))
+                spent = _add_usage(spent, get_known_usage(error))
                 error.usage = spent
                 if number + 1 == len(models) or not self._route.is_fallback_cause(error):
                     raise
@@ -148,7 +151,7 @@ class Fallback(Provider):
         raise AssertionError  # the last model returns or raises
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
-        """Give the stream of the first model that ends well; one that failed after it had shown something is not gone on from."""
+        """Yield the stream of the first model that does not fail; a failure after the first delta is raised as retryable."""
         spent: Usage | None = None
         models = self._route.models
         _, first = self._left_off.pop(id(request), (None, 0))
@@ -166,7 +169,7 @@ class Fallback(Provider):
                         )
                 return
             except ModelError as error:
-                spent = _add_usage(spent, known_usage(error))
+                spent = _add_usage(spent, get_known_usage(error))
                 error.usage = spent
                 if number + 1 == len(models) or not self._route.is_fallback_cause(error):
                     raise
@@ -188,7 +191,7 @@ def _add_usage(spent: Usage | None, more: object) -> Usage | None:
 
 
 def _add_model_and_usage(reply: ModelReply, model: str, spent: Usage | None) -> ModelReply:
-    """Return *reply* with the model that answered and with what the failed ones used."""
+    """Return *reply* with the model that answered, and with the usage of the failed models added."""
     named = reply if reply.model is not None else attrs.evolve(reply, model=model)
     if spent is None:
         return named

@@ -1,7 +1,7 @@
 """
-``ScriptedModel``: a provider that plays given replies, and the helpers that write its script.
+``ScriptedModel``, a provider that returns scripted replies, and helpers that create its script.
 
-What lives here knows requests and replies and nothing of any wire.
+This module uses no wire format.
 """
 
 from __future__ import annotations
@@ -39,6 +39,7 @@ from stepengine.data.models import (
 )
 from stepengine.data.tools import ToolLike
 from stepengine.data.usage import Usage
+from stepengine.data.visible import cut_after
 from stepengine.errors import DataError, ModelError
 from stepengine.models._json import make_call_part
 from stepengine.models.base import Provider, split_reply_into_deltas
@@ -48,7 +49,7 @@ __tracebackhide__ = True  # a failed test ends at its author's line
 
 ASSISTANT_PARTS = (TextPart, ThinkingPart, RefusalPart, ToolCallPart, ImagePart, DocumentPart, OpaquePart, CitationPart)
 SHOWN_MESSAGES = 3
-"""The last messages show which call of the script was not expected."""
+"""The number of last messages in an error, which identify an unexpected request."""
 TOOL_USE, END_TURN = StopReason.TOOL_USE, StopReason.END_TURN
 SHOWN_CHARS = 200
 """About two lines for each message of an error in a test."""
@@ -60,8 +61,8 @@ class Failing:
     A scripted failure; make one with ``failure(exc)``.
 
     Attributes:
-        error: What is raised.
-        after: The visible text that a stream gives before it fails.
+        error: The exception to raise.
+        after: The text that a stream yields before it fails.
     """
 
     error: BaseException
@@ -74,13 +75,13 @@ Script: TypeAlias = "Play | Callable[[ModelRequest], Play]"
 
 
 Cost: TypeAlias = "Decimal | float | str | None"
-"""US dollars, such as ``"0.0125"``; ``None`` for what nobody knows."""
+"""US dollars, such as ``"0.0125"``; ``None`` when unknown."""
 
 
 def text(
     content: str, *, usage: Usage | None = None, cost: Cost = None, stop_reason: StopReason | str | None = None
 ) -> ModelReply:
-    """Return a reply that says *content* and reports *usage* and *cost*; it ends the turn unless *stop_reason* says otherwise."""
+    """Return a reply with the text *content*, *usage* and *cost*; its *stop_reason* is ``end_turn`` by default."""
     return _make_reply((TextPart(content),), usage, cost, stop_reason)
 
 
@@ -94,16 +95,16 @@ def tool_call(
     stop_reason: StopReason | str | None = None,
 ) -> ModelReply:
     """
-    Return a reply with one call of *tool*, after *text* if there is some; join several with ``tool_calls``.
+    Return a reply with one call of *tool*, after *text* if that is set; join several with ``tool_calls``.
 
     Args:
         tool: The tool, or its name.
-        input: The arguments; or the text that the model wrote for them, which is read as that of a provider's model is, so
-            that ``'{"path": "a'`` is a call whose arguments nobody can read.
-        text: What the model says before it.
-        usage: What the reply used.
-        cost: What it cost in US dollars, where not the price list says that.
-        stop_reason: Why it ends; that it called a tool, by default.
+        input: The arguments, or their text as a model would write it. Such a text is parsed like that of a real model, so
+            ``'{"path": "a'`` is a call with unreadable arguments.
+        text: Text before the call.
+        usage: The usage of the reply.
+        cost: Its cost in US dollars, in place of the price list's.
+        stop_reason: Its stop reason; by default ``tool_use``.
     """
     name = tool if isinstance(tool, str) else tool.spec.name
     if isinstance(input, str):
@@ -121,17 +122,17 @@ def tool_calls(
     stop_reason: StopReason | str | None = None,
 ) -> ModelReply:
     """
-    Return one reply with the calls of several ``tool_call(...)`` in order, and with texts where they stand.
+    Return one reply with the contents of several ``tool_call(...)`` and texts in order.
 
     ``tool_calls("First I look.", tool_call("look"), "Then I write.", tool_call("write"), "Done.")`` is one reply of five
-    parts. Usage and cost of the parts do not count.
+    parts. Usage and cost of the parts are ignored.
 
     Args:
-        parts: Replies, of which the contents are joined, and texts.
+        parts: Replies and texts to join.
         text: A text before all others.
-        usage: What the reply used.
-        cost: What it cost in US dollars.
-        stop_reason: Why it ends; by default that it called a tool, if it did.
+        usage: The usage of the reply.
+        cost: Its cost in US dollars.
+        stop_reason: Its stop reason; by default ``tool_use`` if it has a call, else ``end_turn``.
 
     Raises:
         DataError: when a part is neither a reply nor a text.
@@ -143,19 +144,19 @@ def tool_calls(
         elif isinstance(part, ModelReply):
             content.extend(part.content)
         else:
-            msg = f"tool_calls joins tool_call(...), other replies and texts into one reply, not {part!r}"
+            msg = f"tool_calls accepts tool_call(...), other replies and texts, not {part!r}"
             raise DataError(msg)
     return _make_reply(tuple(content), usage, cost, stop_reason)
 
 
-def thinking(thought: str, reply: ModelReply | str = "") -> ModelReply:
-    """Return *reply* with *thought* before it."""
+def with_thinking(thought: str, reply: ModelReply | str = "") -> ModelReply:
+    """Return *reply* with a thinking part before its content."""
     said = reply if isinstance(reply, ModelReply) else ModelReply(reply)
     return attrs.evolve(said, content=(ThinkingPart(thought), *said.content))
 
 
 def failure(error: BaseException, *, after: str = "") -> Failing:
-    """Return an item that raises *error*; a stream gives the text *after* first."""
+    """Return an item of a script that raises *error*; a stream yields the text *after* first."""
     return Failing(error, after)
 
 
@@ -182,23 +183,23 @@ def _parse_cost(cost: Decimal | float | str) -> Decimal:
 
 class ScriptedModel(Provider):
     """
-    A provider that plays *replies* in order and keeps what it was asked.
+    A provider that returns *replies* in order and records its requests.
 
-    It answers every model string, and agents that name none ask it for ``"scripted/default"``. Tasks and threads may
-    share one: each request gets the next item, whole. Whoever asks after the last item gets a ``ModelError`` of kind
-    ``"script"`` that is not retried and shows the request.
+    It answers every model string; agents without a model use ``"scripted/default"``. Tasks and threads can share one, and
+    each request receives the next item. A request after the last item raises a ``ModelError`` of kind ``"script"``, which is
+    not retried and shows the request.
 
     Args:
         replies: A list of ``ModelReply``, str, ``failure(exc)``, and functions from the request to one of these, each used
             once; or one such function, which answers every request.
-        chunk: How many characters one delta of a stream holds.
+        chunk: The number of characters in one delta of a stream.
 
     Attributes:
-        calls: Every request in the order received, those beyond the script included, and in a test that is recorded on
-            (``--stepengine-record=extend`` or ``new``) those that its record answered.
+        calls: All requests in order, including those after the end of the script. In a test with
+            ``--stepengine-record=extend`` or ``new`` also those that the record answered.
 
     Raises:
-        DataError: when an item is none of these; from a function's request on when it returns none.
+        DataError: when an item has another type; or at the request, when a function returns another type.
     """
 
     name = "scripted"
@@ -211,7 +212,7 @@ class ScriptedModel(Provider):
             _check_item(self._always, 0)
             self._script: tuple[Any, ...] = ()
         elif isinstance(replies, str | Mapping) or not isinstance(replies, Iterable):
-            msg = f"a script is a list of replies, or one function that answers every request, not {replies!r}"
+            msg = f"a script must be a list of replies, or one function that answers every request, not {replies!r}"
             raise DataError(msg)
         else:
             self._script = tuple([_check_item(item, index) for index, item in enumerate(replies)])
@@ -225,30 +226,30 @@ class ScriptedModel(Provider):
 
     @property
     def unused(self) -> tuple[Script, ...]:
-        """The items that no request has used yet."""
+        """The items that were not used yet."""
         return self._script[len(self.calls) :]
 
     def supports_model(self, model: str) -> bool:
-        """Return true: a script answers for every model."""
+        """Return true, because a script answers for every model."""
         return True
 
     def check(self, model: str) -> None:
-        """Accept every model: a script needs no key."""
+        """Accept every model, because a script needs no key."""
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """Return the next reply, or raise what the script says."""
-        item = self._next(request)
+        """Return the next reply, or raise the scripted error."""
+        item = self._pop_item(request)
         return item if isinstance(item, ModelReply) else _play_item(item, request)
 
-    def answered(self, request: ModelRequest) -> None:
-        """Pass over the next reply: the record of the test holds it, and what comes live is what follows in the script."""
+    def skip_reply(self, request: ModelRequest) -> None:
+        """Skip the next reply of the script, because the record of a test has already answered the request."""
         with self._lock:
             if self._always is not None or len(self.calls) < len(self._script):
                 self.calls.append(request)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
-        """Give the next reply in deltas of a few characters, then the reply itself."""
-        item = self._next(request)
+        """Yield the next reply in deltas of a few characters, then the reply itself."""
+        item = self._pop_item(request)
         if callable(item):
             item = _check_item(item(request), asked=item)
         if isinstance(item, Failing):
@@ -261,17 +262,19 @@ class ScriptedModel(Provider):
 
     def assert_complete(self) -> None:
         """
-        Check that every reply was asked for, and nothing beyond them; of a function that answers every request, nothing.
+        Check that all replies were used, and that there were no further requests.
+
+        There is nothing to check for a function that answers every request.
 
         Raises:
-            AssertionError: listing the replies that are left, or the requests that came too late.
+            AssertionError: with a list of the unused replies, or of the further requests.
         """
         if self._always is not None:
             return
         asked, written = len(self.calls), len(self._script)
         if asked < written:
             rest = "".join(f"\n  {index}: {_describe_item(item)}" for index, item in enumerate(self.unused, asked))
-            msg = f"{written - asked} of {written} scripted replies were not asked for:{rest}"
+            msg = f"{written - asked} of {written} scripted replies were not used:{rest}"
             raise AssertionError(msg)
         if asked > written:
             rest = "".join(
@@ -280,7 +283,7 @@ class ScriptedModel(Provider):
             msg = f"{asked - written} requests came after the last of {written} scripted replies:{rest}"
             raise AssertionError(msg)
 
-    def _next(self, request: ModelRequest) -> Any:
+    def _pop_item(self, request: ModelRequest) -> Any:
         with self._lock:
             index = len(self.calls)
             self.calls.append(request)
@@ -293,22 +296,21 @@ class ScriptedModel(Provider):
 
 class RunScript(ScriptedModel):
     """
-    The script of every run of an engine, as its ``models``: each gets *replies* from the first on, and its children the same ones.
+    A script for an engine's ``models``: each run starts with the first of *replies* and shares them with its children.
 
-    Children that work at once take the next reply in the order in which they ask, which may be another one each time; a function
-    of the request answers each of them as it should. A ``DurableEngine`` takes none.
+    Parallel children receive the replies in the order of their requests, which may vary. A function of the request can answer
+    each child reliably. A ``DurableEngine`` does not accept a ``RunScript``.
 
-    A run that is resumed or forked goes on behind the replies that its record holds. A reply that says neither what it used nor
-    what it cost was free, and one that does not say which model it came from says that it came from this script, so that nobody who
-    reads a record takes it for a model's.
+    A resumed or forked run continues after the recorded replies. A reply without usage and cost is free. A reply without a model
+    names this script as its model, so that a record shows its origin.
 
     Args:
         replies: As for ``ScriptedModel``.
-        source: What the script is called, such as the name of its file.
+        source: The name of the script, such as that of its file.
         chunk: As for ``ScriptedModel``.
 
     Raises:
-        DataError: as ``ScriptedModel`` does.
+        DataError: as ``ScriptedModel``.
     """
 
     def __init__(
@@ -318,15 +320,15 @@ class RunScript(ScriptedModel):
         self.source = source
 
     def for_run(self) -> RunScript:
-        """Return the same script at its beginning, for one run."""
+        """Return a new copy of the script for one run."""
         return RunScript(self._script if self._always is None else self._always, source=self.source, chunk=self._chunk)
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        """Return the next reply, or raise what the script says."""
+        """Return the next reply, or raise the scripted error."""
         return self._add_script_origin(await super().complete(request))
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
-        """Give the next reply in deltas of a few characters, then the reply itself."""
+        """Yield the next reply in deltas of a few characters, then the reply itself."""
         inner: Any = super().stream(request)
         async with aclosing(inner) as deltas:
             async for delta in deltas:
@@ -348,7 +350,7 @@ def _play_item(item: Any, request: ModelRequest) -> ModelReply:
 
 
 def _check_item(item: object, index: int | None = None, *, asked: object = None) -> Any:
-    """Return an item of a script, or what the function *asked* returned, as it is played."""
+    """Return a valid item of a script, or result of the function *asked*, with a str as a ``ModelReply``."""
     if isinstance(item, str):
         return ModelReply(item)
     if isinstance(item, ModelReply | Failing):
@@ -364,14 +366,14 @@ def _check_item(item: object, index: int | None = None, *, asked: object = None)
         else f"a function of the script, {_function_name(asked)}, returned"
     )
     msg = (
-        f"{where} {item!r}; a script holds replies, strings, failure(exc) and functions from a request to one of these"
-        f"{_hint_for(item)}"
+        f"{where} {item!r}; valid items are replies, strings, failure(exc) and functions from a request to one of these"
+        f"{_make_hint(item)}"
     )
     raise DataError(msg)
 
 
-def _hint_for(item: object) -> str:
-    """Return a hint at the likely intention behind an item that no script can play."""
+def _make_hint(item: object) -> str:
+    """Return a hint for a likely mistake in an invalid item; ``""`` without one."""
     if isinstance(item, BaseException) or (isinstance(item, type) and issubclass(item, BaseException)):
         return "; wrap an exception in failure(...)"
     if iscoroutinefunction(item) or isgeneratorfunction(item) or iscoroutine(item) or isgenerator(item):
@@ -394,7 +396,7 @@ def _make_exhausted_error(request: ModelRequest, written: int, index: int, sourc
     replies = "1 reply" if written == 1 else f"{written} replies"
     msg = (
         f"the script{source and f' {source}'} has {replies}, and this is request {index + 1} (model {request.model!r}, "
-        f"{len(messages)} messages); add a reply, or ask less. The request ends with:{shown or ' no message'}"
+        f"{len(messages)} messages); add a reply, or send fewer requests. The request ends with:{shown or ' no message'}"
     )
     return ModelError(msg, kind="script")
 
@@ -417,7 +419,7 @@ def _describe_item(item: object) -> str:
 
 def _shorten(said: str) -> str:
     said = said.replace("\n", "\\n")
-    return said if len(said) <= SHOWN_CHARS else f"{said[:SHOWN_CHARS]}... ({len(said)} characters)"
+    return cut_after(said, SHOWN_CHARS, f"... ({len(said)} characters)")
 
 
 def _split_deltas(reply: ModelReply, size: int) -> Iterator[ModelDelta]:

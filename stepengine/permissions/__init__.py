@@ -1,20 +1,20 @@
 """
-Who may do what.
+Permission rules for tool calls.
 
-A ``Policy`` is a ``pre_tool`` hook. It looks at a call as it would run (its input validated, its names mended) and says allow, ask or
-deny, and by which rule. A deny wins over everything; then the first matching rule decides, by scope, priority and order; then the
-mode. What is to be asked becomes a question to a person, which is an effect of the machine's and is recorded, suspended and answered
-like any other. An approval holds for that one input.
+A ``Policy`` is a ``pre_tool`` hook. It checks the final form of a call, after validation of its input and correction of its
+names, and returns allow, ask or deny with the rule that decided. A deny wins over everything. Otherwise the first matching rule
+decides, by scope, priority and order; then the mode. An ask becomes a question to a person. It is an effect of the machine:
+recorded, suspended and answered like any other. An approval holds for that one input.
 
-Rules err to the safe side in both directions, and that makes them different: an allow matches just what is executed, word for word, and
-a deny finds its program behind paths, wrappers and scripts. No rule ever looks at shell text (``commands``): a command is a list of
-words, or a script, which no rule about words allows. A predicate that fails denies.
+Rules err on the safe side, so allow and deny differ. An allow matches exactly the executed command, word for word. A deny matches its
+program behind paths, wrappers and scripts. No rule looks at shell text (``commands``): a command is a list of words, or a script,
+which no allow rule about words matches. A predicate that fails denies.
 
-What lives here: ``Policy`` and ``Rule``, the explanation of a decision, and a policy's file form.
+This package contains ``Policy`` and ``Rule``, the explanation of a decision, and the file format of a policy.
 
-Must not be here: asking a person (that is an effect), running a tool, confining one (that is the tool's own duty: a rule is no wall).
+It must not ask a person (that is an effect), run a tool, or confine one (that is the tool's own duty: a rule is no security boundary).
 
-Begin with ``rules``, then ``policy``; ``commands`` for what is a command and what a script.
+Start reading with ``rules``, then ``policy``, then ``commands`` for the difference between commands and scripts.
 """
 
 from __future__ import annotations
@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     from stepengine.permissions.rules import (
         AfterUntrusted,
         Call,
+        CallsWhere,
         Category,
         Command,
         Domain,
-        Every,
+        EveryCall,
         Matcher,
         Path,
         Regex,
@@ -49,7 +50,6 @@ if TYPE_CHECKING:
         ToolNamed,
         Untrusted,
         Values,
-        When,
     )
 else:
     __getattr__, __dir__ = make_lazy_exports(
@@ -70,7 +70,7 @@ else:
                 "Category",
                 "Command",
                 "Domain",
-                "Every",
+                "EveryCall",
                 "Matcher",
                 "Path",
                 "Regex",
@@ -80,7 +80,7 @@ else:
                 "ToolNamed",
                 "Untrusted",
                 "Values",
-                "When",
+                "CallsWhere",
             ),
         },
     )
@@ -88,10 +88,11 @@ else:
 __all__ = (
     "AfterUntrusted",
     "Call",
+    "CallsWhere",
     "Category",
     "Command",
     "Domain",
-    "Every",
+    "EveryCall",
     "Matcher",
     "Mode",
     "Path",
@@ -108,7 +109,6 @@ __all__ = (
     "Trust",
     "Untrusted",
     "Values",
-    "When",
     "injection_rules",
     "read_only_commands",
 )

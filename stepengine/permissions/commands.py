@@ -1,12 +1,13 @@
 """
-What a rule about commands compares: argument lists word by word, never the text of a shell (``stepengine.workspace.argv``).
+The comparison of rules about commands with argument lists, word by word, never with shell text (``stepengine.workspace.argv``).
 
-Allowing errs on the narrow side and denying on the wide one. An allow needs the program by the very name that the rule
-gives, so a ``./git`` of the working folder is not ``git``. A deny also finds the program under a path, in another case,
-behind programs that start others (``wrappers``), behind options before a sub-command, and in each command of a shell script.
-If not all commands of a script are known, it is found anywhere in its text.
-Where a command may start it although its words do not say so, ``find_doubt`` gives the reason, and the policy asks. That is
-help against accidents, no boundary: a program that may run can start any other.
+Allow rules match narrowly and deny rules widely. An allow needs exactly the program name of the rule, so a ``./git`` in the
+working folder is not ``git``. A deny also matches the program under a path, in another case, behind programs that start others
+(``wrappers``), with options before a subcommand, and in each command of a shell script. If some commands of a script
+are unknown, the whole text is searched.
+
+If a command may start the program without naming it, ``find_doubt`` returns the reason, and the policy asks. This
+prevents accidents and is not a security boundary: a program that may run can start any other.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from attrs import frozen
 from stepengine.data.messages import to_string_tuple
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions.script_commands import EXPANSION, WORD, split_script
-from stepengine.permissions.wrappers import ADDED_WORDS, GIT_VALUES, find_started, option_ends, program_name
+from stepengine.permissions.wrappers import ADDED_WORDS, GIT_VALUES, find_option_ends, find_started, program_name
 from stepengine.workspace import calls
 from stepengine.workspace.argv import Argv, Script
 from stepengine.workspace.path_rules import SECRETS, PathRules
@@ -32,17 +33,17 @@ from stepengine.workspace.root import Missing, OpenedEntry, Root
 
 Operands = Literal["any", "none", "paths", "pattern"]
 CONFINED: tuple[Operands, ...] = ("paths", "pattern")
-"""Forms that allow a command because of what its operands name; such commands are ``confine_command`` when they run."""
+"""Forms that allow commands by the files in their operands; ``confine_command`` restricts these commands."""
 
 SECRET = PathRules(SECRETS, ())
 SHOWING = ("diff", "log", "show", "grep", "status")
-"""What git shows files by."""
-KEPT_SCRIPTS = 16
-"""Every rule about commands asks for the words of the same scripts."""
+"""Git commands that show the content of files."""
+CACHED_SCRIPTS = 16
+"""Every rule about commands needs the words of the same scripts."""
 MAX_LEFT_OUT_NAMES = 500
-"""How many names may be kept out of a listing one by one; a command line has no room for any number."""
+"""The most names that a listing can exclude one by one; the length of a command line is limited."""
 NO_RANGE = ("^!", "^@", "^-")
-"""How words for git end that stand for a commit and its parents; it takes nothing but commits before these."""
+"""Endings of words that git reads as a commit and its parents; only commits may precede them."""
 
 
 def _convert_flags(value: Iterable[str] | None) -> frozenset[str] | None:
@@ -52,16 +53,16 @@ def _convert_flags(value: Iterable[str] | None) -> frozenset[str] | None:
 @frozen
 class CommandForm:
     """
-    Which commands a rule is about: those that begin with the words of *prefix*.
+    The commands of a rule: those that start with the words of *prefix*.
 
     Attributes:
         prefix: Whole words, the program first, such as ``("git", "status")``.
         exact: Nothing may follow the prefix.
-        flags: The only options that may follow, each as ``-x``, ``--word``, ``--word=`` for one with a value in the same
-            word, or ``-#`` for a number; ``None`` lets any follow. Single-letter options may stand together, and behind ``--``
-            no word begins like an option.
-        operands: What may follow beside options: ``"any"`` words, ``"none"``, ``"paths"`` below the working folder that
-            name no secret file, or ``"pattern"``, one word of any kind and then such paths.
+        flags: The only options that may follow: ``-x``, ``--word``, ``--word=`` for one with a value in the same word, or
+            ``-#`` for a number. ``None`` allows any. Single-letter options may be combined. After ``--``, no word may
+            start like an option.
+        operands: The operands that may follow: ``"any"`` words, ``"none"``, ``"paths"`` below the working folder except
+            secret files, or ``"pattern"``, one word of any kind followed by such paths.
     """
 
     prefix: tuple[str, ...] = attrs.field(converter=to_string_tuple)
@@ -83,8 +84,8 @@ class CommandForm:
             raise DefinitionError(msg)
 
 
-def permits(form: CommandForm, command: Argv | Script) -> bool:
-    """Return whether *command* is one that an allow rule or a question about *form* means."""
+def matches_allow(form: CommandForm, command: Argv | Script) -> bool:
+    """Return whether *command* matches an allow rule for *form*: exactly, and never a script."""
     if isinstance(command, Script) or command[: len(form.prefix)] != form.prefix:
         return False
     rest = command[len(form.prefix) :]
@@ -96,11 +97,11 @@ def permits(form: CommandForm, command: Argv | Script) -> bool:
 @frozen
 class _CommandTail:
     """
-    The words after the prefix of a command: those before ``--``, and those after it.
+    The words after the prefix of a command, split at ``--``.
 
     Attributes:
-        before: What stands before ``--``, options among it.
-        behind: What stands behind it.
+        before: The words before ``--``, including options.
+        behind: The words after ``--``.
     """
 
     before: tuple[str, ...]
@@ -113,12 +114,12 @@ class _CommandTail:
 
     @property
     def options(self) -> list[str]:
-        """The options."""
+        """The words before ``--`` that start with a dash."""
         return [word for word in self.before if _is_option(word)]
 
     @property
     def operands(self) -> list[str]:
-        """All that is not an option; the value of an option that is a word of its own counts, since only the program knows it."""
+        """All words except options; an option's value in a word of its own counts, since only the program knows it."""
         return [*[word for word in self.before if not _is_option(word)], *self.behind]
 
 
@@ -128,7 +129,7 @@ def _is_option(word: str) -> bool:
 
 def _has_allowed_arguments(form: CommandForm, rest: Argv) -> bool:
     words = _CommandTail.from_argv(rest)
-    # An option may take `--` as its value, so that what is behind it is read as options all the same.
+    # An option may take `--` as its value; the program then reads the following words as options.
     if form.flags is not None and not (
         all(_is_allowed_option(word, form.flags) for word in words.options) and not any(map(_is_option, words.behind))
     ):
@@ -143,7 +144,7 @@ def _has_allowed_arguments(form: CommandForm, rest: Argv) -> bool:
 
 
 def _is_allowed_option(word: str, flags: frozenset[str]) -> bool:
-    """Return whether an option is one of the list, spelled out: what a program takes for an abbreviation is not."""
+    """Return whether an option is in the list, spelled out; abbreviations do not count."""
     if word in flags or ("-#" in flags and word.isascii() and word[1:].isdecimal()):
         return True
     name, equals, _ = word.partition("=")
@@ -156,32 +157,32 @@ def _is_allowed_option(word: str, flags: frozenset[str]) -> bool:
 
 
 def _is_harmless_path(word: str) -> bool:
-    """Return whether a word cannot name a file outside of the working folder or a secret one, ``git``'s ``HEAD:file`` included."""
+    """Return whether a word names no secret file and no file outside the working folder, including git's ``HEAD:file``."""
     return not any(
         part.startswith(("/", "~")) or ".." in part.split("/") or SECRET.match([p for p in part.split("/") if p])
         for part in re.split(r"[:=]", word)
     )
 
 
-# --- what a command that only looks may look at ----------------------------------------------------------------------------
+# --- confining read-only commands -----------------------------------------------------------------------------------
 
 
 def confine_command(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence[str], command: Argv) -> Argv:
     """
-    Return the restricted form in which a command runs that a rule allows as read-only.
+    Return the restricted form of a command that a rule allows as read-only.
 
-    What its words name is known only here: a path may be a link to anywhere, and ``git`` and ``rg`` show files that no word
-    names. So paths are opened as file tools open them, and secret and denied files are taken out of what is searched.
+    The files of the command are known only here: a path may be a link to anywhere, and ``git`` and ``rg`` show files that no
+    word names. So paths are opened as by file tools, and searches exclude secret and denied files.
 
     Args:
-        form: The form that allowed it.
-        denied: Globs of files that rules deny, relative to the root.
-        root: What it is run below.
-        cwd: The place of its working folder below the root.
-        command: What a model asked for.
+        form: The form that allowed the command.
+        denied: Globs of the denied files, relative to the root.
+        root: The root for all paths.
+        cwd: The working folder, as the parts of its path below the root.
+        command: The command of the model.
 
     Raises:
-        ToolError: when it names what it must not show, or names it in a way that only the program understands.
+        ToolError: if it names a file that it must not show, or names files in a notation that only the program understands.
     """
     if command[0] == "git":
         return _confine_git(form, denied, root, cwd, command)
@@ -197,7 +198,7 @@ def confine_command(form: CommandForm, denied: Sequence[str], root: Root, cwd: S
         return command
     secret = [f"--iglob=!{glob}" for glob in (*_secret_globs(root, denied), *_linked_secret_globs(root, cwd))]
     if cwd:
-        # Its globs begin in the working folder, those of rules at the root. Which word is a value, only rg knows.
+        # Its globs start in the working folder, those of rules at the root. Only rg knows which words are values.
         hidden = dict.fromkeys([path.removeprefix("./") for path in _list_withheld_paths(root, cwd, [".", *searched])])
         secret += [f"--glob=!/{_escape_glob(path)}" for path in hidden]
     at = command.index("--") if "--" in command else len(command)
@@ -206,10 +207,10 @@ def confine_command(form: CommandForm, denied: Sequence[str], root: Root, cwd: S
 
 def _confine_ls(root: Root, cwd: Sequence[str], command: Argv, paths: Sequence[str]) -> Argv:
     """
-    Return the ``ls`` command with options so that its output names nothing that is withheld.
+    Return the ``ls`` command with options that exclude withheld files from its output.
 
     Raises:
-        ToolError: when it would leave out files that are not withheld: ``ls`` leaves out names, wherever they stand.
+        ToolError: if that would also exclude visible files: ``ls`` excludes names in all folders.
     """
     options = [word for word in command[1:] if _is_option(word)]
     deep = any("R" in word if word[1] != "-" else "--recursive".startswith(word) for word in options)
@@ -220,21 +221,21 @@ def _confine_ls(root: Root, cwd: Sequence[str], command: Argv, paths: Sequence[s
         and (deep or len(paths) > 1)
         and any(_has_visible_name(root, cwd, path, names, deep=deep) for path in paths)
     ):
-        msg = "it would leave out files with the same name as one that is kept from tools; list one folder at a time without -R, or use find"
+        msg = "ls would also hide files with the same name as a withheld file; list one folder at a time without -R, or use find"
         raise ToolError(msg)
     return (command[0], *[f"--ignore={_escape_glob(name)}" for name in names], *command[1:])
 
 
 def _confine_find(root: Root, cwd: Sequence[str], command: Argv) -> Argv:
     """
-    Return the ``find`` command with tests so that its output names nothing that is withheld.
+    Return the ``find`` command with tests that exclude withheld files from its output.
 
     Raises:
-        ToolError: for what joins two expressions: the second would not be bound by what stands before the first.
+        ToolError: for words that join two expressions, because the tests bind only the first.
     """
     words = command[1:]
     if odd := next((word for word in words if word in {",", "--"}), None):
-        msg = f"{odd!r} is not taken for find; give folders, then options, in one row"
+        msg = f"{odd!r} is not supported for find; pass folders first, then options"
         raise ToolError(msg)
     end = next((at for at, word in enumerate(words) if _is_option(word) or word in {"(", "!"}), len(words))
     starts, rest = [_normalize_search_path(word) for word in words[:end] or (".",)], words[end:]
@@ -250,21 +251,21 @@ def _confine_find(root: Root, cwd: Sequence[str], command: Argv) -> Argv:
 
 
 def _normalize_search_path(path: str) -> str:
-    """Return a path as a program repeats it in front of what it finds: no ``//`` and no ``/./``, the end kept that follows a link."""
+    """Return a search path as programs print it: without ``//`` and ``/./``, and with a final slash, which follows a link."""
     parts = [part for part in path.split("/") if part not in {"", "."}]
     head = "./" if parts and path.startswith("./") else ""
     return head + ("/".join(parts) or ".") + ("/" if path.endswith(("/", "/.")) else "")
 
 
 def _check_path_form(path: str) -> None:
-    """Refuse a path that a search would repeat in a form that no glob for it fits."""
+    """Raise for a path with ``//`` or ``/./``: a search would print it in another form than its exclusion globs."""
     if path.removesuffix("/") != _normalize_search_path(path).removesuffix("/"):
-        msg = f"{path!r} is written in a roundabout way, which what is left out of the search does not follow; write {_normalize_search_path(path)!r}"
+        msg = f"{path!r} is not in its normal form, so withheld files below it cannot be excluded; write {_normalize_search_path(path)!r}"
         raise ToolError(msg)
 
 
 def _list_withheld_paths(root: Root, cwd: Sequence[str], folders: Iterable[str], *, deep: bool = True) -> list[str]:
-    """Return what is withheld below folders, each as a program names it that was given that folder."""
+    """Return the withheld paths below folders, each prefixed with its folder as the command names it."""
     found, files = dict[str, None](), set[tuple[str, ...]]()
     for folder in dict.fromkeys([folder.rstrip("/") for folder in folders]):
         for place, real in _list_withheld_in(root, cwd, folder, deep=deep):
@@ -276,7 +277,7 @@ def _list_withheld_paths(root: Root, cwd: Sequence[str], folders: Iterable[str],
 
 @contextmanager
 def _open_folder(root: Root, cwd: Sequence[str], path: str) -> Iterator[OpenedEntry | None]:
-    """Open a folder; ``None`` for anything else."""
+    """Open a folder; yield ``None`` for anything else."""
     try:
         opened = root.open_folder(_join_below_root(cwd, path))
     except ToolError:
@@ -291,7 +292,7 @@ def _open_folder(root: Root, cwd: Sequence[str], path: str) -> Iterator[OpenedEn
 def _list_withheld_in(
     root: Root, cwd: Sequence[str], path: str, *, deep: bool
 ) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Return what is withheld in a folder, by its places below that and below the root; nothing for what is not a folder."""
+    """Return the withheld paths in a folder, relative to it and to the root; an empty list if it is no folder."""
     with _open_folder(root, cwd, path) as folder:
         if folder is None:
             return []
@@ -304,30 +305,30 @@ def _has_visible_name(root: Root, cwd: Sequence[str], path: str, names: Collecti
 
 
 def _check_left_out_count(names: Collection[object]) -> None:
-    """Raise ``ToolError`` if a command would have to leave out too many names."""
+    """Raise ``ToolError`` if a command would have to exclude too many names."""
     if len(names) > MAX_LEFT_OUT_NAMES:
-        msg = f"it would have to leave out {len(names):,} files that are kept from tools, and {MAX_LEFT_OUT_NAMES} are the most; name a folder with fewer"
+        msg = f"the output would have to exclude {len(names):,} withheld files, and the limit is {MAX_LEFT_OUT_NAMES}; name a folder with fewer"
         raise ToolError(msg)
 
 
 def _escape_glob(name: str) -> str:
-    """Return the glob that means exactly this name."""
+    """Return the glob that matches exactly this name."""
     return "".join([f"[{c}]" if c in "*?[{" else "\\\\" if c == "\\" else c for c in name])
 
 
 def _linked_secret_globs(root: Root, cwd: Sequence[str] = ()) -> list[str]:
-    """Return globs, matched at any depth below a folder, of other names of files that are withheld."""
+    """Return globs, matched at any depth below a folder, for other names of withheld files."""
     found = [place for place in root.find_linked_secrets() if place[: len(cwd)] == tuple(cwd)]
     return ["**/" + _escape_glob("/".join(place[len(cwd) :])) for place in found]
 
 
 def _join_below_root(cwd: Sequence[str], path: str) -> str:
-    """Return the place below the root of a path that is relative to a folder below it."""
+    """Return the path below the root for a path relative to a folder below it."""
     return "/".join([*cwd, *[part for part in path.split("/") if part not in {"", "."}]]) or "."
 
 
 def _path_exists(root: Root, cwd: Sequence[str], path: str) -> bool:
-    """Return whether something exists at a path; raise ``ToolError`` if it is kept from tools."""
+    """Return whether a path exists; raise ``ToolError`` if it is withheld."""
     place = _join_below_root(cwd, path)
     try:
         calls.close(root.open_folder(place).fd)
@@ -342,24 +343,23 @@ def _path_exists(root: Root, cwd: Sequence[str], path: str) -> bool:
 
 
 def _secret_globs(root: Root, denied: Sequence[str]) -> list[str]:
-    """Return globs, matched at any depth, of what is secret below a root or denied."""
+    """Return globs, matched at any depth, for the secret and denied files below a root."""
     secret = [f"{pattern}**" if pattern.endswith("/") else pattern for pattern in root.secrets.patterns]
     found = [glob for pattern in (*secret, *denied) for glob in expand_braces(pattern.removeprefix("./"))]
-    # Git and rg take what ends so for what is in a folder, and not for a file of that name.
+    # Git and rg read such an ending as the content of a folder, not as a file of that name.
     return [f"**/{glob}" for each in found for glob in dict.fromkeys((each, each.removesuffix("/**")))]
 
 
 def _confine_git(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequence[str], command: Argv) -> Argv:
     """
-    Return a git command with its paths named as paths, and with what is secret or outside of the root left out.
+    Return a git command with ``--`` before its paths, restricted to the root and without secret files.
 
     Raises:
-        ToolError: for pathspec magic, an object that is named by its place in a tree or index, and an option before the
-            name of the command.
+        ToolError: for pathspec magic, an object named by its path in a tree or index, and an option before the subcommand.
     """
     deed = command[1] if len(command) > 1 else ""
     if _is_option(deed):
-        msg = f"the option {deed!r} stands before what git is to do, and may change where it looks; leave it out"
+        msg = f"the option {deed!r} before the git command may change which files git reads; remove it"
         raise ToolError(msg)
     head = max(len(form.prefix), 2)
     words = _GitArguments.from_argv(command[head:], has_pattern=form.operands == "pattern")
@@ -382,12 +382,12 @@ def _confine_git(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequ
 @frozen
 class _GitArguments:
     """
-    The words behind the prefix of a git command.
+    The words after the prefix of a git command.
 
     Attributes:
         kept: Options with their values, and the pattern of a search.
-        operands: Commits, and paths that are not told from them by ``--``.
-        behind: What is told to be a path.
+        operands: Commits, and paths before ``--``.
+        behind: The paths after ``--``.
     """
 
     kept: tuple[str, ...]
@@ -414,15 +414,15 @@ class _GitArguments:
 
 
 def _log_shows_files(words: Sequence[str]) -> bool:
-    """Return whether ``git log`` shows more than the messages of commits."""
+    """Return whether ``git log`` shows more than commit messages."""
     return any(word.startswith(("-p", "-U", "--patch", "--stat", "--shortstat", "--name-")) for word in words)
 
 
 def _limit_to_commits(word: str) -> str:
     """
-    Return a word that git takes for any object, or a range of them, as one that it takes for commits alone.
+    Return a word for any git object, or a range of them, restricted to commits.
 
-    A file's content and a folder can be named by their hashes, and no path says then what of them is left out.
+    A file's content or a folder can be named by its hash. The exclusion of paths would not apply to it.
     """
     if word.endswith(NO_RANGE):
         return word
@@ -432,27 +432,27 @@ def _limit_to_commits(word: str) -> str:
 
 
 def find_widening(command: Argv | Script) -> CommandForm | None:
-    """Return the form that a person may allow who allows a command; ``None`` where more than the command may do more."""
-    return next((form for form in WIDENABLE if permits(form, command)), None)
+    """Return the form that a person may allow in place of one command; ``None`` if a known-harmless form does not exist."""
+    return next((form for form in WIDENABLE if matches_allow(form, command)), None)
 
 
-def denies(form: CommandForm, command: Argv | Script) -> bool:
-    """Return whether *command* runs what a deny rule about *form* means, by itself or behind programs that start others."""
+def matches_deny(form: CommandForm, command: Argv | Script) -> bool:
+    """Return whether *command*, or a command behind its wrappers, matches a deny rule for *form*."""
     return any(_is_meant(form, started) for started in find_started(command).commands)
 
 
 def find_doubt(form: CommandForm, command: Argv | Script) -> str:
-    """Return why *command* may run what *form* means although it does not say so; ``""`` if its words rule that out."""
+    """Return why *command* may run a command of *form* without naming it; ``""`` if its words exclude that."""
     started = find_started(command)
     if any(_is_meant(form, possible) for possible in started.possible):
-        return f"it names {program_name(form.prefix[0])!r} behind a program that may start it"
+        return f"it names {program_name(form.prefix[0])!r} after a program that may start it"
     if any(_may_be_meant(form, one) for one in started.commands):
-        return f"the shell reads from somewhere what {form.prefix[0]!r} is to do"
+        return f"the arguments of {form.prefix[0]!r} are known only to the shell"
     return started.unclear
 
 
 def _is_meant(form: CommandForm, command: Argv | Script) -> bool:
-    """Return whether a deny rule means a command, wrappers aside: an argument list by its first words, a text by any word."""
+    """Return whether a deny rule matches a command, without its wrappers: argument lists by prefix, scripts by any word."""
     program = program_name(form.prefix[0])
     if isinstance(command, Script):
         return program in _find_script_words(command.text)
@@ -464,7 +464,7 @@ def _is_meant(form: CommandForm, command: Argv | Script) -> bool:
 
 
 def _may_be_meant(form: CommandForm, command: Argv | Script) -> bool:
-    """Return whether a word of the rule may be what a shell puts in its place."""
+    """Return whether a shell expansion may produce a word of the rule."""
     if isinstance(command, Script) or program_name(command[0]) != program_name(form.prefix[0]):
         return False
     for wanted, word in zip(form.prefix[1:], command[1:], strict=False):
@@ -475,19 +475,19 @@ def _may_be_meant(form: CommandForm, command: Argv | Script) -> bool:
     return False
 
 
-@lru_cache(KEPT_SCRIPTS)
+@lru_cache(CACHED_SCRIPTS)
 def _find_script_words(text: str) -> frozenset[str]:
-    """Return the words of a script that may be programs, as they are written and without their quotes."""
+    """Return the words of a script that may be program names, as written, without quotes."""
     words = [word for simple in split_script(text).commands for word in simple.words]
     return frozenset([program_name(word) for part in (text, *words) for word in (part, *WORD.findall(part))])
 
 
 def _contains_prefix(prefix: Sequence[str], words: Sequence[str]) -> bool:
-    """Return whether the words of a prefix follow the program, options and their values between them aside."""
+    """Return whether the words of a prefix follow the program, ignoring options and their values between them."""
     places = {1}
     for wanted in prefix:
-        ends = option_ends(words, places)
-        # Words that are read elsewhere may be the rest of the prefix, but not where they are the value of an option such as `git -C`.
+        ends = find_option_ends(words, places)
+        # Added words may be the rest of the prefix, unless they are the value of an option such as `git -C`.
         if any(ADDED_WORDS in words[at] and words[at - 1] not in GIT_VALUES for at in ends):
             return True
         places = {at + 1 for at in ends if words[at] == wanted}
@@ -519,7 +519,7 @@ READ_ONLY: tuple[CommandForm, ...] = (
     _make_form("git grep", "-n -i -w -F -E -l -c --line-number --cached", "pattern"),
     _make_form("git branch", "-a -r -v --all --remotes --list --show-current", "none"),
 )  # fmt: skip
-"""Programs that only look, each with the options and operands with which it does."""
+"""Read-only programs, each with the options and operands with which it writes nothing."""
 
 TESTS = "-q -v -x -s -l -k -m --lf --last-failed --ff --failed-first --sw --stepwise --co --collect-only --maxfail= --tb= --durations= --no-header"
 
@@ -531,8 +531,8 @@ WIDENABLE: tuple[CommandForm, ...] = (
     *[_make_form(f"{start}pytest", TESTS, "paths") for start in ("", "python -m ", "python3 -m ", "uv run ", "poetry run ")],
 )  # fmt: skip
 """
-Forms that a person may allow for good who allows one command of them: no option or operand writes a file or starts another program.
+Forms that a person may allow permanently after one command: no option or operand writes a file or starts a program.
 
-A list of what is known, since nobody knows every option of every program: ``git log`` has ``--output``, ``sort`` has ``-o``. ``pytest`` runs
-the tests of the folder, whichever of these options it has, and ``@file`` is none of its operands.
+The list contains only known options, since no one knows every option of every program: ``git log`` has ``--output``, ``sort``
+has ``-o``. ``pytest`` runs the tests of the folder with any of these options, and ``@file`` is not one of its operands.
 """

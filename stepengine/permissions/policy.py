@@ -1,9 +1,9 @@
 """
-``Policy``: rules and a mode, what they say about a call and why, and their form as a file.
+``Policy``: rules and a mode. It decides about a call, explains the decision, and can be stored in a file.
 
-A matching deny wins, whatever its scope and priority. Otherwise scopes are asked in the order user, session, agent,
-global, within a scope higher priorities first, then in order of addition; the first rule that matches decides. When none
-does, the mode decides.
+A matching deny wins, whatever its scope and priority. Otherwise scopes are checked in the order user, session, agent,
+global. Within a scope, rules with higher priority are checked first, then in order of addition. The first rule that matches
+decides. If no rule matches, the mode decides.
 """
 
 from __future__ import annotations
@@ -30,15 +30,16 @@ from stepengine.data.tools import ToolLike, ToolSpec, find_values
 from stepengine.errors import DefinitionError
 from stepengine.permissions.commands import CONFINED, READ_ONLY, CommandForm, confine_command, find_doubt
 from stepengine.permissions.rules import (
-    FOLLOWING,
     ORDER,
+    ORIGIN_MATCHERS,
     AfterUntrusted,
     Call,
+    CallsWhere,
     Category,
     Command,
     Domain,
     Effect,
-    Every,
+    EveryCall,
     Matcher,
     Path,
     Regex,
@@ -48,7 +49,6 @@ from stepengine.permissions.rules import (
     ToolNamed,
     Untrusted,
     Values,
-    When,
     names_instruction_file,
     normalize_for_deny,
 )
@@ -58,49 +58,50 @@ from stepengine.workspace.file_formats import read_regular_file
 from stepengine.workspace.guard import CallGuard, FileGuard
 
 Mode: TypeAlias = Literal["default", "plan", "accept_edits", "dont_ask", "bypass"]
-"""What holds where no rule of a ``Policy`` matches; the policy says what each means."""
+"""The decision where no rule of a ``Policy`` matches; see ``Policy.mode``."""
 
 Hook: TypeAlias = Callable[[HookContext, ToolCallPart], Decision]
 
 MODES: tuple[Mode, ...] = get_args(Mode)
 FORMAT_VERSION = 1
-"""Rules of another version could be misread as permissions, so they are refused."""
-KEPT_DECISIONS = 256
-"""A run asks the same few questions again and again; the table takes some kilobytes."""
+"""Rules of another version could be misread as permissions, so they are rejected."""
+CACHED_DECISIONS = 256
+"""A run asks the same few questions repeatedly; the table takes a few kilobytes."""
 MAX_FILE_BYTES = 1024 * 1024
-"""Ten thousand rules have less; the file is read at each start, and may belong to a project that is not trusted."""
+"""Enough for ten thousand rules. The file is read at each start, and may belong to a project that is not trusted."""
 PLAN = "Denied: in plan mode only tools that change nothing may be used; describe what you would do instead."
 DOUBT = "May it run? The rule {!r} may mean it: {}."
 ASKED = "Denied: this needs a person's approval, and the mode is not to ask."
 UNTRUSTED = "Denied: an argument of this call is not from the user."
 POSSIBLE_PATH = "a text of the call may name {!r}, which the rule {!r} denies"
 MAX_SHOWN_CHARS = 200
-"""Of a path in a question; a person reads no longer one."""
-UNASKED = "leads to a file about which a person has to be asked first; name the file itself"
+"""The longest path in a question, in characters; a person reads no longer one."""
+UNASKED = "needs the approval of a person first; name the file itself in the call"
 CALL_KEYS = ("is", "input", "agent", "paths", "hosts", "prefix", "origins", "any_input")
 RULE_KEYS = ("id", "decision", "match", "scope", "priority", "message", "description", "source")
 
 
 NO_ARGUMENT = freeze_object({"parameter": "", "value": None, "trusted": False, "sources": []})
-"""The origin that is shown where a call has no argument to show."""
+"""The origin to show for a call without arguments."""
 
 
 def read_only_commands() -> tuple[Rule, ...]:
     """
-    Return allow rules for commands that only look, such as ``ls``, ``rg`` and ``git log``.
+    Return allow rules for read-only commands, such as ``ls``, ``rg`` and ``git log``.
 
-    Each lets a closed list of options through and, where it takes files, only paths below the working folder that name no
-    secret file.
+    Each rule allows a closed list of options. Commands that take files may only name paths below the working folder, and no
+    secret files.
     """
     return tuple([Rule("allow", Command(form)) for form in READ_ONLY])
 
 
 def injection_rules() -> tuple[Rule, ...]:
     """
-    Return the rules against prompt injection: a person is asked where an effect would reach what the user has not named.
+    Return the rules against prompt injection: they ask a person about destinations that the user has not named.
 
-    That are destinations of tools (recipients, addresses to fetch, ids to delete); once something untrusted was received also commands
-    that do more than look, files that instruct later runs, and calls of tools that do not say their destinations.
+    Destinations are the recipients, addresses and ids in the arguments of tools. After the run has received untrusted
+    data, the rules also ask about three kinds of calls: commands that are not read-only, writes to files that instruct
+    later runs, and calls of tools without declared destinations.
     """
     return (Rule.ask_untrusted("*", id="untrusted destinations"),)
 
@@ -112,10 +113,10 @@ class PolicyDecision:
 
     Attributes:
         decision: ``"allow"``, ``"deny"`` or ``"ask"``.
-        rule: The rule that decided; ``None`` when the mode did.
+        rule: The rule that decided; ``None`` if the mode did.
         why: One sentence for people.
-        message: For a deny, what the model is told; for an ask, the question when the rule has one.
-        origins: For a rule that follows data, where each argument comes from that it judges; see ``Question.provenance``.
+        message: For a deny, the text for the model; for an ask, the question if the rule has one.
+        origins: For a rule about data origins, the origin of each argument that it checks; see ``Question.provenance``.
         is_only_reason: Whether the call would be allowed without that rule.
     """
 
@@ -131,7 +132,7 @@ def _convert_rules(value: Iterable[Rule]) -> tuple[Rule, ...]:
     rules = tuple(value)
     for rule in rules:
         if not isinstance(rule, Rule):
-            msg = f'a policy takes rules, such as Rule.allow_tool("read_files"), not {rule!r}'
+            msg = f'a policy accepts only rules, such as Rule.allow_tool("read_files"), not {rule!r}'
             raise DefinitionError(msg)
     seen: set[str] = set()
     for rule in rules:
@@ -145,48 +146,48 @@ def _convert_rules(value: Iterable[Rule]) -> tuple[Rule, ...]:
 @frozen
 class Policy:
     """
-    Which tool calls may run, which need a person, and which never do. Frozen: adding a rule gives a new policy.
+    The rules that allow tool calls, deny them, or ask a person about them. Immutable: adding a rule returns a new policy.
 
-    Rules bind tool calls: one that denies a file does not keep an allowed program from reading it, and one that denies a
-    program does not keep another from doing the same.
+    Rules bind tool calls only. A rule that denies a file does not prevent an allowed program from reading it. A rule that
+    denies a program does not prevent another program from doing the same.
 
     Attributes:
         rules: In order of addition.
-        mode: What holds where no rule matches. ``default`` asks. ``plan`` allows what changes nothing and denies the rest.
-            ``accept_edits`` allows tools of the category ``write`` and asks for the rest, and for files that instruct later
-            runs, such as ``AGENTS.md`` and ``.agents/``. ``dont_ask`` denies wherever it
-            would have to be asked, ``bypass`` allows there. Denying and allowing rules hold in every mode.
-        remembered: What people allowed for good. These decide nothing: they answer the questions that the policy asks, so
-            that a run that waits is judged as it was when it began. See ``PolicyFile``.
+        mode: The decision where no rule matches. ``default`` asks. ``plan`` allows tools that change nothing and denies the
+            rest. ``accept_edits`` allows tools of the category ``write``. It asks about all other calls, and about files that
+            instruct later runs, such as ``AGENTS.md`` and ``.agents/``. ``dont_ask`` denies instead of asking, and ``bypass``
+            allows instead of asking. Deny and allow rules hold in every mode.
+        remembered: The rules that people allowed permanently. They answer the questions that the policy asks, and decide
+            nothing themselves. So a suspended run gets the decisions of its start. See ``PolicyFile``.
 
     Raises:
-        DefinitionError: for an unknown mode, and for two rules with one id.
+            DefinitionError: for an unknown mode, and for two rules with the same id.
     """
 
     rules: tuple[Rule, ...] = attrs.field(default=(), converter=_convert_rules)
     mode: Mode = "default"
     remembered: tuple[Rule, ...] = attrs.field(default=(), converter=_convert_rules, kw_only=True)
     _ordered: tuple[Rule, ...] = attrs.field(init=False, eq=False, repr=False)
-    _following: tuple[Rule, ...] = attrs.field(init=False, eq=False, repr=False)
+    _origin_rules: tuple[Rule, ...] = attrs.field(init=False, eq=False, repr=False)
 
     def __attrs_post_init__(self) -> None:
         if self.mode not in MODES:
-            msg = f"{self.mode!r} is not a mode of a policy{_format_suggestion(str(self.mode), MODES)}; {', '.join(MODES)} are"
+            msg = f"unknown mode {self.mode!r} of a policy{_format_suggestion(str(self.mode), MODES)}; valid modes: {', '.join(MODES)}"
             raise DefinitionError(msg)
-        # Sorted once, since every call of every run goes through all of them. `sorted` is stable: rules of one scope
-        # and priority keep the order in which they were added.
+        # Sorted once, since every call of every run checks all of them. `sorted` is stable: rules of the same scope
+        # and priority stay in the order of addition.
         ordered = sorted(self.rules, key=lambda rule: (ORDER[rule.scope.kind], -rule.priority))
-        # Apart from the others: they are asked last and win (provenance:PV7).
-        following = [rule for rule in ordered if isinstance(rule.matcher, FOLLOWING)]
-        object.__setattr__(self, "_ordered", tuple([rule for rule in ordered if rule not in following]))
-        object.__setattr__(self, "_following", tuple(sorted(following, key=lambda rule: rule.decision != "deny")))
+        # Kept separate: they are checked last and win (provenance:PV7).
+        origin_rules = [rule for rule in ordered if isinstance(rule.matcher, ORIGIN_MATCHERS)]
+        object.__setattr__(self, "_ordered", tuple([rule for rule in ordered if rule not in origin_rules]))
+        object.__setattr__(self, "_origin_rules", tuple(sorted(origin_rules, key=lambda rule: rule.decision != "deny")))
 
     @classmethod
-    def against_injection(cls, *rules: Rule) -> Policy:
+    def guard_injection(cls, *rules: Rule) -> Policy:
         """
-        Return a policy that asks only where an effect would reach what the user has not named; see ``injection_rules``.
+        Return a policy that asks only about destinations not named by the user; see ``injection_rules``.
 
-        Everything else is allowed, but for what *rules* say. Add the same rules to a policy of your own with
+        Everything else is allowed, except where *rules* decide otherwise. To add the same rules to your own policy, use
         ``policy.with_rules(*injection_rules())``.
         """
         return cls((*rules, *injection_rules()), "bypass")
@@ -194,25 +195,25 @@ class Policy:
     # --- deciding -----------------------------------------------------------------------------------------------------
 
     def check(self, request: Request) -> PolicyDecision:
-        """Return what the policy says about a call. Deny is absolute; a predicate that fails denies."""
+        """Return the decision about a call. A deny always wins, and a predicate that fails denies."""
         verdict = self._check_call(request)
-        if verdict.decision == "deny" or not self._following or self._allows_values(request):
+        if verdict.decision == "deny" or not self._origin_rules or self._allows_values(request):
             return verdict
-        for rule in self._following:
-            if rule.holds(request) and rule.matcher.matches(request, rule.decision):
+        for rule in self._origin_rules:
+            if rule.applies_to(request) and rule.matcher.matches(request, rule.decision):
                 return self._decide_by_origin(rule, request, is_only_reason=verdict.decision == "allow")
         return verdict
 
     def _allows_values(self, request: Request) -> bool:
-        """Return whether a person allowed exactly these arguments for good."""
+        """Return whether a person allowed exactly these arguments permanently."""
         rules = [rule for rule in self.rules if isinstance(rule.matcher, Values) and rule.decision == "allow"]
-        return any(rule.holds(request) and rule.matcher.matches(request, "allow") for rule in rules)
+        return any(rule.applies_to(request) and rule.matcher.matches(request, "allow") for rule in rules)
 
     def _decide_by_origin(self, rule: Rule, request: Request, *, is_only_reason: bool) -> PolicyDecision:
-        """Return the verdict of a rule that follows data, which holds in every mode."""
-        assert isinstance(rule.matcher, FOLLOWING)  # noqa: S101
+        """Return the decision of a rule about data origins; it holds in every mode."""
+        assert isinstance(rule.matcher, ORIGIN_MATCHERS)  # noqa: S101
         known = request.provenance
-        values = rule.matcher.judged_values(request)
+        values = rule.matcher.select_values(request)
         is_id = isinstance(rule.matcher, Untrusted) and rule.matcher.judges_ids(request)
         origins = (() if known is None else find_origins(known, values, is_id=is_id)) or (NO_ARGUMENT,)
         why = f"the rule {rule.id!r} {'denies it' if rule.decision == 'deny' else 'asks'}"
@@ -224,27 +225,27 @@ class Policy:
         )
 
     def _check_call(self, request: Request) -> PolicyDecision:
-        """Return what the rules and the mode say about a call, wherever its arguments come from."""
+        """Return the decision of the rules and the mode, without the rules about data origins."""
         first: Rule | None = None
         possible: tuple[Rule, str] | None = None
         for rule in self._ordered:
-            # As ``rule.holds``, without a call more for each rule of each call.
+            # The same as ``rule.applies_to``, inlined because every call checks every rule.
             if (
                 rule.source is not None
                 and request.source != rule.source
                 and (request.source or rule.decision == "allow")
             ):
                 continue
-            # Once something has allowed or asked, only a deny can still change the verdict, and that from anywhere in
-            # the list: a deny wins whatever its scope and priority (reliability:R7).
-            if not rule.scope.holds(request) or (first is not None and rule.decision != "deny"):
+            # After a rule has allowed or asked, only a deny can change the verdict. It may be anywhere in the list: a deny
+            # wins whatever its scope and priority (reliability:R7).
+            if not rule.scope.applies_to(request) or (first is not None and rule.decision != "deny"):
                 continue
             try:
                 matches = rule.matcher.matches(request, rule.decision)
-            # A predicate that cannot be asked might have denied. Whatever its rule would have decided, the call is
-            # denied (reliability:PM33).
-            except Exception as error:  # noqa: BLE001  (a predicate is the author's code, and this fails closed)
-                why = f"the rule {rule.id!r} could not be asked: {type(error).__name__}: {error}"
+            # A predicate that fails might have denied. So the call is denied, whatever its rule would have decided
+            # (reliability:PM33).
+            except Exception as error:  # noqa: BLE001  (a predicate is the author's code; a failure denies)
+                why = f"the rule {rule.id!r} failed: {type(error).__name__}: {error}"
                 return PolicyDecision("deny", rule, why, f"Denied: {why}")
             if matches and rule.decision == "deny":
                 message = rule.message or f"Denied by the rule {rule.id!r}."
@@ -268,8 +269,8 @@ class Policy:
         Args:
             request: The call.
             first: The rule that decides; ``None`` if the mode does.
-            possible: The rule that denies a path which the call may name, and that path.
-            verdict: What the rules and the mode say about what the call names plainly.
+            possible: The rule that denies a path, and the path that the call may name.
+            verdict: The decision of the rules and the mode.
         """
         if verdict.decision != "allow":
             return verdict
@@ -290,7 +291,7 @@ class Policy:
         return self._decide_question(request, rule, why, rule.message)
 
     def _decide_question(self, request: Request, rule: Rule | None, why: str, message: str = "") -> PolicyDecision:
-        """Return the verdict where a person would be asked."""
+        """Return the verdict for a call about which a person would be asked."""
         if not request.tool.requires_permission:
             return PolicyDecision("allow", rule, f"{why}, but {request.tool.name} needs no permission")
         if self.mode == "bypass":
@@ -303,8 +304,8 @@ class Policy:
 
     def _decide_by_mode(self, request: Request) -> PolicyDecision:
         tool = request.tool
-        # A tool that says nothing about itself may change something: only what says that it changes nothing is let
-        # through (reliability:PM35).
+        # A tool without annotations may change something. Only tools that declare themselves read-only are allowed
+        # (reliability:PM35).
         if self.mode == "plan":
             if tool.annotations.read_only or not tool.requires_permission:
                 return PolicyDecision(
@@ -322,30 +323,32 @@ class Policy:
         )
 
     def explain(self, request: Request) -> str:
-        """Return which rule decided about a call, why, and what every other rule that holds there said."""
+        """Return the decision, its reason, and the result of every other rule that applies to the call."""
         verdict = self.check(request)
         others = [
-            rule for rule in (*self._ordered, *self._following) if rule is not verdict.rule and rule.holds(request)
+            rule
+            for rule in (*self._ordered, *self._origin_rules)
+            if rule is not verdict.rule and rule.applies_to(request)
         ]
         return "\n".join(
             [f"{verdict.decision}: {verdict.why}", *[f"  {r.id}: {_describe_match(r, request)}" for r in others]]
         )
 
-    def hook(self, spec_of: Callable[[HookContext, str], ToolSpec | None] | None = None) -> Hook:
+    def hook(self, find_spec: Callable[[HookContext, str], ToolSpec | None] | None = None) -> Hook:
         """
         Return the ``pre_tool`` hook that applies the policy: ``Hooks(pre_tool=policy.hook())``.
 
-        ``Engine(permissions=policy)`` installs it for all agents, behind every other hook, so that it judges the final input.
+        ``Engine(permissions=policy)`` installs it for all agents, after all other hooks, so that it checks the final input.
 
         Args:
-            spec_of: Returns what is known of a tool, by the context of the hook and the tool's name; an unknown tool is asked about
-                like one that does anything. By default that is what the agent's own ``Tool`` objects and the tool definitions of its
-                state say.
+            find_spec: Returns the spec of a tool from the hook's context and the tool's name. A tool without a spec is treated as
+                one that may do anything. By default the agent's ``Tool`` objects and the tool definitions of its state are
+                searched.
         """
-        said = lru_cache(KEPT_DECISIONS)(Decision)  # nearly every call of a run is told the same
+        said = lru_cache(CACHED_DECISIONS)(Decision)  # nearly all calls of a run get the same decision
 
         def permission(ctx: HookContext, call: ToolCallPart) -> Decision:
-            spec = (spec_of or _find_own_spec)(ctx, call.tool_name)
+            spec = (find_spec or _find_own_spec)(ctx, call.tool_name)
             request = Request(
                 tool=spec or ToolSpec(call.tool_name),
                 input=call.input,
@@ -368,24 +371,23 @@ class Policy:
             remember = offered[0] if offered else None
             return Decision("ask", verdict.message, rule_id, remember=remember, wider=offered[1:])
 
-        if self._following:
+        if self._origin_rules:
             permission.__qualname__ = permission.__name__ = ORIGIN_HOOK
             permission.keeps_provenance = True  # type: ignore[attr-defined]
         return permission
 
     def _rules_to_offer(self, request: Request) -> list[JsonDict]:
         """
-        Return the rules that "always allow this" may add, as policy files have them, the narrowest first.
+        Return the rules that "always allow this" may add, in the form of policy files, the narrowest first.
 
-        One of them is for all edits, where the mode ``accept_edits`` would allow the call. It answers no question about any
-        other call, since no other question offers it. None are offered when another rule would still ask.
+        In cases where the mode ``accept_edits`` would allow the call, one of them allows all edits. It answers no question
+        about other calls, since no other question offers it. No rules are offered if another rule would still ask.
         """
         scope = Scope("user", request.user_id)
-        rules = [Rule("allow", call, scope=scope) for call in (Call.from_request(request), *Call.wider_than(request))]
+        rules = [Rule("allow", call, scope=scope) for call in (Call.from_request(request), *Call.list_broader(request))]
         if _find_doubt(self._ordered, request, None) is not None:
-            rules = rules[:1]  # what may be a denied command is allowed as it was seen
-        # An "always" that does not help, because another rule asks all the same, would teach people that it means
-        # nothing.
+            rules = rules[:1]  # a call that may run a denied command is allowed only exactly as it was shown
+        # An "always" that changes nothing, because another rule still asks, would teach people to ignore it.
         is_enough = self.with_rules(rules[0]).check(request).decision == "allow"
         if attrs.evolve(self, mode="accept_edits").check(request).decision == "allow":
             rules.insert(-1, Rule("allow", Category("write"), scope=scope, id=f"allow all edits of files in {scope}"))
@@ -400,15 +402,15 @@ class Policy:
 
     def guard(self, request: Request) -> CallGuard | None:
         """
-        Return what the rules say about each file that an allowed call leads to; ``None`` where they say nothing.
+        Return the guard that checks each file an allowed call opens; ``None`` if the rules are not about files.
 
-        A file that a rule denies is withheld. So is one about which a person would have to be asked, had the call named it,
-        where nobody was asked about the call. A command that a rule allows because it only looks is confined to what that
-        rule means. ``When`` is not asked again: it may look at a context that is gone.
+        The guard withholds files that a rule denies. It also withholds files about which a person would have to be asked,
+        unless a person was asked about the call. A command that is allowed as read-only is confined to the files of its rule.
+        ``CallsWhere`` predicates are not called again, because their context may no longer exist.
         """
-        # Rules about files judge a call by the paths that it names; what it leads to (a link, a folder that is
-        # searched) is known only when it is opened. So the same rules are asked there again, by this (reliability:FP4).
-        rules = [rule for rule in self._ordered if rule.holds(request)]
+        # Rules about files check the paths that a call names. Other files (behind a link, in a searched folder) are
+        # known only when they are opened. So the guard applies the same rules then (reliability:FP4).
+        rules = [rule for rule in self._ordered if rule.applies_to(request)]
         first = self._first_matching_rule(rules, request)
         looks = first is not None and _is_read_only_rule(first) and isinstance(first.matcher, Command)
         about_files = [rule.matcher for rule in rules if rule.decision == "deny" and isinstance(rule.matcher, Path)]
@@ -423,22 +425,21 @@ class Policy:
         return CallGuard(file=file, named=named, others=tuple(request.other_texts), was_asked=was_asked)
 
     def _first_matching_rule(self, rules: Iterable[Rule], request: Request) -> Rule | None:
-        """Return the first rule that allows a call or asks about it, predicates aside."""
-        found = (rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, When))
+        """Return the first rule that allows a call or asks about it, predicates excluded."""
+        found = (rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, CallsWhere))
         return next((rule for rule in found if rule.matcher.matches(request, rule.decision)), None)
 
     def _make_file_guard(self, rules: list[Rule], request: Request) -> FileGuard | None:
         about_files = {rule.id: rule.matcher for rule in rules if isinstance(rule.matcher, Path)}
         if not any(path.covers_tool(request) for path in about_files.values()):
             return None
-        others = [rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, Path | When)]
+        others = [rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, Path | CallsWhere)]
         holding = {rule.id for rule in others if rule.matcher.matches(request, rule.decision)}
-        # A person who was asked about the call has seen what it names; a file that it merely leads to is then covered
-        # by that yes.
+        # A person who was asked about the call has approved what it names. That approval covers files that it leads to.
         nobody_asked = not request.is_call or (
             not _has_predicates(rules) and self._check_call(request).decision == "allow"
         )
-        # A search asks about every file that it meets: what is the same for all of them is found out before.
+        # A search calls the guard for every file, so everything that is the same for all files is computed before.
         fitting = [(rule, path) for rule in rules if (path := about_files.get(rule.id)) and path.covers_tool(request)]
         always = next((at for at, rule in enumerate(rules) if rule.id in holding), len(rules))
         order = {rule.id: at for at, rule in enumerate(rules)}
@@ -453,12 +454,12 @@ class Policy:
         def judge(_root: Sequence[str], parts: Sequence[str]) -> str:
             first, low = always, normalize_for_deny(parts)
             for rule, path in fitting:
-                if not path.fits(parts, low, rule.decision):
+                if not path.matches_file(parts, low, rule.decision):
                     continue
                 if rule.decision == "deny":
-                    return rule.message or f"is kept from tools by the rule {rule.id!r}"
+                    return rule.message or f"is withheld from tools by the rule {rule.id!r}"
                 first = min(first, order[rule.id])
-            # Other rules and the mode decide about calls. Whoever reads files for a prompt makes none.
+            # Other rules and the mode decide about calls. Reading files for a prompt is no call.
             is_about_files = first < len(rules) and rules[first].id in about_files
             return explain_refusal(first) if request.is_call or is_about_files else ""
 
@@ -467,27 +468,27 @@ class Policy:
     # --- other policies -----------------------------------------------------------------------------------------------
 
     def with_rules(self, *rules: Rule) -> Policy:
-        """Return the policy with *rules* added; one of the same id is replaced in its place."""
+        """Return the policy with *rules* added; a rule with an existing id replaces the old one in its position."""
         new = {rule.id: rule for rule in rules}
         kept = [new.pop(rule.id, rule) for rule in self.rules]
         return attrs.evolve(self, rules=(*kept, *new.values()))
 
     def without_rules(self, *ids: str) -> Policy:
         """
-        Return the policy without the rules of these ids.
+        Return the policy without the rules with these ids.
 
         Raises:
-            DefinitionError: for an id that no rule has.
+            DefinitionError: for an id without a rule.
         """
         known = {rule.id for rule in self.rules}
         for identity in ids:
             if identity not in known:
-                msg = f"the policy has no rule {identity!r}{_format_suggestion(identity, known)}; it has {list_names(sorted(known), identity)}"
+                msg = f"the policy has no rule {identity!r}{_format_suggestion(identity, known)}; its rules: {list_names(sorted(known), identity)}"
                 raise DefinitionError(msg)
         return attrs.evolve(self, rules=[rule for rule in self.rules if rule.id not in ids])
 
     def with_session_rule(self, session_id: str, rule: Rule) -> Policy:
-        """Return the policy with a rule that holds in one conversation."""
+        """Return the policy with a rule for one conversation."""
         made = attrs.evolve(rule, scope=Scope("session", session_id), id=f"{rule.id} in session:{session_id}")
         return self.with_rules(made)
 
@@ -503,7 +504,7 @@ class Policy:
         Return the policy as JSON.
 
         Raises:
-            DefinitionError: for a rule with a function.
+            DefinitionError: for a rule that holds a function.
         """
         stored = {"version": FORMAT_VERSION, "mode": self.mode, "rules": [_rule_to_json(rule) for rule in self.rules]}
         return stored | ({"remembered": [_rule_to_json(rule) for rule in self.remembered]} if self.remembered else {})
@@ -514,8 +515,8 @@ class Policy:
         Return the policy that JSON describes.
 
         Raises:
-            DefinitionError: naming *where*, the rule and the member that cannot be used; also for the mode ``bypass``, which
-                only code may set.
+            DefinitionError: for invalid JSON data, with *where*, the rule and the member. Also for the mode ``bypass``, which only
+                code may set.
         """
         found = _check_members(data, ("version", "mode", "rules", "remembered"), where)
         if found.get("version", FORMAT_VERSION) != FORMAT_VERSION:
@@ -527,7 +528,7 @@ class Policy:
             raise DefinitionError(msg)
         for name in ("rules", "remembered"):
             if not isinstance(found.get(name, []), list):
-                msg = f"{where} has {name} that are no list"
+                msg = f"{where}: {name} is not a list"
                 raise DefinitionError(msg)
         try:
             rules = [
@@ -544,10 +545,10 @@ class Policy:
     @classmethod
     def load(cls, path: str | os.PathLike[str]) -> Policy:
         """
-        Read a policy from a file that ``save`` wrote, or a person.
+        Read a policy from a file, written by ``save`` or manually.
 
         Raises:
-            DefinitionError: for a file that is missing, larger than 1 MiB, or no policy; see ``from_json``.
+            DefinitionError: for a file that is missing, larger than 1 MiB, or not a policy; see ``from_json``.
         """
         where = f"the policy file {os.fspath(path)!r}"
         try:
@@ -566,12 +567,12 @@ class Policy:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """
-        Write the policy to a file, all of it or nothing, and durably.
+        Write the policy to a file, atomically and durably.
 
         Raises:
-            DefinitionError: for a rule with a function; for the mode ``bypass``, which no file may set; when the file exists
-                and is not a policy, and is left unchanged.
-            OSError: when the file cannot be written.
+            DefinitionError: for a rule that holds a function, for the mode ``bypass``, and for an existing file that is not a
+                policy. The file is left unchanged.
+            OSError: if the file cannot be written.
         """
         if self.mode == "bypass":
             msg = "a policy in the mode 'bypass' is not saved, because no file may set that mode; save one in another mode"
@@ -585,23 +586,23 @@ class Policy:
 
 class PolicyFile:
     """
-    A policy in a file, which also keeps what people allow for good: ``Engine(permissions=PolicyFile("policy.json"))``.
+    A policy in a file that also stores permanent approvals: ``Engine(permissions=PolicyFile("policy.json"))``.
 
-    ``Answer(remember="always")`` adds to it, and every process that uses the file knows it from its next question on. No
-    answer is lost when several add at once, or when one is killed: the file is replaced as a whole, under the lock of
-    ``policy.json.lock`` beside it. The policy itself is the one that the file held when this was made.
+    ``Answer(remember="always")`` adds a rule. Every process that uses the file applies it from its next question on. No
+    rule is lost if several processes add rules at once or one is killed. The file is replaced as a whole, under the
+    lock ``policy.json.lock`` in the same folder. The attribute ``policy`` does not change after construction.
 
-    An engine refuses tools that write or run programs in a folder that the file is in: a model could allow itself
-    everything. With *below_root* it takes them. File tools are kept from the file and its lock all the same; a program that
-    a model may run is not.
+    An engine raises an error for tools that write or run programs in a folder with the file, because a model could allow
+    itself everything. With *below_root* it accepts them. File tools then cannot touch the file or its lock, but
+    programs that a model runs can.
 
     Args:
-        path: The file, which ``Policy.save`` wrote, or a person.
+        path: The file, written by ``Policy.save`` or manually.
         below_root: Whether it may be in a folder that tools write to.
 
     Attributes:
         path: The file.
-        policy: What it said when it was read.
+        policy: The policy that was read at construction.
 
     Raises:
         DefinitionError: as ``Policy.load``.
@@ -616,7 +617,7 @@ class PolicyFile:
         self._known: tuple[Any, frozenset[str]] = (None, frozenset())
 
     def is_below(self, folder: Sequence[str]) -> bool:
-        """Return whether the file is in a folder, or deeper; *folder* holds the components of its real path."""
+        """Return whether the file is in a folder or below it; *folder* is the components of the folder's real path."""
         return self._places[0][: len(folder)] == tuple(folder)
 
     @property
@@ -625,7 +626,7 @@ class PolicyFile:
         return self.below_root or self.policy.binds_files
 
     def guard(self, request: Request) -> CallGuard | None:
-        """Return what binds a call: the rules, as ``Policy.guard``, and that no file tool touches this file."""
+        """Return the guard of the policy for a call; with ``below_root`` it also withholds this file and its lock."""
         ruled = self.policy.guard(request)
         if not self.below_root:
             return ruled
@@ -633,7 +634,7 @@ class PolicyFile:
 
         def judge(root: Sequence[str], parts: Sequence[str]) -> str:
             if (*root, *parts) in self._places:
-                return "holds what people have allowed, and is kept from tools"
+                return "stores permanent approvals and is withheld from tools"
             return "" if judged is None else judged(root, parts)
 
         named = () if request.tool.confined else tuple(request.paths)
@@ -641,46 +642,46 @@ class PolicyFile:
 
     @property
     def remembered(self) -> tuple[Rule, ...]:
-        """What people allowed for good, in the order in which they did; read from the file."""
+        """The permanently allowed rules, in order of addition, read from the file."""
         return Policy.load(self.path).remembered
 
-    def knows(self, rule: JsonDict) -> bool:
+    def has_rule(self, rule: JsonDict) -> bool:
         """
-        Return whether exactly this rule, in its stored form, is kept; the file is read when it has changed.
+        Return whether exactly this rule, in its stored form, is in the file.
 
         Raises:
-            DefinitionError: when the file is not a policy any more.
+            DefinitionError: if the file is no longer a policy.
         """
         status = self.path.stat() if self.path.exists() else None
-        # Read again only when the file has changed: every question of every run asks.
+        # Read again only when the file has changed: every question of every run calls this.
         state = status and (status.st_ino, status.st_size, status.st_mtime_ns)
         if state is None or state != self._known[0]:
             self._known = (state, frozenset([canonical(_rule_to_json(kept)) for kept in self.remembered]))
         return canonical(rule) in self._known[1]
 
-    def remember(self, rule: JsonDict) -> None:
+    def add_rule(self, rule: JsonDict) -> None:
         """
-        Keep a rule, in its stored form; it is durable when this returns.
+        Add a rule, in its stored form, durably.
 
         Raises:
-            DefinitionError: when it is no rule, or the file is not a policy any more.
-            OSError: when the file cannot be written.
+            DefinitionError: if it is not a rule, or the file is no longer a policy.
+            OSError: if the file cannot be written.
         """
         made = _rule_from_json(thaw(rule), "the rule")
         self._update_remembered(lambda kept: {**kept, made.id: made})
 
-    def forget(self, *ids: str) -> None:
+    def remove_rules(self, *ids: str) -> None:
         """
-        Drop what people allowed for good: the rules of these ids, all without one.
+        Remove permanently allowed rules: those with these ids, or all if no id is passed.
 
         Raises:
-            DefinitionError: when the file is not a policy any more.
-            OSError: when the file cannot be written.
+            DefinitionError: if the file is no longer a policy.
+            OSError: if the file cannot be written.
         """
         self._update_remembered(lambda kept: {i: rule for i, rule in kept.items() if ids and i not in ids})
 
     def _update_remembered(self, change: Callable[[dict[str, Rule]], dict[str, Rule]]) -> None:
-        Policy.load(self.path)  # before the lock: a file that is no policy gets no file next to it
+        Policy.load(self.path)  # before the lock, so that a file that is not a policy gets no lock file
         with _lock_file(self.path):
             policy = Policy.load(self.path)
             kept = {rule.id: rule for rule in policy.remembered}
@@ -690,13 +691,13 @@ class PolicyFile:
 
 
 def _make_values_rule(verdict: PolicyDecision, request: Request) -> JsonDict:
-    """Return the rule that allows the judged arguments of a call, as policy files have it: the values, and never the tool."""
+    """Return the rule that allows these values of the checked arguments, in the form of policy files; never the whole tool."""
     matcher, tool = None if verdict.rule is None else verdict.rule.matcher, request.tool
     paths: Sequence[str] = ()
-    # A file that instructs later runs is allowed with what is written into it.
+    # For a file that instructs later runs, its content is part of the approval.
     if isinstance(matcher, Untrusted):
         paths = matcher.parameters or (() if names_instruction_file(request) else tool.destinations or ())
-    # The whole input where all of it is judged: a name of a member may itself have a dot.
+    # The whole input where all of it is checked: a name of a member may itself have a dot.
     names = (*paths, *tool.texts) if paths else ("",)
     values = {path: [value for _, value in find_values(request.input, path)] for path in names}
     rule = Rule("allow", Values(tool.name, values), scope=Scope("user", request.user_id))
@@ -705,18 +706,18 @@ def _make_values_rule(verdict: PolicyDecision, request: Request) -> JsonDict:
 
 def _find_doubt(ordered: Sequence[Rule], request: Request, first: Rule | None) -> tuple[Rule, str] | None:
     """
-    Return the rule against commands that a call may break although its words do not say so, and why; ``None`` without one.
+    Return a deny or ask rule about commands that a call may break without naming the command, and the reason.
 
-    There is none where *first*, the rule that decides, allows commands of that program.
+    None applies if *first*, the rule that decides, allows commands of that program.
     """
     commands = request.commands
     if not commands or (first is not None and _allows_program(first)):
         return None
-    # A question behind the rule that decides would not be asked; a deny holds wherever it is.
+    # An ask rule after the rule that decides would not be reached; a deny holds wherever it is.
     end = len(ordered) if first is None else ordered.index(first)
     for at, rule in enumerate(ordered):
         counts = rule.decision == "deny" or (rule.decision == "ask" and at < end)
-        if counts and isinstance(rule.matcher, Command) and rule.holds(request):
+        if counts and isinstance(rule.matcher, Command) and rule.applies_to(request):
             reasons = [reason for one in commands if (reason := find_doubt(rule.matcher.form, one))]
             if reasons:
                 return rule, reasons[0]
@@ -724,7 +725,7 @@ def _find_doubt(ordered: Sequence[Rule], request: Request, first: Rule | None) -
 
 
 def _ask_about_path(rule: Rule, path: str, mode: str) -> PolicyDecision:
-    """Return the verdict about a call that may name a path which *rule* denies: a question in every mode but ``dont_ask``."""
+    """Return the verdict for a call that may name a path denied by *rule*: an ask in every mode except ``dont_ask``."""
     why = POSSIBLE_PATH.format(path[:MAX_SHOWN_CHARS], rule.id)
     said = f"{why[0].upper()}{why[1:]}."
     if mode == "dont_ask":
@@ -734,33 +735,33 @@ def _ask_about_path(rule: Rule, path: str, mode: str) -> PolicyDecision:
 
 
 def _allows_program(rule: Rule) -> bool:
-    """Return whether a rule allows commands of one program, or one call."""
+    """Return whether a rule allows commands of one program, or one specific call."""
     matcher = rule.matcher
     is_call = isinstance(matcher, Call) and (matcher.input is not None or matcher.prefix is not None)
     return rule.decision == "allow" and (is_call or isinstance(matcher, Command))
 
 
 def _has_predicates(rules: Iterable[Rule]) -> bool:
-    return any(isinstance(rule.matcher, When) for rule in rules)
+    return any(isinstance(rule.matcher, CallsWhere) for rule in rules)
 
 
 def _is_read_only_rule(rule: Rule) -> bool:
-    """Return whether a rule allows read-only commands, judged by the files that their operands name."""
+    """Return whether a rule allows read-only commands that are checked by the files they name."""
     return rule.decision == "allow" and isinstance(rule.matcher, Command) and rule.matcher.form.operands in CONFINED
 
 
 def _check_is_policy(path: str | os.PathLike[str]) -> None:
-    """Raise unless a policy can be read from an existing file: no other file is written over."""
+    """Raise unless an existing file is a policy, so that no other file is overwritten."""
     try:
         Policy.load(path)
     except DefinitionError as error:
-        msg = f"{error.message}. It was left unchanged. Give another path"
+        msg = f"{error.message}. The file was left unchanged. Pass another path"
         raise DefinitionError(msg) from None
 
 
 @contextmanager
 def _lock_file(path: str | os.PathLike[str]) -> Iterator[None]:
-    """Hold the lock of a policy file, ``policy.json.lock`` beside it, against other processes and threads."""
+    """Hold the lock of a policy file, ``policy.json.lock``, against other processes and threads."""
     import fcntl
 
     descriptor = os.open(f"{os.fspath(path)}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -768,13 +769,13 @@ def _lock_file(path: str | os.PathLike[str]) -> Iterator[None]:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
-        # Said, and not left to closing: a process that was forked meanwhile has the open file, too.
+        # Unlocked explicitly: a process that was forked meanwhile has the open file, too.
         fcntl.flock(descriptor, fcntl.LOCK_UN)
         os.close(descriptor)
 
 
 def _find_own_spec(ctx: HookContext, name: str) -> ToolSpec | None:
-    """Return the spec of a tool by the run's agent, else by its state; ``None`` if neither has it."""
+    """Return the spec of a tool from the run's agent, else from its state; ``None`` if neither has it."""
     own = [tool.spec for tool in ctx.agent.tools if isinstance(tool, ToolLike) and tool.spec.name == name]
     return own[0] if own else ctx.state.tool_definitions.get(name)
 
@@ -801,7 +802,7 @@ def _check_members(data: object, known: tuple[str, ...], where: str) -> Mapping[
         raise DefinitionError(msg)
     for name in data:
         if name not in known:
-            msg = f"{where} has the unknown member {name!r}{_format_suggestion(str(name), known)}; known are {list_names(known, name)}"
+            msg = f"{where} has the unknown member {name!r}{_format_suggestion(str(name), known)}; valid members: {list_names(known, name)}"
             raise DefinitionError(msg)
     return data
 
@@ -825,7 +826,7 @@ def _rule_to_json(rule: Rule) -> dict[str, Any]:
 
 def _matcher_to_json(rule: Rule) -> object:
     match rule.matcher:
-        case Every():
+        case EveryCall():
             return True
         case Call():
             return _call_to_json(rule.matcher)
@@ -842,7 +843,7 @@ def _matcher_to_json(rule: Rule) -> object:
             return text if tool is None else {"is": text, "tool": tool}
         case Untrusted() | AfterUntrusted() | Values():
             return _origin_matcher_to_json(rule.matcher)
-        case When():
+        case CallsWhere():
             msg = f"the rule {rule.id!r} cannot be stored: it holds a function; use a matcher that is data, or add it in code"
             raise DefinitionError(msg)
 
@@ -880,7 +881,7 @@ def _rule_from_json(data: Any, where: str) -> Rule:
         if name in found:
             options[name] = _check_type(found[name], kind, f"{where}: {name}")
     if found.get("decision") not in get_args(Effect):
-        msg = f"{where}: the decision is {found.get('decision')!r}; 'allow', 'deny' and 'ask' are fine"
+        msg = f"{where}: unknown decision {found.get('decision')!r}; valid decisions: 'allow', 'deny', 'ask'"
         raise DefinitionError(msg)
     try:
         return Rule(found["decision"], _matcher_from_json(found.get("match"), where), **options)
@@ -909,15 +910,15 @@ KINDS = ("all", *PLAIN, "call", "command", *NARROWED, "untrusted", "values")
 def _matcher_from_json(data: object, where: str) -> Matcher:  # noqa: C901 - one line for each matcher
     found = _check_members(data, KINDS, f"{where}: match")
     if len(found) != 1:
-        msg = f"{where}: match has {len(found)} members; exactly one of {list_names(KINDS)} is fine"
+        msg = f"{where}: match has {len(found)} members; use exactly one of {list_names(KINDS)}"
         raise DefinitionError(msg)
     ((kind, value),) = found.items()
     what = f"{where}: match.{kind}"
     if kind == "all":
         if value is not True:
-            msg = f"{what} is {value!r}; true is fine"
+            msg = f"{what} is {value!r}; the only valid value is true"
             raise DefinitionError(msg)
-        return Every()
+        return EveryCall()
     if kind in PLAIN:
         return PLAIN[kind](_check_type(value, str, what))
     if kind == "call":
@@ -980,7 +981,7 @@ def _form_from_json(value: object, where: str) -> CommandForm:
         _check_word_list(found.get(name, []), f"{where}.{name}", '["git", "status"]')
     operands = found.get("operands", "any")
     if operands not in ("any", "none", "paths", "pattern"):
-        msg = f"{where}.operands is {operands!r}; 'any', 'none', 'paths' and 'pattern' are fine"
+        msg = f"{where}.operands is {operands!r}; valid values: 'any', 'none', 'paths', 'pattern'"
         raise DefinitionError(msg)
     exact = _check_type(found.get("exact", False), bool, f"{where}.exact")
     return CommandForm(found.get("prefix", []), exact, found.get("flags"), operands)

@@ -1,8 +1,8 @@
 """
-``Rule``: what is allowed, denied or asked about, for which calls, within which scope.
+``Rule``: allows, denies or asks about calls, within a scope.
 
-A rule is data: its matcher is one of a closed set of frozen classes, each with a form in JSON, except ``When``, which
-holds a function. Text of models meets no expression that can backtrack: regular expressions run on pydantic's engine,
+A rule is data. Its matcher is one of a closed set of immutable classes, each with a JSON form. The exception is ``CallsWhere``,
+which holds a function. No expression that can backtrack is applied to text of models: regular expressions run on pydantic's engine,
 globs on our own matcher.
 """
 
@@ -23,9 +23,17 @@ from stepengine.data.definition import HookContext
 from stepengine.data.json import JsonDict, JsonValue, canonical, freeze_object
 from stepengine.data.messages import to_string_tuple
 from stepengine.data.provenance import Provenance, find_addresses
+from stepengine.data.schemas import list_member_names
 from stepengine.data.tools import ToolSpec, find_values
 from stepengine.errors import DefinitionError, ToolError
-from stepengine.permissions.commands import READ_ONLY, WIDENABLE, CommandForm, denies, find_widening, permits
+from stepengine.permissions.commands import (
+    READ_ONLY,
+    WIDENABLE,
+    CommandForm,
+    find_widening,
+    matches_allow,
+    matches_deny,
+)
 from stepengine.workspace.argv import Argv, Script, parse_command
 from stepengine.workspace.contained_paths import (
     DELIMITERS,
@@ -59,28 +67,30 @@ PLACES = (
     "recipient", "recipients",
 )  # fmt: skip
 """
-Members that hold a path, a web address, or something else, as the tool likes. Beside what is surely a file or an address they
-are other files in other roles; alone they say of a call less than the rest of its input.
+Members that may hold a path, a web address, or something else; each tool decides.
+
+Next to members that certainly hold a file or an address, they are other files in other roles. Alone, they say less about a call
+than the rest of its input.
 """
 NAMES_OF_PLACES = frozenset((*PATHS, *URLS, *PLACES))
 PLURAL_PATHS = ("paths", "files", "directories")
 METHODS = ("method", "http_method", "verb")
 DECLARED = frozenset({"read", "write", "network"})
-"""Categories whose tools are about the files and addresses that they name; of other tools nobody knows what a call is about."""
+"""Categories whose tools work on the files and addresses that they name; for other tools the subject of a call is unknown."""
 WITHOUT_FILES = frozenset({"agent", "ask", "control", "memory"})
-"""Categories whose tools name no files: prompts, questions and results may be the text of a path and are none."""
+"""Categories whose tools name no files: their prompts, questions and results may look like paths."""
 WITHOUT_DESTINATIONS = frozenset({"agent", "ask", "control"})
-"""Categories of the engine's own tools, which reach nobody outside of the run."""
+"""Categories of the engine's own tools, which do not reach anyone outside the run."""
 NAME_DELIMITERS = frozenset(DELIMITERS) - frozenset("[]{},")
-"""Characters at which texts are split, and which a glob may have in a name."""
+"""Characters that split texts, but are allowed in the names of a glob."""
 UNUSED = "\uffff"
-"""No name has it: what stands for any name stands for one with it, too."""
+"""A character that no name contains; a placeholder for any name includes it."""
 INSTRUCTS = PathRules(INSTRUCTING, ())
-"""Whoever accepts edits of the work has not accepted edits of what instructs (requirements:X60)."""
+"""Approval of edits does not include files that instruct later runs (requirements:X60)."""
 MAX_DECODINGS = 3
-"""How often a longer text is decoded before it is judged whether it is a path."""
+"""How often a longer text is decoded before the check whether it is a path."""
 DURATIONS = frozenset({"timeout", "timeout_seconds"})
-"""Members that say nothing of what a command does."""
+"""Members that do not change the effect of a command."""
 USUAL_PORTS = {"http": 80, "https": 443, "ws": 80, "wss": 443, "ftp": 21}
 TOOL_CHARS = re.compile(r"[A-Za-z0-9_-]*")
 MAX_TOOL_NAME_CHARS = 64
@@ -93,18 +103,18 @@ PLAIN_URL = re.compile(r"([a-z][a-z0-9+.-]*)://([A-Za-z0-9.-]*[A-Za-z0-9])\.?(?:
 @frozen(kw_only=True)
 class Request:
     """
-    A call as rules see it.
+    A call, as matchers receive it.
 
     Attributes:
-        tool: What is known of the tool.
-        input: The input that would run, after validation and hooks.
-        agent_id: The agent that calls.
+        tool: The spec of the tool.
+        input: The final input, after validation and hooks.
+        agent_id: The agent that makes the call.
         session_id: The conversation's id, if there is one.
-        user_id: The user's id, if the caller gave one.
-        context: What hooks get, for ``When``; ``None`` outside of a run.
-        source: Who asks for it: ``"model"``, ``"handler"``, or ``"tool"`` for the body of a tool that yields; ``""`` where that is
-            not known: rules about any of them hold then, but for those that allow.
-        is_call: Whether it is a call that a person can be asked about. What the engine reads for a prompt is none.
+        user_id: The user's id, if the caller passed one.
+        context: The context that hooks receive, for ``CallsWhere``; ``None`` outside of a run.
+        source: The origin of the call: ``"model"``, ``"handler"``, or ``"tool"`` for the body of a tool that yields. With ``""``,
+            the origin is unknown; deny and ask rules for any origin then apply, allow rules do not.
+        is_call: Whether a person can be asked about it. It is false for files that the engine reads for a prompt.
     """
 
     tool: ToolSpec
@@ -121,12 +131,12 @@ class Request:
 
     @property
     def provenance(self) -> Provenance | None:
-        """What the run has received; ``None`` outside of one."""
+        """The data that the run has received, with their origins; ``None`` outside of a run."""
         return None if self.context is None else self.context.provenance
 
     @property
     def commands(self) -> tuple[Argv | Script, ...]:
-        """The commands in the input, each read as the shell tool reads it; one that is refused there counts as a script."""
+        """The commands in the input, parsed as by the shell tool; one that the shell tool rejects is a script."""
         if self.tool.category != "execute":
             return ()
         return tuple(
@@ -140,10 +150,10 @@ class Request:
     @property
     def paths(self) -> list[str]:
         """
-        The files that the call names: those that its tool declares, else those that stand in members such as ``path``.
+        The files in the call: those that its tool declares, else the texts in members such as ``path``.
 
-        What a tool declares counts as no file only when it begins like an address of the web: ``a://b`` is a path, too. Of other tools
-        a ``file:`` address is a path in whatever member it stands.
+        A declared text is not a file only if it starts like a web address; ``a://b`` is a path. For tools without a declaration,
+        a ``file:`` address is a path in any member.
         """
         if self.tool.about is not None:
             return [place for place in self._declared_places if not _is_only_address(place)]
@@ -152,11 +162,11 @@ class Request:
     @property
     def other_texts(self) -> list[str]:
         """
-        The texts that no definition marks as paths. They may name some: a tool names its arguments as it likes, ``source`` or ``filename``.
+        The texts that no definition marks as paths; they may still name some, as in ``source`` or ``filename``.
 
-        The names in an object are among them where the tool's schema does not declare them: ``{"files": {"a.txt": "text"}}``, and so is
-        one text under a name such as ``paths``, which may hold several. A tool that declares what its calls are about has none, nor
-        has a confined one.
+        They include member names that the tool's schema does not declare, as in ``{"files": {"a.txt": "text"}}``. They also
+        include a single text in a member such as ``paths``, which may hold several paths. The list is empty for tools that declare the
+        subjects of their calls, and for confined tools.
         """
         if self.is_declared:
             return []
@@ -166,19 +176,19 @@ class Request:
 
     @property
     def is_declared(self) -> bool:
-        """Whether it is known which texts are paths: no other text can name a file."""
+        """Whether all paths of the call are known from the tool's definition, so no other text can name a file."""
         tool = self.tool
         return tool.about is not None or tool.confined or tool.category in WITHOUT_FILES
 
     def contained_paths(self, *, marked: bool, keep: str = "") -> tuple[str, ...] | None:
         """
-        Return what the texts may name that are no plain paths; ``None`` if that may be any path.
+        Return the paths that may be contained in the texts; ``None`` if any path is possible.
 
         Args:
-            marked: Whether the texts count, too, that are marked as paths.
+            marked: Whether to include the texts that are marked as paths.
             keep: See ``stepengine.workspace.contained_paths``.
         """
-        # Each rule asks for the same.
+        # Cached, because every rule needs the same paths.
         if (marked, keep) not in self._contained:
             paths = self.paths if marked and not self.tool.confined else ()
             self._contained[marked, keep] = _find_contained_paths([*paths, *self.other_texts], keep)
@@ -187,35 +197,35 @@ class Request:
     @property
     def _undeclared_names(self) -> list[str]:
         found = list(_find_member_names(self.input))
-        declared = frozenset(_schema_member_names(self.tool.input_schema)) if found else frozenset()
+        declared = frozenset(list_member_names(self.tool.input_schema)) if found else frozenset()
         return [name for name in found if name not in declared]
 
     @property
     def urls(self) -> list[str]:
-        """The web addresses that the call names, as ``paths``."""
+        """The web addresses in the call: those that its tool declares, else the texts in ``url`` and ``urls``."""
         if self.tool.about is not None:
             return [place for place in self._declared_places if _may_be_address(place)]
         return list(self.texts(URLS))
 
     @property
     def _declared_places(self) -> tuple[str, ...]:
-        return self.tool.places(self.input)
+        return self.tool.find_subjects(self.input)
 
 
 def _find_contained_paths(texts: Iterable[str], keep: str) -> tuple[str, ...] | None:
     found = set[str]()
     for text in texts:
-        # Files whose names such stars would fit are judged when the call starts.
+        # Wildcards that match files are checked when the call starts.
         paths = contained_paths(remove_emphasis(text), keep)
         if paths is None or len(found) > MAX_PARTS:
             return None
-        # Where `..` behind a link leads is judged when the call begins; here it is judged as text.
+        # The target of `..` after a link is checked when the call starts; here it is checked as text.
         found.update(filter(is_resolved, paths))
     return tuple(sorted(found))
 
 
 def _find_texts_except(value: object, names: Sequence[str]) -> Iterator[str]:
-    """Yield the texts in a value that are not under one of *names*."""
+    """Yield the texts in a value, except those under one of *names*."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
@@ -236,7 +246,7 @@ def _find_member_names(value: object) -> Iterator[str]:
 
 
 def _shorten_path(text: str) -> str:
-    """Return a text; if it is long, without steps such as ``./``, which programs remove before they open a path."""
+    """Return a text; a long one without steps such as ``./``, which programs remove before they open a path."""
     if len(text) <= MAX_PATH_CHARS:
         return text
     for _ in range(MAX_DECODINGS if "%" in text else 0):
@@ -250,7 +260,7 @@ def _is_short(text: str) -> bool:
 
 
 def _looks_like_path(readings: Sequence[str]) -> bool:
-    """Return whether a text has steps of a path and no space, or more readings than can be judged."""
+    """Return whether a text has steps of a path and no space, or more readings than can be checked."""
     return not readings or (
         not any(char.isspace() for char in readings[0].strip(BLANKS))
         and any(one == ".." or "/" in one for one in readings)
@@ -262,25 +272,13 @@ def _may_be_address(place: str) -> bool:
 
 
 def _is_only_address(place: str) -> bool:
-    """Return whether a place is an address and no path: it begins with a scheme of the web, has no blank, and no step of it leads up."""
+    """Return whether a text is a web address and not also a path: a web scheme, no blank, and no ``..``."""
     return ADDRESS.match(place) is not None and ".." not in place.split("/") and set(BLANKS).isdisjoint(place)
 
 
 def names_files(spec: ToolSpec) -> bool:
-    """Return whether rules about files can judge calls of a tool: it says what they are about, or has members for paths."""
-    return spec.about is not None or any(name in PATHS for name in _schema_member_names(spec.input_schema))
-
-
-def _schema_member_names(schema: object) -> Iterator[str]:
-    """Yield the names of the members in a schema, at any depth."""
-    if isinstance(schema, Mapping):
-        found = schema.get("properties")
-        yield from found if isinstance(found, Mapping) else ()
-        for part in schema.values():
-            yield from _schema_member_names(part)
-    elif isinstance(schema, list):
-        for part in schema:
-            yield from _schema_member_names(part)
+    """Return whether rules about files can check calls of a tool: it declares their subjects, or has members for paths."""
+    return spec.about is not None or any(name in PATHS for name in list_member_names(spec.input_schema))
 
 
 def _parse_input_command(given: object) -> Argv | Script:
@@ -313,7 +311,7 @@ def _normalize_name(name: str) -> str:
 
 
 def _matches_wildcard(pattern: str, text: str) -> bool:
-    """Return whether *text* is *pattern*, in which ``*`` stands for anything."""
+    """Return whether *text* matches *pattern*, in which ``*`` matches any text."""
     first, *rest = pattern.split("*")
     if not rest:
         return pattern == text
@@ -330,13 +328,13 @@ def _matches_wildcard(pattern: str, text: str) -> bool:
 
 
 @frozen
-class Every:
-    """Every call."""
+class EveryCall:
+    """Matches every call."""
 
     kind: ClassVar[str] = "all"
 
     def matches(self, _request: Request, _decision: Effect) -> bool:
-        """Return whether the rule is about a call."""
+        """Return True."""
         return True
 
     def __str__(self) -> str:
@@ -345,7 +343,7 @@ class Every:
 
 @frozen
 class ToolNamed:
-    """Calls of a tool; ``*`` in *name* stands for anything, and ``-`` is the same as ``_``."""
+    """Matches calls of a tool by its name. In *name*, ``*`` matches any text, and ``-`` equals ``_``."""
 
     kind: ClassVar[str] = "tool"
     name: str
@@ -355,7 +353,7 @@ class ToolNamed:
         _check_tool_name(self.name)
 
     def matches(self, request: Request, _decision: Effect) -> bool:
-        """Return whether the rule is about a call."""
+        """Return whether the name of the tool matches."""
         return _matches_wildcard(_normalize_name(self.name), _normalize_name(request.tool.name))
 
     def __str__(self) -> str:
@@ -364,7 +362,7 @@ class ToolNamed:
 
 @frozen
 class Category:
-    """Calls of tools of a category, such as ``read``, ``write``, ``execute`` or ``network``."""
+    """Matches calls of tools of a category, such as ``read``, ``write``, ``execute`` or ``network``."""
 
     kind: ClassVar[str] = "category"
     name: str
@@ -372,11 +370,11 @@ class Category:
     def __attrs_post_init__(self) -> None:
         _check_not_empty(self.name, 'a category, such as "write"')
         if self.name != self.name.strip():
-            msg = f"no category is {self.name!r}; write {self.name.strip()!r}"
+            msg = f"the category {self.name!r} starts or ends with blanks; write {self.name.strip()!r}"
             raise DefinitionError(msg)
 
     def matches(self, request: Request, _decision: Effect) -> bool:
-        """Return whether the rule is about a call."""
+        """Return whether the tool has this category."""
         return request.tool.category == self.name
 
     def __str__(self) -> str:
@@ -385,17 +383,17 @@ class Category:
 
 @frozen
 class Command:
-    """Commands of tools that run programs; see ``CommandForm``."""
+    """Matches commands of tools that run programs; see ``CommandForm``."""
 
     kind: ClassVar[str] = "command"
     form: CommandForm
 
     def matches(self, request: Request, decision: Effect) -> bool:
-        """Return whether the rule is about a call; an allow is about less than a deny or an ask."""
+        """Return whether the commands of a call match: for an allow all of them, else any, including wrapped commands."""
         commands = request.commands
         if decision == "allow":
-            return bool(commands) and all(permits(self.form, command) for command in commands)
-        return any(denies(self.form, command) for command in commands)
+            return bool(commands) and all(matches_allow(self.form, command) for command in commands)
+        return any(matches_deny(self.form, command) for command in commands)
 
     def __str__(self) -> str:
         return f"command {' '.join(self.form.prefix)}"
@@ -404,23 +402,23 @@ class Command:
 @frozen
 class Path:
     """
-    Calls about files below a root, by a glob for paths relative to it; ``*`` stays within a name, ``**`` does not.
+    Matches calls about files below a root, by a glob for relative paths. ``*`` stays within a name, ``**`` does not.
 
-    A deny or question matches when one of the paths in the input does, in any case of its letters and also as an absolute
-    path, an allow when all do as written and there is one. A deny or question about a folder is about all that is below it:
-    ``secrets`` is the same as ``secrets/**``, but ``src/*`` means no folder within a folder. Paths stand in the members ``path``, ``paths``, ``file``,
-    ``files``, ``file_path``, ``folder``, ``directory``, ``directories`` and ``cwd``, or are what the tool says that its calls
-    are about (``@tool(about=...)``). With *tool* only calls of that tool are meant.
+    A deny or ask matches if one of the paths in the input matches, in any letter case, and also as an absolute path. An allow
+    matches if there is a path and all paths match as written. A deny or ask for a folder includes everything below it:
+    ``secrets`` equals ``secrets/**``, but ``src/*`` matches no folder within a folder. The paths are those that the tool declares
+    (``@tool(about=...)``). For other tools they are the texts in the members ``path``, ``paths``, ``file``, ``files``,
+    ``file_path``, ``folder``, ``directory``, ``directories`` and ``cwd``. With *tool* only calls of that tool match.
 
-    A path is judged in every way that a program may read it: see ``possible_paths``. A deny or question matches when one of these
-    does, an allow when all do. Of a tool that does not say so any other text may name paths, too: see ``contained_paths``. A person is
-    asked about one that a deny means, and an allow does not match when one may lead out of it. ``[*]``, ``[[]`` and ``[{]`` stand for the character itself. A glob with brackets or braces is also about
-    the names that are written exactly so.
+    A path is checked in every reading that a program may give it; see ``possible_paths``. A deny or ask matches if one reading
+    matches, an allow if all do. In tools without a declaration, other texts may name paths, too; see ``contained_paths``. If a
+    deny matches one of those, a person is asked. An allow does not match if one of them may be outside of it. ``[*]``, ``[[]`` and
+    ``[{]`` match the character itself. A glob with brackets or braces also matches names that are spelled exactly so.
 
-    The bundled tools are bound by the files that they would touch or show, too, links and other names of a file resolved:
-    what a deny fits is refused, or left out of listings and searches, which say so; and so is what would have been asked
-    about, when nobody was asked about the call. A tool that says what it is about is bound by where these paths lead when the
-    call begins, links resolved. See ``Policy.guard``.
+    The bundled tools also check the files that they would open or show, with links and other names of a file resolved. Files
+    that a deny matches raise an error, or are omitted from listings and searches, with a notice. The same holds for files about
+    which a person would be asked, unless a person was asked about the call. For a tool with a declaration, the paths are resolved
+    when the call starts. See ``Policy.guard``.
     """
 
     kind: ClassVar[str] = "path"
@@ -431,7 +429,7 @@ class Path:
 
     def __attrs_post_init__(self) -> None:
         if why := find_pattern_problem(self.glob):
-            msg = f"the pattern {self.glob!r} can match nothing: {why}"
+            msg = f"the pattern {self.glob!r} matches no path: {why}"
             raise DefinitionError(msg)
         if self.tool is not None:
             _check_tool_name(self.tool)
@@ -442,7 +440,7 @@ class Path:
             raise DefinitionError(error.message) from None
 
     def matches(self, request: Request, decision: Effect) -> bool:
-        """Return whether the rule is about a call, by the paths in its input."""
+        """Return whether the paths in the input of a call match."""
         if not self.covers_tool(request):
             return False
         paths = request.paths
@@ -450,14 +448,14 @@ class Path:
         if decision == "allow":
             is_within = bool(paths) and all(readings) and all(self._is_within(p) for found in readings for p in found)
             return is_within and not self._may_lead_out(request, readings)
-        # What has too many readings may be any path.
+        # A text with too many readings may be any path.
         if not all(readings) or any(self._may_match(path) for found in readings for path in found):
             return True
         return decision == "ask" and self.find_possible_path(request) is not None
 
     def find_possible_path(self, request: Request) -> str | None:
-        """Return a path of the rule that a call may name in another text, or in another way; ``None`` without one."""
-        # A glob that names nothing does not say which texts are paths.
+        """Return a path of the rule that a call may name in another text or notation; ``None`` without one."""
+        # A glob without names cannot tell which texts are paths.
         if not self.covers_tool(request) or not self.glob.strip("*/"):
             return None
         keeps = {"", "".join(sorted(set(self.glob) & NAME_DELIMITERS))}
@@ -472,12 +470,12 @@ class Path:
         return next((text for text, found in texts if not found or any(map(self._may_match, found))), None)
 
     def _may_lead_out(self, request: Request, readings: Sequence[Sequence[str]]) -> bool:
-        """Return whether an allowed call may name another path, in another text or with braces or quotes in a path."""
+        """Return whether an allowed call may name a path outside the glob, in another text or with braces or quotes in a path."""
         try:
             whole = {spelled for found in readings for path in found for spelled in spellings(path)}
         except ToolError:
             return True
-        # A marked text is one path, and a guard judges the files that parts of it name. It does not expand wildcards.
+        # A marked text is one path, and a guard checks the files that parts of it name. It does not expand wildcards.
         parts = request.contained_paths(marked=True)
         if parts is None or any(".." in path.split("/") for path in whole):
             return True
@@ -500,7 +498,7 @@ class Path:
         )
 
     def _holds_all(self, path: str) -> bool:
-        """Return whether a contained path, and whatever its wildcards stand for, is allowed."""
+        """Return whether the glob matches a contained path and every path that its wildcards can match."""
         if not self._is_within(path):
             return False
         far = path.replace("**", f"{UNUSED}/{UNUSED}").replace("*", UNUSED * 2).replace("?", UNUSED)
@@ -515,16 +513,16 @@ class Path:
 
     @property
     def denied(self) -> tuple[str, ...]:
-        """The globs by which a deny or a question means files: those of the rule, plainly written, and what is below a folder."""
+        """The globs of a deny or ask: those of the rule, and everything below a folder that it names."""
         names = _split_path(self.glob)
         return _glob_readings("/".join(names if names and not names[-1].strip("*") else (*names, "**")))
 
     def covers_tool(self, request: Request) -> bool:
-        """Return whether the rule is about calls of this tool at all."""
+        """Return whether the rule covers the tool of a call."""
         return _matches_tool(self.tool, request)
 
-    def fits(self, parts: Sequence[str], low: Sequence[str], decision: Effect) -> bool:
-        """Return whether the rule is about a file, by its place below the root of a tool, links resolved; *low*: see ``normalize_for_deny``."""
+    def matches_file(self, parts: Sequence[str], low: Sequence[str], decision: Effect) -> bool:
+        """Return whether a file matches, by its resolved path below the root of a tool; for *low* see ``normalize_for_deny``."""
         if decision == "allow":
             return any(glob.match(parts) for glob in self._exact)
         return any(glob.match(low) for glob in self._folded)
@@ -532,14 +530,14 @@ class Path:
     def _is_within(self, path: str) -> bool:
         if is_file_address(path) or not _is_contained_path(path):
             return False
-        # What is behind `file:` is another reading, which is judged by itself.
+        # The text after `file:` is another reading, which is checked separately.
         parts = _split_path(path.removeprefix("file:"))
         return any(glob.match(parts) for glob in self._exact)
 
     def _may_match(self, path: str) -> bool:
         parts = _resolve_parents(_split_path(normalize_path([path])))
         if parts is None:
-            return True  # it leads out, so nobody can say what it names
+            return True  # it leads above the start, so its target is unknown
         starts = range(len(parts)) if path.startswith("/") else (0,)
         return any(glob.match(parts[start:]) for start in starts for glob in self._folded)
 
@@ -548,13 +546,13 @@ class Path:
 
 
 def _glob_readings(glob: str) -> tuple[str, ...]:
-    """Return a glob, and where it has brackets or braces also the one in which these are characters of names."""
+    """Return a glob; if it has brackets or braces, also the glob in which these are plain characters."""
     plain = escape_brackets(glob)
     return (glob,) if plain == glob else (glob, plain)
 
 
 def normalize_for_deny(parts: Sequence[str]) -> tuple[str, ...]:
-    """Return a path as denies and questions compare it, in whatever case its letters are."""
+    """Return a path in the form that denies and asks compare, independent of letter case."""
     return _split_path(normalize_path(parts))
 
 
@@ -563,7 +561,7 @@ def _is_contained_path(path: str) -> bool:
 
 
 def _resolve_parents(parts: Sequence[str]) -> tuple[str, ...] | None:
-    """Return a path without its ``..``; ``None`` for one that climbs above where it starts."""
+    """Return a path without its ``..``; ``None`` if it leads above its start."""
     made: list[str] = []
     for part in parts:
         if part != "..":
@@ -582,10 +580,10 @@ def _split_path(path: str) -> tuple[str, ...]:
 @frozen
 class Domain:
     """
-    Calls that name a web address, by host: ``docs.example.org`` is that host, ``*.example.org`` every host below it.
+    Matches calls that name a web address, by host: ``docs.example.org`` is that host, ``*.example.org`` every host below it.
 
-    A deny or question matches when one of the addresses in ``url`` or ``urls`` does, or of those that the tool says its calls
-    are about (``@tool(about=...)``), an allow when all do. With *tool* only calls of that tool are meant.
+    The addresses are those that the tool declares (``@tool(about=...)``), else those in ``url`` and ``urls``. A deny or ask
+    matches if one of them matches, an allow if all do. With *tool* only calls of that tool match.
     """
 
     kind: ClassVar[str] = "domain"
@@ -604,16 +602,16 @@ class Domain:
             else _parse_origin(f"http://[{name}]/" if is_address else f"http://{name}/")
         )
         if origin is None:
-            msg = f"{self.host!r} is no host; 'docs.example.org' or '*.example.org' would be fine"
+            msg = f"{self.host!r} is not a host; write it like 'docs.example.org' or '*.example.org'"
             raise DefinitionError(msg)
         if origin.port not in (None, USUAL_PORTS["http"]) or name.endswith(f":{origin.port}"):
             msg = f"{self.host!r} has a port, and rules are about hosts; write {wild + origin.host!r}"
             raise DefinitionError(msg)
-        # As addresses are compared: in lower case and ASCII.
+        # In the form in which hosts are compared: lower case and ASCII.
         object.__setattr__(self, "host", wild + origin.host)
 
     def matches(self, request: Request, decision: Effect) -> bool:
-        """Return whether the rule is about a call."""
+        """Return whether the hosts of the addresses in a call match."""
         if not _matches_tool(self.tool, request):
             return False
         found = [self._matches_host(url, decision) for url in request.urls]
@@ -638,18 +636,18 @@ class _UrlOrigin(NamedTuple):
 
 
 def _parse_origin(url: str) -> _UrlOrigin | None:
-    """Return where every program reads that an address leads, as the web tools do; ``None`` for one that is not plain."""
+    """Return the origin of an address on which all programs agree; ``None`` if the address is not plain."""
     try:
         found = parse_url(url)
         return _UrlOrigin(found.scheme, found.host.lower(), found.port)
     except ToolError:
-        # The web tools refuse more than what is unclear, such as this machine and other schemes.
+        # The web tools also reject clear addresses, such as this machine and other schemes.
         plain = PLAIN_URL.fullmatch(url)
         return None if plain is None else _UrlOrigin(plain[1], plain[2].lower(), int(plain[3]) if plain[3] else None)
 
 
 def _parse_host(url: str) -> str | None:
-    """Return the host of an address; ``None`` as ``_parse_origin``."""
+    """Return the host of an address; ``None`` if the address is not plain."""
     origin = _parse_origin(url)
     return None if origin is None else origin.host
 
@@ -657,9 +655,9 @@ def _parse_host(url: str) -> str | None:
 @frozen
 class Regex:
     """
-    Calls whose input, as canonical JSON, holds a match of an expression (RE2's and Rust's syntax, no look-around).
+    Matches calls whose input, as canonical JSON, matches an expression (RE2's and Rust's syntax, no look-around).
 
-    An allow never matches a tool of category ``execute``: an expression over a command line is too easily passed by.
+    An allow never matches a tool of category ``execute``: an expression for a command line is too easy to bypass.
     """
 
     kind: ClassVar[str] = "regex"
@@ -678,7 +676,7 @@ class Regex:
         object.__setattr__(self, "_search", search)
 
     def matches(self, request: Request, decision: Effect) -> bool:
-        """Return whether the rule is about a call."""
+        """Return whether the expression matches the input of a call."""
         if not _matches_tool(self.tool, request) or (decision == "allow" and request.tool.category == "execute"):
             return False
         try:
@@ -692,12 +690,12 @@ class Regex:
 
 
 @frozen
-class When:
+class CallsWhere:
     """
-    Calls for which a function of the request returns true; it cannot be stored.
+    Matches calls for which a function of the request returns true; it cannot be stored.
 
-    The function must depend on nothing but the request, else a replay may decide otherwise. If it raises or returns
-    anything but a bool, the call is denied, whatever the rule says.
+    The function must depend only on the request, else a replay may decide otherwise. If it raises or returns anything but a
+    bool, the call is denied, whatever the decision of the rule.
     """
 
     kind: ClassVar[str] = "when"
@@ -705,10 +703,10 @@ class When:
 
     def matches(self, request: Request, _decision: Effect) -> bool:
         """
-        Return whether the rule is about a call.
+        Return the result of the function.
 
         Raises:
-            TypeError: when the function returns no bool.
+            TypeError: if the function returns no bool.
         """
         found = self.test(request)
         if not isinstance(found, bool):
@@ -734,24 +732,24 @@ def _strings_or_none(value: Iterable[str] | None) -> tuple[str, ...] | None:
 @frozen
 class Call:
     """
-    Calls of exactly this tool, as far as the other members narrow that.
+    Matches calls of exactly this tool, narrowed by the other members.
 
-    That is what a person means who answers "always allow this": what was seen, and nothing that is only like it.
+    It is the rule of a person who answers "always allow this": the call on the screen, and no similar one.
 
     Attributes:
         tool: The tool's name.
-        input: Only calls whose input equals it, a command in it read word by word. With *prefix*, the input but for the
-            command, members that are ``None``, and how long it may take.
+        input: Only calls with an equal input; commands are compared word by word. With *prefix*, the command, its time limit
+            and members that are ``None`` are not compared.
         agent: Only calls of this agent.
-        paths: Only calls that name files, and no others than these; one that stands in a member such as ``destination`` is
-            written ``"destination: a.txt"``. Without *hosts* and *origins* they name no address, and no ``method``.
-        hosts: Only calls that name web addresses, and of no other hosts than these. Without *paths* they name no file.
-        prefix: Only calls of one command of this program, or subcommand, with options and operands that are known to write no
-            file and to start nothing else; never a shell script.
-        origins: Only calls that name web addresses, and no others than below these: scheme, host and port, and the call's
-            ``method`` in front where it has one, such as ``"POST https://api.example.org"``. Without *paths* they name no file.
-        any_input: Somebody was told that any input is meant. It narrows nothing; without it a rule of a policy file that people
-            once made, and that names no more than the tool, answers no question.
+        paths: Only calls that name files, and only these files. A file in a member such as ``destination`` is written
+            ``"destination: a.txt"``. Without *hosts* and *origins*, calls with an address or a ``method`` do not match.
+        hosts: Only calls that name web addresses, and only of these hosts. Without *paths*, calls with a file do not match.
+        prefix: Only calls of one command of this program or subcommand. Its options and operands must be known to write no
+            file and start no program. Shell scripts never match.
+        origins: Only calls that name web addresses, and only below these: scheme, host and port. A ``method`` of the call
+            precedes them, as in ``"POST https://api.example.org"``. Without *paths*, calls with a file do not match.
+        any_input: A person confirmed that any input is allowed. It narrows nothing. A remembered rule with only a tool needs
+            it to answer questions.
     """
 
     kind: ClassVar[str] = "call"
@@ -769,8 +767,8 @@ class Call:
         if self.prefix is not None and self._form is None:
             known = ", ".join([shlex.join(form.prefix) for form in WIDENABLE])
             msg = (
-                f"no harmless options are known of the command {shlex.join(self.prefix)!r}; they are known of {known}. Use "
-                "Rule.allow_command for any options"
+                f"the command {shlex.join(self.prefix)!r} has no list of harmless options; these commands have one: {known}. To allow "
+                "any options, use Rule.allow_command"
             )
             raise DefinitionError(msg)
 
@@ -783,9 +781,9 @@ class Call:
         """
         Return the matcher for a call that a person allows permanently: the agent, the tool, and its subject.
 
-        Of a tool of the category ``read``, ``write`` or ``network`` that is the files and addresses that the call names, if
-        they are plain, no ``method`` says what is done with files, and no other text may name a file; of every other call its whole
-        input.
+        For tools of the categories ``read``, ``write`` and ``network``, the subject is the files and addresses that the call
+        names. They must be plain, no ``method`` may apply to files, and no other text may name a file. For all other calls, the
+        subject is the whole input.
         """
         agent = request.agent_id or None
         paths, origins = _named_paths(request), _named_origins(request)
@@ -797,12 +795,12 @@ class Call:
         return cls(request.tool.name, agent=agent, paths=sorted(paths) or None, origins=named or None)
 
     @classmethod
-    def wider_than(cls, request: Request) -> tuple[Call, ...]:
+    def list_broader(cls, request: Request) -> tuple[Call, ...]:
         """
-        Return what else a person may allow for good who sees a call, the narrowest first.
+        Return the broader matchers that a person may allow permanently, the narrowest first.
 
-        Of a command that is the same program with other options and operands, where these are known to write no file and to
-        start nothing else; at last any input of the tool.
+        For a command, the first matches the same program with other options and operands that are known to write no file and
+        start no program. The last one matches any input of the tool.
         """
         agent, found, words = request.agent_id or None, list[Call](), _single_command(request)
         form = find_widening(words) if words else None
@@ -811,12 +809,12 @@ class Call:
         return (*found, cls(request.tool.name, agent=agent, any_input=True))
 
     def matches(self, request: Request, _decision: Effect) -> bool:
-        """Return whether the rule is about a call."""
+        """Return whether a call has this tool and fits all members of the matcher."""
         if request.tool.name != self.tool or (
             self.agent is not None and _normalize_name(self.agent) != _normalize_name(request.agent_id)
         ):
             return False
-        if self.prefix is not None and (self._form is None or not permits(self._form, _single_command(request))):
+        if self.prefix is not None and (self._form is None or not matches_allow(self._form, _single_command(request))):
             return False
         if self.input is not None:
             found = (_input_with_parsed_commands if self.prefix is None else _input_without_command)(request)
@@ -839,7 +837,7 @@ class Call:
 
 
 def _named_paths(request: Request) -> set[str]:
-    """Return the files that a call names, each behind its role where the call may name others in other roles."""
+    """Return the files that a call names, prefixed with their role if the call may name files in several roles."""
     named = [(role, place) for role, place in _named_places(request) if not _is_only_address(place)]
     return {
         f"{role}: {_remove_dot_steps(path)}" if role else _escape_role_separator(_remove_dot_steps(path))
@@ -848,19 +846,19 @@ def _named_paths(request: Request) -> set[str]:
 
 
 def _escape_role_separator(path: str) -> str:
-    """Return a path in a form that cannot be taken for one behind a role."""
+    """Return a path that cannot be mistaken for one with a role as prefix."""
     return f"./{path}" if ": " in path else path
 
 
 def _named_urls(request: Request) -> list[tuple[str, str]]:
-    """Return the role and the text of each address that a call names, also under a name such as ``proxy`` or ``callback``."""
+    """Return the role and text of each address in a call, including members such as ``proxy`` or ``callback``."""
     found = [(role, place) for role, place in _named_places(request) if _may_be_address(place)]
     others = _find_other_members(request.input) if request.tool.about is None else ()
     return [*found, *[(name, text) for name, text in others if _is_only_address(text)]]
 
 
 def _find_other_members(value: object, name: str = "") -> Iterator[tuple[str, str]]:
-    """Yield (name, text) of the texts of an input that are under no name of places."""
+    """Yield (name, text) of the texts of an input whose member is not in ``NAMES_OF_PLACES``."""
     if isinstance(value, str):
         yield name, value
     elif isinstance(value, Mapping):
@@ -874,24 +872,24 @@ def _find_other_members(value: object, name: str = "") -> Iterator[tuple[str, st
 
 def _named_places(request: Request) -> list[tuple[str, str]]:
     """
-    Return the role and the text of each place that a call names.
+    Return the role and text of each file or address that a call names.
 
-    From one file to another is not the same as back, so what is not a plain file or address has the name of its member as its role,
-    and where a tool says several places, each of these is one.
+    The role is the name of the member. It distinguishes a copy from one file to another from the reverse. Members for plain
+    files and addresses have no role. If a tool declares several subjects, each of them is a role.
     """
     about = request.tool.about
     if about is not None:
         return [
             (place if len(about) > 1 else "", text)
             for place in about
-            for text in attrs.evolve(request.tool, about=(place,)).places(request.input)
+            for text in attrs.evolve(request.tool, about=(place,)).find_subjects(request.input)
         ]
     found = find_named_texts(request.input, NAMES_OF_PLACES)
     return [("" if name in PATHS[:-1] or name in URLS else name, text) for name, text in found]
 
 
 def _has_named_place(request: Request) -> bool:
-    """Return whether a call names a file or an address, and not only what may as well be a database or a person."""
+    """Return whether a call names a certain file or address; a database or a person could also be a ``target``."""
     if request.tool.about is not None:
         return bool(_named_places(request))
     found = find_named_texts(request.input, NAMES_OF_PLACES)
@@ -899,7 +897,7 @@ def _has_named_place(request: Request) -> bool:
 
 
 def _input_http_methods(request: Request) -> list[Any]:
-    """Return the HTTP methods that the input of a call names."""
+    """Return the HTTP methods in the input of a call."""
     return [request.input[name] for name in METHODS if request.input.get(name) not in {None, ""}]
 
 
@@ -908,14 +906,14 @@ def _named_hosts(request: Request) -> set[str | None]:
 
 
 def _named_origins(request: Request) -> set[str | None]:
-    """Return where a call reaches and how: each address by method, scheme, host and port; ``None`` for one that is not plain."""
+    """Return the method, scheme, host and port of each address in a call; ``None`` for one that is not plain."""
     how = "".join([f"{str(method).upper()} " for method in _input_http_methods(request)])
     origins = [(f"{role}: " if role else "", _parse_origin(url)) for role, url in _named_urls(request)]
     return {None if origin is None else how + role + _format_origin(origin) for role, origin in origins}
 
 
 def _format_origin(origin: _UrlOrigin) -> str:
-    """Return an origin without the port that its scheme has anyway."""
+    """Return an origin as text, without the default port of its scheme."""
     host = f"[{origin.host}]" if ":" in origin.host else origin.host
     is_usual = origin.port is None or origin.port == USUAL_PORTS.get(origin.scheme)
     return f"{origin.scheme}://{host}" + ("" if is_usual else f":{origin.port}")
@@ -926,7 +924,7 @@ def _is_within(allowed: Sequence[str] | None, found: set[Any]) -> bool:
 
 
 def _names_only_allowed(call: Call, request: Request) -> bool:
-    """Return whether a call names only files and addresses of its rule, and none of a kind that it lacks."""
+    """Return whether a call names only allowed files and addresses, and none of a kind without an allowed entry."""
     if call.paths is None and call.origins is None and call.hosts is None:
         return True
     if not _has_named_place(request) or (call.paths is None and _named_paths(request)):
@@ -940,7 +938,7 @@ def _names_only_allowed(call: Call, request: Request) -> bool:
 
 
 def _names_other_files(allowed: Sequence[str], request: Request) -> bool:
-    """Return whether a text that no definition marks as a path may name a file that was not allowed."""
+    """Return whether an unmarked text may name a file that is not allowed."""
     named = {text for _, text in _named_places(request)}  # these are compared as a whole
     found = _find_contained_paths([text for text in request.other_texts if text not in named], "")
     known = {text for path in allowed for text in (contained_paths(path) or ())}
@@ -948,19 +946,19 @@ def _names_other_files(allowed: Sequence[str], request: Request) -> bool:
 
 
 def _input_with_parsed_commands(request: Request) -> JsonDict:
-    """Return the input with its commands as lists of words; a script, which only a shell can read, stays as it is."""
+    """Return the input with its commands as lists of words; a script, which only a shell can parse, is unchanged."""
     read = {name: _parse_input_command(request.input[name]) for name in COMMANDS if request.input.get(name) is not None}
     return freeze_object({**request.input, **{n: list(c) for n, c in read.items() if not isinstance(c, Script)}})
 
 
 def _single_command(request: Request) -> Argv:
-    """Return the words of the one command that a call runs; nothing for a script, and where there are several."""
+    """Return the words of the only command of a call; nothing for a script and for several commands."""
     commands = request.commands
     return commands[0] if len(commands) == 1 and not isinstance(commands[0], Script) else ()
 
 
 def _input_without_command(request: Request) -> JsonDict:
-    """Return what an input says beside its command and how long that may take."""
+    """Return the members of an input except commands, durations and ``None``."""
     left_out = {*COMMANDS, *DURATIONS}
     given = {name: value for name, value in request.input.items() if name not in left_out and value is not None}
     return freeze_object(given)
@@ -969,12 +967,13 @@ def _input_without_command(request: Request) -> JsonDict:
 @frozen
 class Untrusted:
     """
-    Calls with an argument that does not occur in the user's request, or in another trusted source of the run.
+    Matches calls with an argument that does not occur in the user's request, or in another trusted source of the run.
 
-    Judged are the parameters that are named, else the destinations of the tool, and the addresses in texts that leave with the call. Of a tool that does not say its destinations every
-    text and number is judged once the run has received something untrusted, unless it is read-only or one of the engine's own. Of one
-    that runs commands these are its commands, but for those that only look; of one that writes files, the files that instruct later
-    runs.
+    It checks *parameters*, else the destinations of the tool and the addresses in texts that leave with the call. For writing
+    tools, it also checks files that instruct later runs.
+
+    Tools without declared destinations are checked only after the run has received untrusted data. Then all their arguments are
+    checked, or their commands that are not read-only. Read-only tools and the engine's own tools are not checked.
     """
 
     kind: ClassVar[str] = "untrusted"
@@ -987,19 +986,19 @@ class Untrusted:
             _check_not_empty(parameter, 'the name of a parameter, such as "to" or "event.attendees"')
 
     def matches(self, request: Request, _decision: Effect) -> bool:
-        """Return whether the rule is about a call; where nothing is known of the run, it is."""
+        """Return whether one of the checked arguments is not trusted; it is if no provenance is known."""
         known = request.provenance
         is_id = self.judges_ids(request)
         return any(
-            known is None or not known.is_trusted(value, is_id=is_id) for _, value in self.judged_values(request)
+            known is None or not known.is_trusted(value, is_id=is_id) for _, value in self.select_values(request)
         )
 
     def judges_ids(self, request: Request) -> bool:
-        """Return whether a number among the judged arguments is an id: a destination, and no amount."""
+        """Return whether numbers in the checked arguments are ids: destinations, not amounts."""
         return not self.parameters and request.tool.destinations is not None
 
-    def judged_values(self, request: Request) -> list[tuple[str, JsonValue]]:
-        """Return the arguments that are judged, each with its place."""
+    def select_values(self, request: Request) -> list[tuple[str, JsonValue]]:
+        """Return the arguments that are checked, each with its location in the input."""
         if not _matches_tool(self.tool, request):
             return []
         paths = self.parameters or request.tool.destinations
@@ -1027,7 +1026,7 @@ def _addresses_in_texts(request: Request) -> list[tuple[str, JsonValue]]:
 
 
 def _is_harmless_tool(tool: ToolSpec) -> bool:
-    """Return whether a tool changes nothing and reaches nobody outside of the run, by what it says of itself."""
+    """Return whether a tool, by its declaration, changes nothing and reaches no one outside the run."""
     notes = tool.annotations
     only_reads = notes.read_only and not notes.open_world and tool.category != "network"
     return only_reads or tool.category in WITHOUT_DESTINATIONS
@@ -1039,7 +1038,7 @@ def _find_commands_with_effects(request: Request) -> list[tuple[str, JsonValue]]
     return [
         (name, shell_text({name: request.input[name]}) or str(request.input[name]))
         for name, command in zip(given, request.commands, strict=True)
-        if not any(permits(form, command) for form in READ_ONLY)
+        if not any(matches_allow(form, command) for form in READ_ONLY)
     ]
 
 
@@ -1068,7 +1067,7 @@ def names_instruction_file(request: Request) -> bool:
 
 @frozen
 class AfterUntrusted:
-    """Calls of a tool once the run has received anything that may hold text of third parties."""
+    """Matches calls of a tool after the run has received data that may contain text of third parties."""
 
     kind: ClassVar[str] = "after_untrusted"
     tool: str
@@ -1077,11 +1076,11 @@ class AfterUntrusted:
         _check_tool_name(self.tool)
 
     def matches(self, request: Request, _decision: Effect) -> bool:
-        """Return whether the rule is about a call; where nothing is known of the run, it is."""
+        """Return whether the tool matches and untrusted data were received; unknown provenance counts as untrusted."""
         return _matches_tool(self.tool, request) and (request.provenance is None or request.provenance.saw_untrusted)
 
-    def judged_values(self, request: Request) -> list[tuple[str, JsonValue]]:
-        """Return all arguments: none of them is the reason, and all of them are shown."""
+    def select_values(self, request: Request) -> list[tuple[str, JsonValue]]:
+        """Return all arguments: none of them is the reason, so all of them are shown."""
         return list(request.input.items())
 
     def __str__(self) -> str:
@@ -1090,14 +1089,14 @@ class AfterUntrusted:
 
 @frozen
 class Values:
-    """Calls of a tool with exactly these arguments, whatever the others are: what a person allowed who was shown where they come from."""
+    """Matches calls of a tool with exactly these arguments; a person allowed them after seeing their origins."""
 
     kind: ClassVar[str] = "values"
     tool: str
     values: JsonDict = attrs.field(converter=freeze_object)
 
     def matches(self, request: Request, _decision: Effect) -> bool:
-        """Return whether the rule is about a call."""
+        """Return whether the tool is the same and each listed argument has exactly these values."""
         return request.tool.name == self.tool and all(
             canonical([value for _, value in find_values(request.input, path)]) == canonical(wanted)
             for path, wanted in self.values.items()
@@ -1107,12 +1106,14 @@ class Values:
         return f"{self.tool} with {canonical(self.values)}"
 
 
-Following: TypeAlias = Untrusted | AfterUntrusted
-"""Matchers of rules that follow data: they win over rules that allow, and over what a person allowed for good."""
-FOLLOWING = (Untrusted, AfterUntrusted)
+OriginMatcher: TypeAlias = Untrusted | AfterUntrusted
+"""Matchers of rules about data origins: they win over rules that allow, and over permanent approvals."""
+ORIGIN_MATCHERS = (Untrusted, AfterUntrusted)
 
-Matcher: TypeAlias = Call | Every | ToolNamed | Category | Command | Path | Domain | Regex | When | Following | Values
-"""What a ``Rule`` may be about."""
+Matcher: TypeAlias = (
+    Call | EveryCall | ToolNamed | Category | Command | Path | Domain | Regex | CallsWhere | OriginMatcher | Values
+)
+"""The matchers of a ``Rule``."""
 
 
 def _matches_tool(name: str | None, request: Request) -> bool:
@@ -1120,15 +1121,15 @@ def _matches_tool(name: str | None, request: Request) -> bool:
 
 
 def _check_tool_name(pattern: str) -> None:
-    """Refuse a pattern that fits no name of a tool."""
+    """Raise for a pattern that matches no valid name of a tool."""
     plain = pattern.replace("*", "")
     if TOOL_CHARS.fullmatch(plain) and len(plain) <= MAX_TOOL_NAME_CHARS:
         return
     near = TOOL_SEPARATORS.sub("__", pattern)
     like = f", as in {near!r}" if near != pattern and TOOL_CHARS.fullmatch(near.replace("*", "")) else ""
     msg = (
-        f"no tool has a name like {pattern!r}: names have up to {MAX_TOOL_NAME_CHARS} letters, digits, _ and -, and only * stands for "
-        f"anything; tools of a server are called server__tool{like}"
+        f"{pattern!r} matches no valid tool name: names have up to {MAX_TOOL_NAME_CHARS} letters, digits, _ and -, and only * matches any "
+        f"text; tools of a server have names like server__tool{like}"
     )
     raise DefinitionError(msg)
 
@@ -1142,11 +1143,11 @@ def _check_not_empty(text: object, what: str) -> None:
 @frozen
 class Scope:
     """
-    Where a rule holds.
+    The part of the runs in which a rule applies.
 
     Attributes:
-        kind: ``global`` everywhere; ``agent`` in the agent *id*, wherever in a tree it runs; ``session`` in the conversation
-            *id*; ``user`` for what a person decided, for the user *id* or, without one, for everybody.
+        kind: ``global`` for all runs; ``agent`` for the agent *id*, anywhere in a tree; ``session`` for the conversation
+            *id*; ``user`` for the decisions of a person. These apply to the user *id* or, without one, to all users.
         id: See *kind*.
     """
 
@@ -1155,7 +1156,7 @@ class Scope:
 
     def __attrs_post_init__(self) -> None:
         if self.kind not in ORDER:
-            msg = f"{self.kind!r} is not a scope of a rule; the scopes are 'global', 'agent', 'session' and 'user'"
+            msg = f"unknown scope {self.kind!r} of a rule; valid scopes: 'global', 'agent', 'session', 'user'"
             raise DefinitionError(msg)
         if ((self.kind == "global") != (self.id is None) and self.kind != "user") or self.id == "":
             msg = f"the scope {self.kind!r} " + (
@@ -1163,8 +1164,8 @@ class Scope:
             )
             raise DefinitionError(msg)
 
-    def holds(self, request: Request) -> bool:
-        """Return whether rules of this scope are about a call at all."""
+    def applies_to(self, request: Request) -> bool:
+        """Return whether rules of this scope apply to a call."""
         if self.kind == "agent":
             return self.id is not None and _normalize_name(self.id) == _normalize_name(request.agent_id)
         if self.kind == "session":
@@ -1177,11 +1178,11 @@ class Scope:
 
 SOURCES = ("model", "handler", "tool")
 ORDER = {"user": 0, "session": 1, "agent": 2, "global": 3}
-"""Which scope is asked first."""
+"""The order in which scopes are checked."""
 
 
 def _parse_scope(value: str | Scope) -> Scope:
-    """Return the scope that a string such as ``"agent:reviewer"`` stands for."""
+    """Return the scope for a string such as ``"agent:reviewer"``."""
     if isinstance(value, Scope):
         return value
     kind, colon, identity = value.partition(":")
@@ -1203,18 +1204,18 @@ def _check_source(_: Any, __: Any, value: str | None) -> None:
 @frozen
 class Rule:
     """
-    One rule of a policy. The class methods make the usual ones, such as ``Rule.allow_tool("read_files")``.
+    One rule of a policy. Class methods make the usual ones, such as ``Rule.allow_tool("read_files")``.
 
     Attributes:
         decision: ``"allow"``, ``"deny"`` or ``"ask"``.
-        matcher: Which calls it is about.
-        scope: Where it holds; a string such as ``"agent:reviewer"`` will do.
-        priority: Higher is asked first, within its scope.
-        id: Its name in explanations and events; made of the decision and the matcher when not given.
-        message: For a deny, what the model is told; for an ask, the question.
-        description: For people.
-        source: Who has to ask for the call: ``"model"``, ``"handler"``, or ``"tool"`` for the body of a tool that yields; ``None``
-            for all of them.
+        matcher: The calls that the rule matches.
+        scope: The scope, or a string such as ``"agent:reviewer"``.
+        priority: Rules with higher priority are checked first, within their scope.
+        id: The name in explanations and events; by default made of the decision and the matcher.
+        message: For a deny, the text for the model; for an ask, the question.
+        description: A text for people.
+        source: The origin of the call: ``"model"``, ``"handler"``, or ``"tool"`` for the body of a tool that yields; ``None``
+            for any of them.
     """
 
     decision: Effect = attrs.field(validator=attrs.validators.in_(("allow", "deny", "ask")))
@@ -1226,20 +1227,20 @@ class Rule:
     message: str = attrs.field(default="", kw_only=True)
     description: str = attrs.field(default="", kw_only=True)
 
-    def holds(self, request: Request) -> bool:
-        """Return whether the rule has anything to say about a call: where it holds, and by whom the call is asked for."""
+    def applies_to(self, request: Request) -> bool:
+        """Return whether the scope and the source of the rule cover a call; its matcher is not checked."""
         if self.source not in (None, request.source) and (request.source or self.decision == "allow"):
-            return False  # where nobody knows who asks, what forbids or asks holds, and what allows does not
-        return self.scope.holds(request)
+            return False  # for an unknown source, deny and ask rules apply, and allow rules do not
+        return self.scope.applies_to(request)
 
     @classmethod
     def allow_tool(cls, name: str, **options: Any) -> Rule:
-        """Allow a tool; ``*`` in its name stands for anything. *options* are ``scope``, ``priority``, ``id``, ``description``, ``source``."""
+        """Allow a tool; ``*`` in its name matches any text. *options* are ``scope``, ``priority``, ``id``, ``description``, ``source``."""
         return cls("allow", ToolNamed(name), **options)
 
     @classmethod
     def deny_tool(cls, name: str, message: str = "", **options: Any) -> Rule:
-        """Deny a tool; the model is told *message*."""
+        """Deny a tool; the model receives *message*."""
         return cls("deny", ToolNamed(name), message=message, **options)
 
     @classmethod
@@ -1252,8 +1253,8 @@ class Rule:
         """
         Ask a person about calls whose arguments are not from the user: the named parameters, else the destinations of the tool.
 
-        It wins over rules that allow, over remembered answers and over ``requires_permission=False``, and asks in the mode ``bypass``,
-        too. A person who allows such a call for good allows these values.
+        The rule wins over allow rules, remembered answers and ``requires_permission=False``. It also asks in the mode
+        ``bypass``. A person who allows such a call permanently allows these values.
         """
         return cls("ask", Untrusted(tool, parameters), message=message, **options)
 
@@ -1264,7 +1265,7 @@ class Rule:
 
     @classmethod
     def ask_after_untrusted(cls, tool: str, *, message: str = "", **options: Any) -> Rule:
-        """Ask a person about each call of a tool once the run has received anything untrusted; see ``ask_untrusted``."""
+        """Ask a person about each call of a tool after the run has received untrusted data; see ``ask_untrusted``."""
         return cls("ask", AfterUntrusted(tool), message=message, **options)
 
     @classmethod
@@ -1274,7 +1275,7 @@ class Rule:
 
     @classmethod
     def deny_category(cls, name: str, message: str = "", **options: Any) -> Rule:
-        """Deny the tools of a category; the model is told *message*."""
+        """Deny the tools of a category; the model receives *message*."""
         return cls("deny", Category(name), message=message, **options)
 
     @classmethod
@@ -1285,35 +1286,35 @@ class Rule:
     @classmethod
     def allow_command(cls, prefix: str | Sequence[str], *, exact: bool = False, **options: Any) -> Rule:
         """
-        Allow commands that begin with the words of *prefix*, such as ``["git", "status"]``.
+        Allow commands that start with the words of *prefix*, such as ``["git", "status"]``.
 
-        That allows whatever the options after the prefix can do; *exact* allows nothing after it.
+        All options after the prefix are allowed, with all their effects. With *exact*, nothing may follow the prefix.
         """
         return cls("allow", Command(CommandForm(to_string_tuple(prefix), exact)), **options)
 
     @classmethod
     def deny_command(cls, prefix: str | Sequence[str], message: str = "", **options: Any) -> Rule:
-        """Deny commands that begin with the words of *prefix*, also behind programs that start others. No boundary."""
+        """Deny commands that start with the words of *prefix*, including wrapped ones (``env``). Not a security boundary."""
         return cls("deny", Command(CommandForm(to_string_tuple(prefix))), message=message, **options)
 
     @classmethod
     def ask_for_command(cls, prefix: str | Sequence[str], message: str = "", **options: Any) -> Rule:
-        """Ask a person before a command that begins with the words of *prefix* runs."""
+        """Ask a person before running a command that starts with the words of *prefix*."""
         return cls("ask", Command(CommandForm(to_string_tuple(prefix))), message=message, **options)
 
     @classmethod
     def allow_path(cls, glob: str, *, tool: str | None = None, **options: Any) -> Rule:
-        """Allow calls all of whose paths fit a glob, such as ``"docs/**"``; *tool* narrows it to one tool."""
+        """Allow calls if all their paths match a glob, such as ``"docs/**"``; *tool* narrows it to one tool."""
         return cls("allow", Path(glob, tool), **options)
 
     @classmethod
     def deny_path(cls, glob: str, message: str = "", *, tool: str | None = None, **options: Any) -> Rule:
-        """Deny calls one of whose paths fits a glob."""
+        """Deny calls if one of their paths matches a glob."""
         return cls("deny", Path(glob, tool), message=message, **options)
 
     @classmethod
     def ask_for_path(cls, glob: str, message: str = "", *, tool: str | None = None, **options: Any) -> Rule:
-        """Ask a person before a call one of whose paths fits a glob."""
+        """Ask a person before a call if one of its paths matches a glob."""
         return cls("ask", Path(glob, tool), message=message, **options)
 
     @classmethod

@@ -1,9 +1,9 @@
 """
-The simple commands of a shell script, for rules that deny: quotes and backslashes removed, nothing expanded.
+The simple commands of a shell script, for deny rules: without quotes and backslashes, and nothing expanded.
 
-Commands in substitutions, subshells and here-documents are found as well. Whether a command runs, and with which values, only the
-shell knows. Where the reader may read something else than a shell does, the script is not understood: then its words count, wherever
-they are. Where that could hide a command, it is unclear.
+Commands in substitutions, subshells and here-documents are included. Only the shell knows whether a command runs, and with
+which values. If the reader and a shell may disagree about a script, it is not understood: then all its words count. If the
+disagreement could hide a command, the script is unclear.
 """
 
 from __future__ import annotations
@@ -17,32 +17,32 @@ from attrs import frozen
 from stepengine.workspace.argv import ASSIGNMENT
 
 WORD = re.compile(r"[^\s\0;&|<>()`$\"'{},=!]+")
-"""A word that may be the name of a program, wherever it is in a text."""
+"""A word in a text that may be the name of a program."""
 RESERVED = frozenset(("!", "{", "}", "do", "done", "elif", "else", "esac", "fi", "if", "then", "until", "while"))
 HEADS = frozenset(("[[", "case", "for", "function", "select"))
-"""Words that start no command: the words behind them are values, up to a word of ``BODIES``."""
+"""Words that start no command: the following words are values, up to a word of ``BODIES``."""
 BODIES = frozenset(("do", "then", "{"))
 WITHOUT_PROGRAM = RESERVED | HEADS
 BRACKETS = frozenset(("[", "[[", "{", "}", "{}"))
 """Words that no shell expands."""
 EXPANDED = frozenset("*?[{")
 MAX_HEREDOC_DEPTH = 8
-"""How deep here-documents in substitutions of here-documents are read; no person writes more than two."""
+"""The most nested here-documents that are read; no person writes more than two."""
 EXPANSION = "\0"
-"""Ends a word that a shell expands: its value is not known. No command has this character."""
+"""The last character of a word that a shell expands, whose value is unknown. No command contains this character."""
 HEREDOC = re.compile(r"<<(-?)[ \t]*([\\'\"]?)([A-Za-z0-9_.-]+)(['\"]?)(?![^\s;&|<>()])")
 REDIRECTION = re.compile(r"<<<|<<-?|<>|<&|>&|>>|>\||<|>")
 PARAMETER = re.compile(
     r"\$(?:\w|[#?@*!$-]|\{(?:[#?@*!$-]|[#!]?\w+(?:\[[@*\w]*\])?(?:[:#%/^,+=?-][^\s'\"`$\\{}()@]*)?)\})"
 )
-"""The expansions of variables in which nothing else is expanded."""
+"""Expansions of variables that contain no other expansion."""
 ARITHMETIC = re.compile(r"\$?\(\((?:[\w\s+*/%<>=&|^~!?:,$-]|\([\w\s+*/%<>=&|^~!?:,$-]*\))*\)\)")
-"""Arithmetic without quotes, indexes and substitutions: no command is in it."""
+"""Arithmetic without quotes, indexes and substitutions, so without commands."""
 ESCAPED_QUOTE = re.compile(r"\$'(?:[^'\\]|\\.)*'", re.DOTALL)
 
 
 INDEX = re.compile(r"\w\[[^\]\n]{0,200}(?:\$\(|`)")
-"""An index of an array, in which builtins of shells such as ``test -v`` run what is substituted, even if it is quoted."""
+"""An index of an array with a substitution; shell builtins such as ``test -v`` run it, even if it is quoted."""
 
 
 @frozen
@@ -51,9 +51,9 @@ class SimpleCommand:
     A command of a script.
 
     Attributes:
-        words: The program and its arguments, as they are written; the ones that a shell expands end with ``EXPANSION``.
-        settings: The assignments in front of it.
-        is_piped: Whether it may read what another command of the script writes.
+        words: The program and its arguments, as written; the ones that a shell expands end with ``EXPANSION``.
+        settings: The assignments before the program.
+        is_piped: Whether it may read the output of another command of the script.
         has_heredoc: Whether it reads text of the script.
     """
 
@@ -66,13 +66,13 @@ class SimpleCommand:
 @frozen
 class ParsedScript:
     """
-    What a script runs.
+    The commands and output files of a script.
 
     Attributes:
         commands: In the order in which they end.
-        written: The files that it writes by redirections.
-        is_understood: Whether the commands are all that it runs, apart from what they start.
-        is_unclear: Whether a command may be hidden from the reader.
+        written: The files that redirections write.
+        is_understood: Whether these are all commands, apart from those that they start.
+        is_unclear: Whether the script may hide a command from the reader.
     """
 
     commands: tuple[SimpleCommand, ...]
@@ -83,7 +83,7 @@ class ParsedScript:
 
 @attrs.define
 class _Frame:
-    """The command that is being read, at one depth of substitutions."""
+    """The state of the command at one depth of substitutions."""
 
     closer: str = ""
     in_quotes: bool = False
@@ -107,7 +107,7 @@ class _Frame:
             return
         text, is_expanded = "".join(self.word), self.is_expanded
         self.word, self.is_expanded = None, False
-        # A variable may hold it, too: arithmetic reads variables as expressions.
+        # A variable may hold an index, too: arithmetic evaluates variables as expressions.
         self.has_index = self.has_index or INDEX.search(text) is not None
         if is_expanded and text not in BRACKETS:
             text += EXPANSION
@@ -119,7 +119,7 @@ class _Frame:
 
 
 def split_script(text: str) -> ParsedScript:
-    """Return the simple commands of a script, and whether these are all."""
+    """Return the simple commands of a script, with notes on whether they are complete."""
     reader = _Reader(text)
     commands = reader.read()
     return ParsedScript(tuple(commands), frozenset(reader.written), reader.is_understood, reader.is_unclear)
@@ -130,7 +130,7 @@ class _Reader:
         self._text = text
         self._at = 0
         self._depth = depth
-        # The text of a here-document is no command, only what is substituted in it.
+        # The text of a here-document is no command, only the substitutions in it are.
         self._frames = [_Frame(in_quotes=depth > 0, skips_word=depth > 0, is_heredoc=depth > 0)]
         self._heredocs: list[tuple[str, bool, bool]] = []
         self._backticks = 0
@@ -230,7 +230,7 @@ class _Reader:
             frame.is_expanded = frame.is_expanded or char in EXPANDED
 
     def _read_until(self, end: str) -> str:
-        """Return the text up to a character, or to the end, and move there."""
+        """Return the text up to a character, or up to the end, and advance to there."""
         start, stop = self._at, self._text.find(end, self._at)
         self._at = len(self._text) if stop < 0 else stop
         return self._text[start : self._at]
@@ -283,7 +283,7 @@ class _Reader:
         self._at = operator.end()
 
     def _read_heredocs(self) -> None:
-        """Skip the lines of here-documents, but for the commands in them."""
+        """Skip the lines of here-documents, but add the commands that they substitute."""
         for end, is_quoted, strips_tabs in self._heredocs:
             start = stop = self._at
             while stop < len(self._text):
@@ -337,7 +337,7 @@ class _Reader:
 
 
 def _find_program(words: Sequence[str]) -> int:
-    """Return where the program of a command is: behind assignments, reserved words, and what a loop or function begins with."""
+    """Return the index of the program: after assignments, reserved words, and the head of a loop or function."""
     start = 0
     while start < len(words) and (words[start] in WITHOUT_PROGRAM or ASSIGNMENT.match(words[start])):
         if words[start] in HEADS:  # the body may follow in the same row, as in `for x do` and `function f {`

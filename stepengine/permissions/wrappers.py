@@ -1,10 +1,10 @@
 """
-What a command starts: programs that start the program which their arguments name, and how each reads its own words.
+The commands started by another command: a table of wrapper programs, and the syntax of their arguments.
 
-``find_started`` derives every command that an argument list or script runs, as far as its words say so: behind ``env`` and ``timeout``,
-in the line of ``sh -c``, in an alias of ``git -c``, in each simple command of a script. Where the table does not know an option, both
-readings are derived: that it has a value in the next word, and that it has none. What no table knows is reported as possible or unclear.
-Files are not read: whoever may run ``make`` or ``pytest`` runs what the files of the project say.
+``find_started`` derives every command of an argument list or script from its words. Commands are found behind ``env`` and
+``timeout``, in the line of ``sh -c``, in an alias of ``git -c``, and in each simple command of a script. An unknown option is
+read in both ways: with a value in the next word, and without one. Unknown programs are reported as possible or unclear.
+Files are not read: permission for ``make`` or ``pytest`` includes the commands in the files of the project.
 """
 
 from __future__ import annotations
@@ -31,26 +31,26 @@ from stepengine.workspace.argv import ASSIGNMENT, COMMAND_WORDS, Argv, Script, s
 Rest = Literal["command", "open", "line", "shell", "anywhere", "elsewhere", "none"]
 
 MAX_COPIES = 8
-"""All that is derived from a command may be this many times as long, so that its time is linear."""
+"""The commands derived from one command may be this many times as long in total, so that the time is linear."""
 MIN_DERIVED_CHARS = 200_000
-"""All that is derived from a short command may have this many characters, more than a person's wrappers have."""
+"""The commands derived from a short command may have this many characters in total, more than realistic wrappers need."""
 MAX_WRAPPERS = 32
-"""How many commands one behind the other may read the same input; no person writes more than a few."""
+"""The most nested commands that may read the same input; no person writes more than a few."""
 MIN_CHARS = 10
-"""What a derived command counts at least."""
+"""The least size that a derived command counts."""
 CACHED = 16
-"""Every rule about commands asks about the same call; a command has at most 128 KiB."""
+"""Every rule about commands checks the same call; a command has at most 128 KiB."""
 
 
 @frozen
-class Started:
+class StartedCommands:
     """
-    What a command starts.
+    The commands that a command starts.
 
     Attributes:
-        commands: The command itself, and all that it runs behind its wrappers. Of a script whose commands are all known, these alone.
-        possible: Commands and texts that it may run: the program in front of them is not known.
-        unclear: Why other programs may run that no word names; ``""`` if none can, apart from what files say.
+        commands: The command itself, and all commands behind its wrappers. For a script with only known commands, just these.
+        possible: Commands and texts that it may run: the program before them is unknown.
+        unclear: Why it may run programs that no word names; ``""`` if it cannot, apart from the content of files.
     """
 
     commands: tuple[Argv | Script, ...]
@@ -61,18 +61,18 @@ class Started:
 @frozen
 class Wrapper:
     """
-    How a program that starts others reads its words.
+    The syntax of the arguments of a program that starts others.
 
     Attributes:
         flags: Options without a value.
         values: Options with a value, in the same word or the next.
         lines: Options whose value is a line of a shell, or a command in one word.
         operands: The least and the greatest number of words between the options and the command.
-        rest: What the words behind that are. ``"command"``: an argument list. ``"open"``: one to which words are added that are
-            read elsewhere. ``"line"``: a line of a shell, joined by blanks. ``"shell"``: with ``-c`` lines, else a file and its
-            arguments. ``"anywhere"``: a command that begins at any of them. ``"elsewhere"``: one that may begin there, and runs in a container.
-            ``"none"``: no command.
-        sets_variables: Words such as ``NAME=value`` stand before the command.
+        rest: The meaning of the words after that. ``"command"``: an argument list. ``"open"``: an argument list to which the
+            program adds words from its input. ``"line"``: a line of a shell, joined by blanks. ``"shell"``: with ``-c``
+            lines, else a file and its arguments. ``"anywhere"``: a command that starts at any of them. ``"elsewhere"``: the
+            same, but in a container. ``"none"``: no command.
+        sets_variables: Words such as ``NAME=value`` may precede the command.
     """
 
     flags: frozenset[str] = frozenset()
@@ -83,13 +83,13 @@ class Wrapper:
     sets_variables: bool = False
 
     def option_lengths(self, word: str) -> tuple[int, ...]:
-        """Return how many words an option may take, itself included."""
+        """Return the numbers of words that an option may take, including itself."""
         valued = self.values | self.lines
         if word in self.flags or word[1:].isdecimal() or (word.startswith("--") and "=" in word):
             return (1,)
         if word in valued:
             return (2,)
-        if word.startswith("--"):  # abbreviated, or not known
+        if word.startswith("--"):  # abbreviated or unknown
             meant = {name in valued for name in self.flags | valued if name.startswith(word)}
             return tuple([1 + takes for takes in meant or (False, True)])
         for at, letter in enumerate(word[1:], start=2):
@@ -108,7 +108,7 @@ def _wrapper(
     lines: str = "",
     sets: bool = False,
 ) -> Wrapper:
-    """Make a wrapper from its options in one text, those with a value as ``-x=``."""
+    """Make a wrapper from a text with all options, those with a value written ``-x=``."""
     words = options.split()
     flags = frozenset([word for word in words if not word.endswith("=")])
     values = frozenset([word[:-1] for word in words if word.endswith("=")])
@@ -135,7 +135,7 @@ _SSH = (
 )
 
 WRAPPERS: Mapping[str, Wrapper] = {
-    # shells, and what reads a line as one
+    # shells, and programs that parse a line like a shell
     **_wrappers("ash bash csh dash elvish fish ksh mksh nu oksh pdksh posh rbash rksh rzsh sh tcsh xonsh yash zsh", _SHELL),
     **_wrappers("eval trap watchexec", _wrapper(rest="line")),
     **_wrappers("watch", _wrapper("-b -c -d -e -g -p -t -w -x -C -n= -q= --interval= --equexit= --exec", rest="line")),
@@ -248,7 +248,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     **dict.fromkeys(("nix develop", "nix env shell", "nix run", "nix shell", "cargo watch", "cargo flamegraph"), _ANYWHERE),
     **{f"go {name}": _wrapper(rest="none", lines="-exec -toolexec -vettool") for name in ("build", "clean", "fix", "generate", "get", "install", "list", "run", "test", "vet")},
 }  # fmt: skip
-"""By the name of the program, or its name and those of its subcommands."""
+"""The wrappers by the name of the program, or its name and those of its subcommands."""
 
 MODULES = {
     "perl": ("-M", "-m"),
@@ -299,7 +299,7 @@ CODE = {
     "ts-node": "-e -p --eval --print",
     "tsx": "-e -p --eval --print",
 }
-"""Interpreters, each with its options whose value is code. Else their first operand is a file, and the others are arguments of that."""
+"""Interpreters, with their options for code. Without such an option, the first operand is a file and the others its arguments."""
 STARTING_CODE = re.compile(
     r"`|%x|\bqx\b|\bsystem2?\b(?!\(\))|popen|spawn|\bexec(?:[lv]p?e?|File|Sync|FileSync)?\b|_exec\b|\bos\.execute\b|\bfork(?:pty)?\b|subprocess|child_process|"
     r"\bProcess\b|process\.(?:binding|mainModule)|\bpty\b|ctypes|shell|(?<!literal)(?:\b|_)eval\b|(?<!re\.)\bcompile\b|callCommand|"
@@ -309,16 +309,16 @@ STARTING_CODE = re.compile(
     r"\bopen\b[^|\n]{0,200}(?<!\|)\|(?!\|)|\bOpen3\b|\bDeno\.(?:Command|run)\b|(?:\bSystem\.|\bos[:.])cmd\b|\bCmd\(|sys\.process|"
     r"\.execute\(\s*\)|\brun[ \t]*[\"'<]|(?:call|make|start)-process|run-program|process-lines|(?<!\.)\bpipe\("
 )
-"""How code of usual languages starts programs, or hides that it does."""
+"""Code of common languages that starts programs, openly or hidden."""
 STARTING_AWK = re.compile(r"system[\s\\]*\(|@[A-Za-z_]\w*[\s\\]*\(|(?<!\|)\|(?!\|)")
-"""How awk starts programs: by ``system``, by a name that it computes, or by a pipe."""
+"""Code that starts programs in awk: ``system``, a function call by a computed name, or a pipe."""
 AWK_TOKEN = re.compile(
     r'(?P<text>"(?:\\.|[^"\\\n])*")|(?P<note>#[^\n]*)|(?P<name>[$\w]+)|(?P<blank>(?:[^\S\n]|\\\n)+)|.', re.DOTALL
 )
 AWK_PATTERN = re.compile(r"/(?:\\.|\[\^?\]?[^\]/\n\\]*\]|[^/\n\\\[])*/")
-"""None with a slash in brackets, which ends it for some programs."""
+"""Excludes patterns with a slash in brackets, which ends the pattern for some programs."""
 AWK_WORDS = frozenset(("case", "delete", "do", "else", "exit", "getline", "in", "print", "printf", "return"))
-"""Names behind which a slash starts a pattern; behind other names it divides."""
+"""Words before a slash that starts a pattern; after other names the slash divides."""
 SED_ADDRESS = r"(?:[0-9$]+(?:~[0-9]+)?|/(?:\\.|[^/\n\\]){0,200}/[IM]*|\\([^\n])(?:(?!\%d).){0,200}\%d[IM]*)"
 SED_CHARACTER = r"(?:\\.|(?!\%d)[^\\])"
 STARTING_SED = re.compile(
@@ -332,9 +332,9 @@ STARTING_SED = re.compile(
     + rf"{SED_CHARACTER % 5}{{0,500}}\5{SED_CHARACTER % 5}{{0,500}}\5[gpiImM0-9]*e|s([^\n])"
     + rf"(?:{SED_CHARACTER % 6}{{500}}|{SED_CHARACTER % 6}{{0,499}}\6{SED_CHARACTER % 6}{{500}})))"
 )
-"""The command ``e``, or ``s`` with the flag ``e``, at the start of a command of sed; also what is too long to be read."""
+"""The command ``e``, or ``s`` with the flag ``e``, at the start of a sed command; also commands too long to be read."""
 SED_BRACKETS = re.compile(r"\[\^?\]?[^\]\n]{0,200}\]")
-"""A delimiter in brackets ends a pattern for some programs."""
+"""Brackets in a pattern; for some programs, a delimiter in them ends the pattern."""
 SAYS_VERSION = frozenset(("--help", "--version", "-V", "-h", "-v", "-version"))
 TEXT_PROGRAMS = {
     "awk": _wrapper("-b -c -C -g -h -I -M -n -N -O -P -r -s -S -t -V --posix --sandbox --csv -v= -F= -f= -e= -i= -l= -E= --assign= --field-separator= --file= --source= --include= --load= --exec="),
@@ -357,7 +357,7 @@ QUIET = frozenset((
     "agrep", "bunzip2", "bzcat", "bzip2", "cloc", "colordiff", "column", "egrep", "exa", "eza", "fgrep", "grep", "gunzip",
     "gzip", "hexdump", "jq", "locate", "look", "lsd", "pcregrep", "rev", "rgrep", "scc", "sponge", "tokei", "ts", "ugrep", "unxz", "unzip", "unzstd",
     "xmllint", "xxd", "xz", "xzcat", "xzgrep", "yq", "zcat", "zgrep", "zstd", "zstdcat",
-    # what runs the files of a project, and checks them
+    # programs that run or check the files of a project
     "alembic", "ansible-lint", "autopep8", "bandit", "black", "clang-format", "clang-tidy", "codespell", "djlint", "eslint",
     "flake8", "flit", "gofmt", "goimports", "golangci-lint", "isort", "jest", "lint-imports", "markdownlint", "mkdocs", "mocha",
     "mypy", "ninja", "nose2", "pip", "pip-compile", "pip3", "playwright", "prettier", "py.test", "pycodestyle", "pydocstyle", "pyflakes", "pylint",
@@ -367,14 +367,14 @@ QUIET = frozenset((
     "apk", "aws", "curl", "dig", "dpkg-query", "gh", "host", "http", "nslookup", "pacman", "ping", "port", "zypper",
 ))  # fmt: skip
 """
-Programs that start nothing that their words name, whatever these are: they show, search and change files, or run what files say.
+Programs that start no program named in their arguments: they show, search or change files, or run the content of files.
 
-A program in none of these tables may be a wrapper that nobody has listed.
+A program in none of these tables may be an unlisted wrapper.
 """
 PROGRAMS = (
     frozenset([key.partition(" ")[0] for key in WRAPPERS]) | QUIET | frozenset(("cargo", "ctest", "gem", "go", "npm"))
 )
-"""All programs that are known."""
+"""All programs in the tables."""
 GIT_COMMANDS = frozenset((
     "add", "am", "annotate", "apply", "archimport", "archive", "bisect", "blame", "branch", "bugreport", "bundle",
     "cat-file", "check-attr", "check-ignore", "check-mailmap", "check-ref-format", "checkout", "checkout-index", "cherry",
@@ -394,13 +394,13 @@ GIT_COMMANDS = frozenset((
     "update-index", "update-ref", "update-server-info", "upload-archive", "upload-pack", "var", "verify-commit",
     "verify-pack", "verify-tag", "version", "whatchanged", "worktree", "write-tree",
 ))  # fmt: skip
-"""What git does by itself; another word may be an alias of the repository, or take a program to start, as ``svn`` does."""
+"""Subcommands of git itself. Another word may be an alias of the repository, or take a program to start, as ``svn`` does."""
 GIT_VALUES = frozenset(
     ("-C", "-c", "--attr-source", "--config-env", "--git-dir", "--namespace", "--super-prefix", "--work-tree")
 )
 LOADER = re.compile(r"ld(?:64)?(?:[-.][a-z0-9_.-]*)?\.so(?:\.[0-9]+)*")
 LETTERS_OF_TAR = frozenset("bCFfgHIKLNTVX")
-"""Those with a value."""
+"""The letters that take a value."""
 ALIAS = re.compile(r"alias\.([^=]+)=(.*)", re.DOTALL | re.IGNORECASE)
 SETTING = re.compile(r"[ \t]*[A-Za-z_][A-Za-z0-9_.:-]*[ \t]*=")
 ESCAPES_OF_ENV = re.compile(r"\\[_fnrtv]")
@@ -413,7 +413,7 @@ STARTING_SHELLS: Mapping[str, int] = {
     **dict.fromkeys(("newgrp", "script", "sg"), 2),
     **dict.fromkeys(("runuser", "su"), 3),
 }
-"""Wrappers that start a shell if no command follows, each with the number of operands from which on one does."""
+"""Wrappers that start a shell if they have fewer operands than this."""
 DEBUGGERS = frozenset(("gdb", "lldb"))
 COMMAND_FILES: Mapping[str, tuple[str, ...]] = {
     "gdb": ("-x", "--command", "-command"),
@@ -429,24 +429,24 @@ FILE_OPTIONS: Mapping[str, tuple[str, ...]] = {
     "sed": ("-f", "--file"),
     **dict.fromkeys(("autossh", "scp", "sftp", "ssh"), ("-F",)),
 }
-"""The same, and options for programs of text tools and for settings that name commands."""
+"""``COMMAND_FILES``, and options for program files of text tools and for settings that name commands."""
 SETTING_WORDS = frozenset(("alias", "declare", "export", "readonly", "typeset"))
-"""Commands of shells that store what a later command may run."""
+"""Shell commands whose values a later command may run."""
 INDEXING = frozenset(
     ("[", "declare", "export", "let", "mapfile", "printf", "read", "readarray", "test", "typeset", "unset", "wait")
 )
-"""Commands of shells that read the names of variables."""
+"""Shell commands that evaluate the names of variables."""
 GITS = frozenset(("git", "hub", "yadm"))
 INPUTS = ("<", "/dev/fd/", "/dev/stdin", "/proc/self/fd/")
 PLACEHOLDER = "{}"
-"""Stands for the name of a file that ``find`` found."""
+"""Placeholder for the name of a file that ``find`` found."""
 ADDED_WORDS = "\ufdd1"
-"""Stands for words that ``xargs`` reads elsewhere: Unicode has no such character."""
+"""Placeholder for words from the input of ``xargs``: a character that Unicode does not assign."""
 MARK_OPTIONS = ("-I", "-J", "-i", "--replace")
-"""Options of ``xargs`` and ``parallel`` whose value is what they replace by words that they read."""
+"""Options of ``xargs`` and ``parallel`` whose value is the text that they replace with input words."""
 MARK_OF_PARALLEL = re.compile(r"\{[^{}\s]*\}")
 FOUND_FILE = re.compile(r"\{(?://?|/?\.)?\}")
-"""Where ``find`` and ``fd`` put the name of a file, or a part of it."""
+"""The text that ``find`` and ``fd`` replace with the name of a file, or a part of it."""
 UNREADABLE = "it has more words or wrappers than are read"
 
 
@@ -456,7 +456,7 @@ def program_name(word: str) -> str:
 
 
 def _table_name(word: str) -> str:
-    """Return the name by which the tables have a program: of a version, of the GNU tools with a ``g`` in front, of a loader."""
+    """Return the name of a program in the tables, without a version, without the ``g`` of GNU tools, one name for all loaders."""
     name = program_name(word)
     if LOADER.fullmatch(name):
         return "ld.so"
@@ -470,7 +470,7 @@ def _table_name(word: str) -> str:
 
 
 class _Derived(NamedTuple):
-    """A command that another one starts; one that is a *guess* begins where a command may begin."""
+    """A command that another one starts; for an *is_guess*, its first word is uncertain."""
 
     command: Argv | Script
     is_possible: bool = False
@@ -478,8 +478,8 @@ class _Derived(NamedTuple):
 
 
 @lru_cache(CACHED)
-def find_started(command: Argv | Script) -> Started:
-    """Return what a command starts, itself first."""
+def find_started(command: Argv | Script) -> StartedCommands:
+    """Return the commands that a command starts, itself first."""
     return _Search(command).run()
 
 
@@ -491,7 +491,7 @@ class _Search:
         self._understood = set[_Derived]()
         self._is_script = isinstance(command, Script)
 
-    def run(self) -> Started:
+    def run(self) -> StartedCommands:
         first = _Derived(self._command)
         pending, seen = [first], {first: None}
         while pending and self._left > 0:
@@ -505,14 +505,14 @@ class _Search:
                     seen[found] = None
                     pending.append(found)
         if self._left <= 0:
-            self._note(UNREADABLE)
+            self._set_unclear(UNREADABLE)
             text = self._command.text if isinstance(self._command, Script) else shlex.join(self._command)
             seen[_Derived(Script(text, UNREADABLE))] = None
-        # The words of a script count, too, when not all that it runs is known.
+        # All words of a script count if some of its commands are unknown.
         seen = {one: None for one in seen if self._unclear or one not in self._understood}
         commands = dict.fromkeys([one.command for one in seen if not one.is_possible])
         possible = dict.fromkeys([one.command for one in seen if one.is_possible])
-        return Started(tuple(commands), tuple(possible), self._unclear)
+        return StartedCommands(tuple(commands), tuple(possible), self._unclear)
 
     def _derive(self, derived: _Derived) -> Iterator[_Derived]:
         if isinstance(derived.command, Script):
@@ -520,10 +520,10 @@ class _Search:
         else:
             program = derived.command[0]
             if program.endswith(EXPANSION) and not derived.is_guess:
-                self._note(f"the shell reads from somewhere which program {program.replace(EXPANSION, '')!r} is")
+                self._set_unclear(f"only the shell knows which program {program.replace(EXPANSION, '')!r} is")
             yield from self._derive_from_words(derived.command, is_guess=derived.is_guess)
 
-    def _note(self, reason: str) -> None:
+    def _set_unclear(self, reason: str) -> None:
         self._unclear = self._unclear or reason
 
     def _derive_from_script(self, derived: _Derived) -> Iterator[_Derived]:
@@ -533,14 +533,14 @@ class _Search:
         if parsed.is_understood and not is_guess:
             self._understood.add(derived)
         if parsed.is_unclear and not is_guess:
-            self._note("it is written in a way that shells read differently")
+            self._set_unclear("shells parse it in different ways")
         written = {name for name in map(_file_name, parsed.written) if name and not name.isdecimal()}
         printed = [word for one in parsed.commands if one.words[0] in {"echo", "printf"} for word in one.words]
         exports = any(_is_export(simple.words) for simple in parsed.commands)
         for simple in parsed.commands:
             yield _Derived(simple.words, is_guess=is_guess)
             exported = simple.words[1:] if simple.words[0] in SETTING_WORDS else ()
-            # What is assigned and not exported is no setting of a program.
+            # An assigned variable that is not exported is no setting of a program.
             settings = simple.settings if exports or simple.words != (":",) else ()
             yield from _derive_from_settings([*settings, *[word for word in exported if "=" in word]])
             if not is_guess:
@@ -548,7 +548,7 @@ class _Search:
                 yield from self._derive_from_readers(simple, text, written)
 
     def _derive_from_input(self, simple: SimpleCommand, text: str, printed: Sequence[str]) -> Iterator[_Derived]:
-        """Give the texts of a script that an unknown program may run: what is written to its input."""
+        """Yield the texts piped to an unknown program, because it may run them."""
         if _is_known(_table_name(simple.words[0])):
             return
         if simple.has_heredoc:
@@ -557,34 +557,34 @@ class _Search:
             yield _Derived(_script_from_words(printed), is_possible=True, is_guess=True)
 
     def _derive_from_readers(self, simple: SimpleCommand, text: str, written: AbstractSet[str]) -> Iterator[_Derived]:
-        """Give the texts of a script that a command, or one behind its wrappers, reads as a program."""
+        """Yield the texts of a script that one of its commands, directly or behind wrappers, runs as a program."""
         inputs = [value for setting in simple.settings if (value := setting.partition("=")[2]).startswith(INPUTS)]
         readers = _find_readers(simple.words)
         if len(readers) > MAX_WRAPPERS:
-            self._note(UNREADABLE)
+            self._set_unclear(UNREADABLE)
         for words in readers:
             name = _table_name(words[0])
             files = _find_program_files(name, words)
             if not written.isdisjoint(map(_file_name, files)):
                 yield _Derived(Script(text, "a file that it writes"), is_guess=True)
-                # Quotes in what it prints may hide a program from a search for its name.
+                # Quotes in the output may hide a program from a search for its name.
                 is_script = _file_name(words[0]) in written or (_runs_files(name) and name not in CODE)
                 if is_script or (name in CODE and STARTING_CODE.search(text)):
-                    self._note(f"{words[0]!r} runs what the script writes, which may start programs")
+                    self._set_unclear(f"{words[0]!r} runs what the script writes, which may start programs")
             has_commands = name in FILE_OPTIONS or _runs_files(name)
             if has_commands and any(word.startswith(INPUTS) for word in (*files, *inputs)):
-                self._note(f"{words[0]!r} runs what it reads from another program")
+                self._set_unclear(f"{words[0]!r} runs what it reads from another program")
             if not (simple.is_piped or simple.has_heredoc) or not _reads_program(name, words):
                 continue
             yield _Derived(Script(text, "code"), is_guess=True)
             # `uv run -` reads Python.
             if simple.is_piped or (name not in CODE and name != "-") or STARTING_CODE.search(text):
-                self._note(f"{words[0]!r} runs what it reads, which may start programs")
+                self._set_unclear(f"{words[0]!r} runs what it reads, which may start programs")
 
     def _derive_from_words(self, words: Argv, *, is_guess: bool) -> Iterator[_Derived]:
         name = _table_name(words[0])
         if len(words) > COMMAND_WORDS:
-            self._note(UNREADABLE)
+            self._set_unclear(UNREADABLE)
             return
         if name in GITS or program_name(words[0]).startswith("git-"):
             yield from self._derive_from_git(words)
@@ -602,19 +602,19 @@ class _Search:
 
     def _derive_from_unknown(self, words: Argv, *, is_guess: bool) -> Iterator[_Derived]:
         if FOUND_FILE.search(words[0]) or ADDED_WORDS in words[0]:
-            self._note("it starts a program that it reads from somewhere")
+            self._set_unclear("it starts a program whose name comes from its input")
         elif not is_guess:
             yield from self._derive_from_arguments(words[1:])
 
     def _derive_from_arguments(self, words: Argv) -> Iterator[_Derived]:
-        """Give what the arguments of a program name, if that may be a wrapper."""
+        """Yield the commands in the arguments of a program that may be a wrapper."""
         if words:
             yield _Derived(_script_from_words(words), is_possible=not self._is_script, is_guess=True)
             for found in _derive_anywhere(words, _is_starter):
                 yield found._replace(is_possible=True)
 
     def _derive_from_wrapper(self, name: str, wrapper: Wrapper, words: Argv, first: int) -> Iterator[_Derived]:
-        for text in _line_values(wrapper.lines, _spell_out_letters(name, words)[first:]):
+        for text in _find_option_values(wrapper.lines, _spell_out_letters(name, words)[first:]):
             yield from self._derive_from_program(text)
         if wrapper.rest == "shell":
             yield from self._derive_from_shell(words)
@@ -634,18 +634,18 @@ class _Search:
                     yield from self._derive_from_rest(name, wrapper, words[start:], is_guess=len(starts) > 1)
 
     def _derive_from_rest(self, name: str, wrapper: Wrapper, rest: Argv, *, is_guess: bool) -> Iterator[_Derived]:
-        """Give what the words behind the options of a wrapper run."""
+        """Yield the commands in the words after the options of a wrapper."""
         if wrapper.rest == "line":
             yield from map(_Derived, _read_line(" ".join(rest)))
-        elif any(char.isspace() for char in rest[0]):  # no name of a program: some wrappers give it to a shell
+        elif any(char.isspace() for char in rest[0]):  # not a program name: some wrappers pass it to a shell
             yield from map(_Derived, _read_line(rest[0]))
         yield _Derived(rest, is_guess=is_guess)
         if name == "hatch" and ":" in rest[0]:  # the environment in front of the command
             yield _Derived((rest[0].partition(":")[2] or PLACEHOLDER, *rest[1:]), is_guess=is_guess)
 
     def _derive_from_open(self, name: str, options: Argv, rest: Argv) -> Iterator[_Derived]:
-        """Give what a command runs to which words are added, or in which words are replaced, by others that are read elsewhere."""
-        marks = [mark for mark in _line_values(MARK_OPTIONS, options) if mark]
+        """Yield the commands of ``xargs`` or ``parallel``, with placeholders for the words from their input."""
+        marks = [mark for mark in _find_option_values(MARK_OPTIONS, options) if mark]
         if name != "xargs":
             rest = tuple(takewhile(lambda word: not word.startswith(":::"), rest))
         opened = list[str]()
@@ -654,7 +654,7 @@ class _Search:
             for mark in marks:
                 filled = filled.replace(mark, ADDED_WORDS)
             opened.append(filled)
-        # The words that are added may be those of the rule.
+        # The added words may be those of the rule.
         is_possible = not self._is_script
         if name == "xargs":
             yield _Derived(rest)
@@ -664,13 +664,13 @@ class _Search:
             yield from [_Derived(line, is_possible=is_possible) for line in _read_line(" ".join(opened))]
 
     def _derive_from_program(self, text: str) -> Iterator[_Derived]:
-        """Give what an option runs that names a program or holds code, with words that are added to it."""
+        """Yield the commands in the value of an option that names a program or holds code."""
         for line in _read_line(text):
             yield _Derived(line)
             if not isinstance(line, Script):
                 yield _Derived(_script_from_words(line[:1]), is_possible=True, is_guess=True)
         if STARTING_CODE.search(text):
-            self._note("an option has code that may start programs")
+            self._set_unclear("an option has code that may start programs")
 
     def _derive_from_shell(self, words: Argv) -> Iterator[_Derived]:
         operands = [word for word in words[1:] if _is_operand(word) and word != "-"]
@@ -682,20 +682,20 @@ class _Search:
             yield from _derive_anywhere(operands)
             yield _Derived(_script_from_words(operands), is_possible=True, is_guess=True)
         elif not lines and not {"--help", "--version"} & set(options):
-            self._note(f"{words[0]!r} reads its commands from its input")
+            self._set_unclear(f"{words[0]!r} reads its commands from its input")
         yield from [_Derived(line) for text in lines for line in _read_line(text)]
 
     def _derive_from_code(self, name: str, words: Argv) -> Iterator[_Derived]:
-        codes = list(_line_values(CODE[name].split(), words[1:]))
-        for module in _line_values(MODULES.get(name, ()), words[1:]):
+        codes = list(_find_option_values(CODE[name].split(), words[1:]))
+        for module in _find_option_values(MODULES.get(name, ()), words[1:]):
             if module.startswith("data:") or (name == "perl" and STARTING_CODE.search(module)):
-                self._note(f"a module that {words[0]!r} loads may start programs")
+                self._set_unclear(f"a module that {words[0]!r} loads may start programs")
         for code in codes:
             yield _Derived(Script(code, "code"), is_possible=True, is_guess=True)
             if STARTING_CODE.search(code) or _is_read_elsewhere(code):
-                self._note(f"the code behind {words[0]!r} may start programs")
+                self._set_unclear(f"the code behind {words[0]!r} may start programs")
         yield from _derive_from_pipes(words) if name == "perl" else ()
-        module = next(iter(_line_values(["-m"], words[1:])), "") if name in {"python", "pypy"} else ""
+        module = next(iter(_find_option_values(["-m"], words[1:])), "") if name in {"python", "pypy"} else ""
         if module:
             yield from self._derive_from_module(module, words)
         elif not codes:
@@ -708,24 +708,24 @@ class _Search:
         rest = words[at + 1 + (words[at] == "-m") :]
         yield _Derived((module.partition(".")[0], *rest), is_possible=True)
         if module == "timeit" and any(STARTING_CODE.search(word) for word in rest):
-            self._note(f"the code behind {module!r} may start programs")
+            self._set_unclear(f"the code behind {module!r} may start programs")
 
     def _check_program_words(self, name: str, words: Argv) -> None:
-        """Note a program for a text tool, or an index for a command of a shell, that may start programs."""
+        """Report a text tool's program, or an index in a shell command, that may start programs."""
         if name in INDEXING:
             if any(INDEX.search(word) for word in words):
-                self._note(f"the {words[0]!r} of a shell may start programs in an index")
+                self._set_unclear(f"the {words[0]!r} of a shell may start programs in an index")
             return
         wrapper = TEXT_PROGRAMS[name]
         options = ["-e", "-f", "--expression", "--file", "--source"]
-        programs = list(_line_values(options, words[1:]))
+        programs = list(_find_option_values(options, words[1:]))
         for start in _find_starts(wrapper, words, 1):
-            # Behind an option with a program the first operand is a file; behind `-i` of BSD it may be empty.
-            if not any(True for _ in _line_values(options, words[1:start])):
+            # After an option with a program the first operand is a file; after `-i` of BSD it may be empty.
+            if not any(True for _ in _find_option_values(options, words[1:start])):
                 programs += words[start : start + 1 + (words[start] == "")]
         starts_programs = _awk_starts_programs if name == "awk" else _sed_starts_programs
         if any(_is_read_elsewhere(one) or starts_programs(one.removesuffix(EXPANSION)) for one in programs):
-            self._note(f"the program for {words[0]!r} may start programs")
+            self._set_unclear(f"the program for {words[0]!r} may start programs")
 
     def _derive_from_git(self, words: Argv) -> Iterator[_Derived]:
         name = program_name(words[0])
@@ -752,7 +752,7 @@ class _Search:
             yield from map(_Derived, _read_line(line) if is_helper else ())
 
     def _read_git_options(self, words: Argv) -> tuple[Argv, list[str]]:
-        """Return the words from the subcommand of git on, and the settings of ``-c`` in front of it."""
+        """Return the words of git from the subcommand on, and the ``-c`` settings before it."""
         at, settings = 1, list[str]()
         while at < len(words) and not _is_operand(words[at]):
             option, equals, _ = words[at].partition("=")
@@ -760,7 +760,7 @@ class _Search:
             if option == "-c":
                 settings += words[at + 1 : at + 2]
             elif option == "--config-env":
-                self._note("a setting of git has a value that no word says")
+                self._set_unclear("a setting of git has an unknown value")
             at += 1 + takes_next
         return words[at:], settings
 
@@ -778,7 +778,7 @@ def _is_operand(word: str) -> bool:
 
 
 def _read_line(text: str) -> list[Argv | Script]:
-    """Return what a line of a shell is: words or a script; of a setting such as ``name=line`` also the line."""
+    """Return the commands in a line of a shell, as words or a script; for ``name=line`` also those after the ``=``."""
     found = list[Argv | Script]()
     setting = SETTING.match(text)
     for line in (text, text[setting.end() :]) if setting else (text,):
@@ -792,8 +792,8 @@ def _read_line(text: str) -> list[Argv | Script]:
 
 
 def _find_wrappers(name: str, words: Argv) -> Iterator[tuple[Wrapper, int]]:
-    """Give how a program, and a subcommand of it, reads its words, each with where these begin."""
-    if name == "command" and words[1:2] in {("-v",), ("-V",)}:  # it only shows which program that is
+    """Yield the syntax of a program and its subcommands, each with the index of its first word."""
+    if name == "command" and words[1:2] in {("-v",), ("-V",)}:  # it only prints the path of the program
         return
     if found := WRAPPERS.get(name):
         yield found, 1
@@ -804,7 +804,7 @@ def _find_wrappers(name: str, words: Argv) -> Iterator[tuple[Wrapper, int]]:
         places = {
             (f"{key} {words[at]}", at + 1)
             for key, start in places
-            for at in option_ends(words, {start})
+            for at in find_option_ends(words, {start})
             if at < len(words)
         }
         yield from [(WRAPPERS[key], start) for key, start in sorted(places) if key in WRAPPERS]
@@ -812,7 +812,7 @@ def _find_wrappers(name: str, words: Argv) -> Iterator[tuple[Wrapper, int]]:
 
 
 def _find_readers(words: Argv) -> list[Argv]:
-    """Return the words of a command, and those of each command behind its wrappers that reads the same input."""
+    """Return a command and the commands behind its wrappers; all of them read the same input."""
     found = {words: None}
     pending = [words] if len(words) <= COMMAND_WORDS else []
     while pending and len(found) <= MAX_WRAPPERS:
@@ -825,8 +825,8 @@ def _find_readers(words: Argv) -> list[Argv]:
     return list(found)
 
 
-def option_ends(words: Sequence[str], starts: Iterable[int]) -> set[int]:
-    """Return where options that begin at *starts* may end: nobody knows which of them takes the next word as its value."""
+def find_option_ends(words: Sequence[str], starts: Iterable[int]) -> set[int]:
+    """Return the possible end indexes of options that start at *starts*; any option may take the next word as its value."""
     ends, reached = set[int](), set(starts)
     if reached:
         for at in range(min(reached), len(words)):
@@ -840,7 +840,7 @@ def option_ends(words: Sequence[str], starts: Iterable[int]) -> set[int]:
 
 
 def _find_starts(wrapper: Wrapper, words: Argv, first: int) -> list[int]:
-    """Return where the command behind a wrapper may begin."""
+    """Return the possible start indexes of the command behind a wrapper."""
     starts, seen = set[int](), set[tuple[int, int, bool]]()
     pending = [(first, 0, True)]
     while pending:
@@ -863,8 +863,8 @@ def _find_starts(wrapper: Wrapper, words: Argv, first: int) -> list[int]:
     return sorted(starts)
 
 
-def _line_values(options: Iterable[str], words: Argv) -> Iterator[str]:
-    """Give the values of options among words: attached, behind ``=``, in the next word, or at the end of single letters."""
+def _find_option_values(options: Iterable[str], words: Argv) -> Iterator[str]:
+    """Yield the values of options: attached, after ``=``, in the next word, or after combined single letters."""
     options = list(options)
     letters = {option[1] for option in options if len(option) == 2}  # noqa: PLR2004 - a dash and a letter
     for word, following in zip(words, (*words, "")[1:], strict=True):
@@ -896,8 +896,8 @@ def _spell_out_letters(name: str, words: Argv) -> Argv:
 
 
 def _derive_from_split_string(words: Argv, options: Argv) -> Iterator[_Derived]:
-    """Give what ``env -S`` runs: the words of its value, and those behind it, read by ``env`` again."""
-    for value in _line_values(["-S", "--split-string"], (*options, *words[1 + len(options) : 2 + len(options)])):
+    """Yield the commands of ``env -S``: the words in its value and the words after it, which ``env`` parses again."""
+    for value in _find_option_values(["-S", "--split-string"], (*options, *words[1 + len(options) : 2 + len(options)])):
         text = ESCAPES_OF_ENV.sub(" ", value)
         behind = words[words.index(value) + 1 :] if value in words else words[1 + len(options) :]
         for line in _read_line(text):
@@ -907,7 +907,7 @@ def _derive_from_split_string(words: Argv, options: Argv) -> Iterator[_Derived]:
 
 
 def _derive_from_variables(wrapper: Wrapper, words: Argv) -> Iterator[_Derived]:
-    """Give the lines that variables in front of a command hold: ``make`` runs them, other programs may."""
+    """Yield the lines in variables before a command: ``make`` runs them, other programs may."""
     settings = [word for word in words if ASSIGNMENT.match(word)] if wrapper.sets_variables else []
     yield from _derive_from_settings(settings)
     for word in settings if wrapper.rest == "none" else ():
@@ -915,17 +915,17 @@ def _derive_from_variables(wrapper: Wrapper, words: Argv) -> Iterator[_Derived]:
 
 
 def _derive_from_settings(settings: Iterable[str]) -> Iterator[_Derived]:
-    """Give the lines, and the texts of which any word may be a program, that variables hold for a program."""
+    """Yield the commands in the values of variables, and the values as texts in which any word may be a program."""
     for setting in settings:
         value = setting.partition("=")[2]
-        # A value that the shell puts in, as in `FOO=$BAR`, is rarely a command.
+        # A value that the shell expands, as in `FOO=$BAR`, is rarely a command.
         is_guess = value.endswith(EXPANSION)
         yield from [_Derived(line, is_possible=True, is_guess=is_guess) for line in _read_line(value)]
         yield _Derived(Script(value, "a variable"), is_possible=True, is_guess=True)
 
 
 def _awk_starts_programs(program: str) -> bool:
-    """Return whether a program for awk runs commands, texts and patterns aside; what is not read for sure counts as a whole."""
+    """Return whether an awk program runs commands, ignoring its texts and patterns; unreadable parts count completely."""
     code, at, previous = list[str](), 0, ""
     while found := AWK_TOKEN.match(program, at):
         piece = found[0]
@@ -944,12 +944,12 @@ def _awk_starts_programs(program: str) -> bool:
 
 
 def _sed_starts_programs(program: str) -> bool:
-    """Return whether a program for sed runs commands, with delimiters in brackets read in both ways."""
+    """Return whether a sed program runs commands, reading delimiters in brackets both ways."""
     return any(STARTING_SED.search(text) for text in {program, SED_BRACKETS.sub("_", program)})
 
 
 def _is_read_elsewhere(code: str) -> bool:
-    """Return whether all of a code is what a shell or another program puts in its place, as in ``python -c "$X"``."""
+    """Return whether a code consists only of a shell expansion or placeholder, as in ``python -c "$X"``."""
     text = code.removesuffix(EXPANSION)
     return code in {ADDED_WORDS, PLACEHOLDER} or (
         text != code and (text in {"$", "`"} or PARAMETER.fullmatch(text) is not None)
@@ -957,26 +957,26 @@ def _is_read_elsewhere(code: str) -> bool:
 
 
 def _derive_from_pipes(words: Argv) -> Iterator[_Derived]:
-    """Give what ``<>`` of Perl starts, to read what it prints: arguments that begin or end with a pipe."""
+    """Yield the commands in Perl's arguments with a pipe at the start or end; ``<>`` starts them to read their output."""
     for word in map(str.strip, words[1:]):
         if word[:1] == "|" or word[-1:] == "|":
             yield from [_Derived(line, is_possible=True) for line in _read_line(word.strip("|"))]
 
 
 def _is_export(words: Sequence[str]) -> bool:
-    """Return whether a command makes variables of a script settings of the programs that it starts."""
+    """Return whether a command exports variables of a script to the programs that it starts."""
     if words[0] == "set":
         return any(word == "allexport" or (word[:1] == "-" and "a" in word) for word in words[1:])
     return words[0] in {"export", "declare", "typeset"}
 
 
 def _is_known(name: str) -> bool:
-    """Return whether a table says what a program starts."""
+    """Return whether a table contains a program."""
     return any(name in table for table in (PROGRAMS, SEARCHES, GITS, TEXT_PROGRAMS))
 
 
 def _runs_files(name: str) -> bool:
-    """Return whether a program runs files whatever options stand in front of them, as shells and interpreters do."""
+    """Return whether a program runs files after any options, as shells and interpreters do."""
     return name in {".", "source"} or name in CODE or (name in WRAPPERS and WRAPPERS[name].rest == "shell")
 
 
@@ -985,23 +985,23 @@ def _file_name(word: str) -> str:
 
 
 def _find_program_files(name: str, words: Argv) -> list[str]:
-    """Return the words of a command that may name a file that it runs; an unknown program may be one itself."""
+    """Return the words of a command that may name a file to run, including an unknown program."""
     if name in FILE_OPTIONS:
-        return list(_line_values(FILE_OPTIONS[name], words[1:]))
+        return list(_find_option_values(FILE_OPTIONS[name], words[1:]))
     return list(words) if _runs_files(name) or not _is_known(name) else []
 
 
 def _reads_program(name: str, words: Argv) -> bool:
-    """Return whether a program runs what it reads: an interpreter without a file or code, ``ssh`` without a command, ``make -f -``."""
+    """Return whether a program runs its input: an interpreter without a file or code, ``ssh`` without a command, ``make -f -``."""
     operands = [word for word in words[1:] if _is_operand(word)]
     if name in {"-", "at", "batch"}:
         return True
     if name in TEXT_PROGRAMS or name in COMMAND_FILES:
         options = COMMAND_FILES.get(name, ("-f", "--file"))
-        has_file = any(value == "-" or value.startswith(INPUTS) for value in _line_values(options, words[1:]))
+        has_file = any(value == "-" or value.startswith(INPUTS) for value in _find_option_values(options, words[1:]))
         return has_file or name == "ex" or (name in DEBUGGERS and not {"-batch", "--batch"} & set(words))
     if name in CODE:
-        has_code = any(True for _ in _line_values([*CODE[name].split(), "-m"], words[1:]))
+        has_code = any(True for _ in _find_option_values([*CODE[name].split(), "-m"], words[1:]))
         operands = operands[1:] if name in {"bun", "deno"} and operands[:1] == ["run"] else operands
         return not has_code and (not operands or operands[0] == "-") and not set(words[1:]) & SAYS_VERSION
     if name in STARTING_SHELLS:
@@ -1018,14 +1018,14 @@ def _starts_shell(name: str, words: Argv, operands: Sequence[str]) -> bool:
     if name in {"doas", "sudo", "systemd-run"} and not any(ASKS_FOR_SHELL.fullmatch(word) for word in words[1:]):
         return False
     if wrapper.rest == "command":
-        # A word such as the architecture may be left out in front of the command.
+        # A word such as the architecture may be missing before the command.
         return len(_find_starts(wrapper, words, 1)) <= wrapper.operands[1] - wrapper.operands[0]
-    has_command = any(True for _ in _line_values(["-c", "--command", "--run", "--session-command"], words[1:]))
+    has_command = any(True for _ in _find_option_values(["-c", "--command", "--run", "--session-command"], words[1:]))
     return not has_command and len(operands) < STARTING_SHELLS[name]
 
 
 def _derive_anywhere(words: Sequence[str], may_begin: Callable[[str], bool] = _is_operand) -> Iterator[_Derived]:
-    """Give every command that may begin at one of the words, and every word that is a line of several."""
+    """Yield a command from each word on, as it may start anywhere, and the commands in words that are whole lines."""
     for at, word in enumerate(words):
         if word and may_begin(word):
             yield _Derived(tuple(words[at:]), is_guess=True)
@@ -1034,7 +1034,7 @@ def _derive_anywhere(words: Sequence[str], may_begin: Callable[[str], bool] = _i
 
 
 def _is_starter(word: str) -> bool:
-    """Return whether a word names a program that is known to start others."""
+    """Return whether a word names a program that starts others."""
     name = _table_name(word)
     return name in CODE or name in SEARCHES or name in GITS or (name in PROGRAMS and name not in QUIET)
 
@@ -1052,7 +1052,7 @@ def _derive_from_search(options: Sequence[str], words: Argv) -> Iterator[_Derive
         end = next((end for end, other in enumerate(rest) if other in {";", "+"}), len(rest))
         if rest[:end] and rest[0]:
             yield _Derived(rest[:end])
-            # What it finds begins with a folder or file that it searches, which may be a word of the rule.
+            # The names that it finds start with a folder or file that it searches, which may be a word of the rule.
             for start in takewhile(_is_operand, words[1:]) if PLACEHOLDER in rest[1:end] else ():
                 yield _Derived(tuple([start if one == PLACEHOLDER else one for one in rest[:end]]))
 

@@ -63,7 +63,7 @@ from stepengine.data.record_sizes import (
     fit_child_result,
     fit_tool_result,
     may_be_long,
-    take_fitting,
+    select_fitting,
 )
 from stepengine.data.state import AgentState, ChildResult, RunStatus, prompt_tokens
 from stepengine.data.tools import Asking, Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Yielding
@@ -80,7 +80,7 @@ from stepengine.errors import (
     TruncatedReply,
 )
 from stepengine.machine.plan import Finished
-from stepengine.models._stopped_usage import attach_usage, known_usage, usage_when_stopped, was_sent
+from stepengine.models._stopped_usage import attach_usage, get_attached_usage, get_known_usage, was_sent
 from stepengine.models.base import Provider, raw_arguments, split_part_into_deltas
 from stepengine.runtime.background import TreeWithBackground
 from stepengine.runtime.logs import LineLogger
@@ -158,7 +158,7 @@ class OutcomeMaker:
 
     def _pop_inbox(self, path: str) -> tuple[Any, ...]:
         waiting = self._inboxes.get(path, []) if path else self._inbox
-        inputs = take_fitting(tuple(waiting))
+        inputs = select_fitting(tuple(waiting))
         del waiting[: len(inputs)]  # another thread may have put more there since
         if path and not waiting:
             self._inboxes.pop(path, None)
@@ -242,7 +242,7 @@ class CorePerformer:
                 failed = self._convert_or_raise(item, request.model, raised, spent)
                 if not isinstance(failed, ModelError):
                     return self._outcomes.failure(item, failed)
-                used = known_usage(failed)
+                used = get_known_usage(failed)
                 spent = spent + used if spent and used else spent or used
                 wait = self._retries.next_delay(failed, attempt, item.address)
                 if wait is None:
@@ -282,7 +282,7 @@ class CorePerformer:
         if not _is_interruption(raised):
             return _to_step_error(model, raised)
         # One that was sent may be billed, whether anything of its reply has come or not.
-        used = attrs.evolve(usage_when_stopped(raised) or Usage(), requests=1, at_least=True)
+        used = attrs.evolve(get_attached_usage(raised) or Usage(), requests=1, at_least=True)
         self._keep_stopped_usage(item, model, (spent or Usage()) + (used if was_sent(raised) else Usage()))
         raise raised
 
@@ -650,7 +650,7 @@ class _StreamedChars:
         """
         # Providers bill what they had produced when the connection was cut, and tell of it at the end, which never
         # came. So it is counted from what was heard: a lower bound, and marked as one.
-        told = usage_when_stopped(stopped)
+        told = get_attached_usage(stopped)
         if told is None and not self.said and not self.thought:
             return
         told = told or Usage()
@@ -824,8 +824,8 @@ async def _await_guarded(
     running: Coroutine[object, Any, ToolResult], guard: CallGuard | None, workspace: Workspace | None
 ) -> ToolResult:
     """Await a call whose file access *guard* restricts, in threads too; a refused call does not start."""
-    folder = None if workspace is None else workspace.here or workspace.root
-    is_here = workspace is None or workspace.here is not None
+    folder = None if workspace is None else workspace.local_folder or workspace.root
+    is_here = workspace is None or workspace.local_folder is not None
     if guard is not None and (why := guard.refusal(folder, is_here=is_here)):
         running.close()
         return ToolResult.error(why)

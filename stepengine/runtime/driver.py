@@ -580,7 +580,7 @@ def _is_already_asked(tree: DrivenTree, item: Item) -> bool:
     """Return whether a question has a lasting answer, or another run asks it already, so that it is not shown."""
     if item.effect.purpose == "limit":  # type: ignore[union-attr]
         return not tree.questions.limits.is_first(item.effect.questions[0])  # type: ignore[union-attr]
-    return all(map(tree.questions.knows, item.effect.questions))  # type: ignore[union-attr]
+    return all(map(tree.questions.has_answering_rule, item.effect.questions))  # type: ignore[union-attr]
 
 
 def _show_start(tree: DrivenTree, item: Item, kind: type[Leaf]) -> int:

@@ -290,7 +290,7 @@ def _make_substitute_result(outcome: Single) -> ToolResult:
     """Return the result shown for a call without one, since it failed, was stopped or is suspended."""
     if isinstance(outcome, Stop) and outcome.kind == "suspended":
         # The body of a tool waits for somebody, and goes on where it is.
-        return ToolResult.pending(outcome.questions[0].id if outcome.questions else "")
+        return ToolResult.make_pending(outcome.questions[0].id if outcome.questions else "")
     return ToolResult.error(_error_text(outcome), status="cancelled" if isinstance(outcome, Stop) else "error")
 
 

@@ -48,7 +48,7 @@ from stepengine.data.state import RunPhase, RunResult
 from stepengine.data.transcript import Transcript
 from stepengine.errors import LimitExceeded, StepEngineError
 from stepengine.machine.signals import belongs_to_caller
-from stepengine.redaction import GIVEN, KNOWN, StreamRedactor
+from stepengine.redaction import GIVEN, KNOWN, KNOWN_RECORDS, StreamRedactor
 from stepengine.runtime.logs import LOGGER, write
 
 MAX_QUEUED_EVENTS = 10_000
@@ -182,7 +182,7 @@ class EventRedactor:
             kind = type(event)
             if kind in DELTAS:
                 delta: Any = event
-                if not KNOWN.leaves(delta.text):
+                if not KNOWN.is_harmless_piece(delta.text):
                     return False
                 if kind is ToolInputDelta:
                     looked_at += (delta.tool_name, delta.tool_call_id)
@@ -194,7 +194,7 @@ class EventRedactor:
             else:
                 looked_at.append(event)
         # All at one look, which costs a fraction of one for each.
-        return not looked_at or KNOWN.passes(tuple(looked_at))
+        return not looked_at or KNOWN_RECORDS.is_clean(tuple(looked_at))
 
     def redact_event(self, event: Event) -> Sequence[Event]:
         """Return the redacted event, preceded by the held text of its run."""
@@ -203,7 +203,7 @@ class EventRedactor:
             return (delta,) if self.passes((delta,)) else self._redact_delta(delta)
         # Before anything else of a run is shown, its own held-back text goes out, or a reply would seem to go on behind
         # its end.
-        clean = self._redact_model_started(event) if isinstance(event, ModelStarted) else KNOWN.frozen(event)
+        clean = self._redact_model_started(event) if isinstance(event, ModelStarted) else KNOWN_RECORDS.redact(event)
         return (*self._flush_text(event.path), clean) if event.path in self._flows else (clean,)
 
     def _redact_delta(self, delta: Delta) -> list[Event]:
@@ -217,7 +217,7 @@ class EventRedactor:
             trickle = StreamRedactor(KNOWN)
         text = trickle.feed(delta.text)
         self._flows.pop(delta.path, None)
-        if trickle.holds:
+        if trickle.has_pending_text:
             self._flows[delta.path] = delta, trickle
         # A delta of which nothing may be shown yet is no event: an empty one would wake each reader for nothing.
         if text:
@@ -230,7 +230,7 @@ class EventRedactor:
 
     def _flush_text(self, path: str) -> Sequence[Event]:
         flow = self._flows.pop(path, None)
-        text = "" if flow is None else flow[1].rest()
+        text = "" if flow is None else flow[1].flush()
         return (attrs.evolve(flow[0], text=text),) if flow is not None and text else ()
 
     def _redact_model_started(self, event: ModelStarted) -> ModelStarted:
@@ -241,26 +241,26 @@ class EventRedactor:
         # Schemas of tools are the largest part of a short request and the same object at every step, so to look through
         # them once is most of the work saved.
         if request.tools is not self._offer[0]:
-            self._offer = request.tools, KNOWN.frozen(request.tools)
+            self._offer = request.tools, KNOWN_RECORDS.redact(request.tools)
         clean = {
-            "system_prompt": KNOWN.frozen(request.system_prompt),
+            "system_prompt": KNOWN_RECORDS.redact(request.system_prompt),
             "messages": self._redact_history(event.path, request.messages),
             "tools": self._offer[1],
-            "tail": KNOWN.frozen(request.tail),
+            "tail": KNOWN_RECORDS.redact(request.tail),
         }
         changed = {name: value for name, value in clean.items() if value is not getattr(request, name)}
         return attrs.evolve(event, request=attrs.evolve(request, **changed)) if changed else event
 
     def _redact_history(self, path: str, history: Transcript) -> Transcript:
         """Return the redacted *history* of the run at *path*."""
-        if not KNOWN.changes(history):
+        if not KNOWN_RECORDS.has_secrets(history):
             return history
         # One that holds a secret holds it at every step. Made anew at each of them, 3,000 steps took half a minute.
         key, seen, clean = self._histories.pop(path, NO_HISTORY)
         known = history.shared_prefix(seen)
         if known < len(seen) or key != KNOWN.key:
             known, clean = 0, Transcript()
-        clean = clean.extend([KNOWN.frozen(message) for message in history.messages_from(known)])
+        clean = clean.extend([KNOWN_RECORDS.redact(message) for message in history.messages_from(known)])
         self._histories[path] = KNOWN.key, history, clean
         if len(self._histories) > MAX_HISTORIES:
             del self._histories[next(iter(self._histories))]
@@ -270,7 +270,7 @@ class EventRedactor:
 def _redact_tool_name(event: ToolInputDelta) -> ToolInputDelta:
     """Return *event* with a redacted tool name."""
     # Cleaned as wholes, while the text of the input comes in pieces: a name arrives in one.
-    name, call = KNOWN.frozen(event.tool_name), KNOWN.frozen(event.tool_call_id)
+    name, call = KNOWN_RECORDS.redact(event.tool_name), KNOWN_RECORDS.redact(event.tool_call_id)
     is_clean = name is event.tool_name and call is event.tool_call_id
     return event if is_clean else attrs.evolve(event, tool_name=name, tool_call_id=call)
 
@@ -520,7 +520,7 @@ class TreeLogger:
         label = self._labels.get(event.path) or RunLabel("", "")
         # A cheap look for the beginnings of what is known; the thorough one copies, and hardly a line needs it.
         if KNOWN.suspicious(f"{event.message} {data!r}"):
-            event, data = KNOWN.frozen(event), KNOWN.value(plain(data))
+            event, data = KNOWN_RECORDS.redact(event), KNOWN.value(plain(data))
         context = {"run_id": label.run_id, "agent_id": label.agent_id, "path": event.path, "step": step}
         try:
             write(self._logger, event.level, event.message, context, data)

@@ -15,7 +15,6 @@ it is recorded as started and before it reserves anything, so that no call ever 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from decimal import ROUND_CEILING, Context, Decimal
 from functools import partial
@@ -400,7 +399,7 @@ class CallQueue:
     """
 
     def __init__(self) -> None:
-        self._line: deque[MeteredCall] = deque()
+        self._line: list[MeteredCall] = []
 
     def has_room(self, call: MeteredCall) -> bool:
         """Return whether a call would run at once."""
@@ -448,7 +447,7 @@ class CallQueue:
                         return
                     self._run(call)
                 call.turn.set_result(None)
-            self._line.popleft()
+            del self._line[0]
 
     def _run(self, call: MeteredCall) -> None:
         call.is_running = True

@@ -154,7 +154,6 @@ class RunMessages:
         # By id, for as long as the tree lasts: a message is returned again until the record says what it did, and must
         # not be carried out twice.
         self._seen: set[str] = set()
-        self._here: set[str] = set()
         self._arrivals: list[asyncio.Future[None]] = []
         self._watchers = 0
         self._polling: asyncio.Task[None] | None = None
@@ -180,7 +179,6 @@ class RunMessages:
         for message in messages:
             if message.id not in self._seen:
                 self._seen.add(message.id)
-                self._here.add(message.id)
                 self._waiting.setdefault((message.path, message.topic), deque()).append(message)
                 news = True
         return news
@@ -240,18 +238,14 @@ class RunMessages:
 
     def remove(self, message: Message) -> None:
         """Remove a message that a run has received; a replay may do so, too."""
-        if message.id not in self._here:
-            return
-        self._here.discard(message.id)
-        waiting = self._waiting[message.path, message.topic]
-        if waiting[0].id == message.id:
+        waiting = self._waiting.get((message.path, message.topic))
+        if waiting and waiting[0].id == message.id:
             waiting.popleft()
-        else:
+        elif waiting:
             self._waiting[message.path, message.topic] = deque([one for one in waiting if one.id != message.id])
 
     def return_message(self, message: Message) -> None:
         """Return a message to the front of its topic, since its receiver lost a race."""
-        self._here.add(message.id)
         # In front: it was the next one, and the order of a topic is that in which its messages came.
         self._waiting.setdefault((message.path, message.topic), deque()).appendleft(message)
         self._notify_waiters()

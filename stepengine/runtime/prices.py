@@ -21,7 +21,7 @@ Pricing: TypeAlias = Callable[[str, Usage, datetime], "Decimal | None"]
 """
 Returns US dollars for a model string, what was used and when; ``None`` when the price is unknown.
 
-A callable that also has a method ``of_reply(model, reply, at)`` is asked that for replies, and one that has ``unpriced`` of the
+A callable that also has a method ``price_reply(model, reply, at)`` is asked that for replies, and one that has ``list_unpriced`` of the
 same form for the names of what has no price: where there is any, the cost is a lower bound.
 """
 
@@ -55,7 +55,9 @@ class Prices:
         usage = reply.usage
         if usage is None:
             return None
-        whole: Callable[[str, ModelReply, datetime], Decimal | None] | None = getattr(self._pricing, "of_reply", None)
+        whole: Callable[[str, ModelReply, datetime], Decimal | None] | None = getattr(
+            self._pricing, "price_reply", None
+        )
         if whole is not None:
             return _compute_cost(model, lambda: whole(model, reply, self._now()))
         cost = self.for_usage(reply.model or model, usage)
@@ -64,7 +66,7 @@ class Prices:
     def unpriced_parts(self, model: str, reply: ModelReply) -> tuple[str, ...]:
         """Return the parts of *reply* without a price, which make its cost a lower bound."""
         parts: Callable[[str, ModelReply, datetime], tuple[str, ...]] | None
-        parts = getattr(self._pricing, "unpriced", None)
+        parts = getattr(self._pricing, "list_unpriced", None)
         return () if parts is None else _call_pricing(model, lambda: parts(model, reply, self._now())) or ()
 
 

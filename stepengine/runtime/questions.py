@@ -55,10 +55,10 @@ OF_INPUT = {"input", "prefix", "paths", "hosts", "origins"}
 class RuleStore(Protocol):
     """A durable store for the rules of people who answered "always", such as a ``PolicyFile``."""
 
-    def knows(self, rule: JsonDict, /) -> bool:
+    def has_rule(self, rule: JsonDict, /) -> bool:
         """Return whether exactly this rule is stored."""
 
-    def remember(self, rule: JsonDict, /) -> None:
+    def add_rule(self, rule: JsonDict, /) -> None:
         """Store a rule durably."""
 
 
@@ -101,7 +101,7 @@ class RememberedRules:
         if rule is None or self.store is None:
             return
         try:
-            self.store.remember(rule)
+            self.store.add_rule(rule)
         except (StepEngineError, OSError) as error:
             LOGGER.warning("%r is not kept for other processes: %s", rule["id"], error)
 
@@ -115,7 +115,7 @@ class RememberedRules:
             return None
 
     def _is_remembered(self, rule: JsonDict) -> bool:
-        return canonical(rule) in self._rules or (self.store is not None and self.store.knows(rule))
+        return canonical(rule) in self._rules or (self.store is not None and self.store.has_rule(rule))
 
     def forget(self, ids: Collection[str]) -> None:
         """Remove the rules with these ids; all if there are none."""
@@ -170,7 +170,7 @@ class AdvanceAnswers:
             _check_answer_type(value, f"for the question {key!r}")
         self._given = given
         self._earlier = list(earlier)
-        self._unused = set(given)
+        self._unused = list(given)
         self._misfits: dict[str, str] = {}
 
     def find(self, question: Question) -> Answer | None:
@@ -183,7 +183,7 @@ class AdvanceAnswers:
                 return to_answer(value, question)
         for key in (question.id, question.text):
             if key in self._given:
-                self._unused.discard(key)
+                self._unused = [other for other in self._unused if other != key]
                 problem = answer_problem(self._given[key], question)
                 if problem is None:
                     return to_answer(self._given[key], question)
@@ -332,7 +332,7 @@ class OpenQuestions:
         """Drop the rendered questions of an ``AskPerson``; they are rendered again next time."""
         self._shown.pop(item.address, None)
 
-    def knows(self, question: Question) -> bool:
+    def has_answering_rule(self, question: Question) -> bool:
         """Return whether a lasting permission already answers a question."""
         return self._find_covering_rule(question) is not None
 

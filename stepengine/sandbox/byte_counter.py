@@ -1,5 +1,5 @@
 """
-Counts the bytes that cross the wall of the sandbox.
+Counts the bytes that enter and leave the sandbox.
 
 Values that go in and out are held in this process, and the sandbox's own limit of memory does not see them.
 """

@@ -40,6 +40,7 @@ from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, To
 from stepengine.data.models import ModelReply, ModelSettings, Thinking
 from stepengine.data.programs import RunningProgram, mark_as_sandboxed
 from stepengine.data.state import AgentState, ChildResult, Waited
+from stepengine.data.visible import truncate_text
 from stepengine.data.waits import ChildRef
 from stepengine.errors import BadYield, DefinitionError, HandlerError, LimitReached, StepEngineError, ToolError
 from stepengine.machine.author import MAX_CLOSE_ATTEMPTS
@@ -462,7 +463,7 @@ def _short_repr(value: Any) -> str:
         if isinstance(value, list | tuple | dict) or (isinstance(value, int) and abs(value) > MAX_INT)
         else repr(value)
     )
-    return text if len(text) <= 80 else f"{text[:77]}..."  # noqa: PLR2004 - characters of a message
+    return truncate_text(text, 80)
 
 
 # --- handlers ---------------------------------------------------------------------------------------------------------

@@ -15,9 +15,8 @@ Begin with ``application`` and ``routes``; then ``runs`` and its parts, ``access
 
 from __future__ import annotations
 
-from stepengine.server.access import Caller, Caps, Guard, Logins, Tokens, check_folder
+from stepengine.server.access import Caller, Caps, Guard, Logins, Tokens
 from stepengine.server.application import Application, app
-from stepengine.server.event_json import sse_line
 from stepengine.server.problems import Problem, problem_of
 from stepengine.server.quotas import Quotas
 from stepengine.server.webhooks import Webhooks, sign, verify
@@ -33,9 +32,7 @@ __all__ = (
     "Tokens",
     "Webhooks",
     "app",
-    "check_folder",
     "problem_of",
     "sign",
-    "sse_line",
     "verify",
 )

@@ -125,9 +125,7 @@ async def reconnect_to_turn(request: Request) -> Response:
         msg = f"the agent {thread.last.agent!r} is at work in this conversation"
         raise Problem(msg, status=409, kind="under_way", members={"run_id": thread.last.run})
     turn = thread.last.request.get("turn") or {}
-    before = turn.get("after") and await thread.runs.reader.state(
-        await thread.runs.reader.find(thread.caller, turn["after"])
-    )
+    before = turn.get("after") and await thread.turns.state(await thread.runs.reader.find(thread.caller, turn["after"]))
     session = _session_from_state(thread.name, before or None)
     watched = _ReconnectedTurn([*session.messages, UserMessage(thread.last.request["prompt"])], thread, thread.last)
     return _stream_response(thread, connected(given, session, watched, shares=shares))
@@ -154,7 +152,9 @@ def _session_from_state(thread: str, state: AgentState | None) -> Session:
 
 def _stream_response(thread: CallerConversation, shown: AsyncGenerator[Any, None]) -> Response:
     return StreamingResponse(
-        add_ping_comments(_encode_events(shown), thread.runs.stopping), media_type="text/event-stream", headers=HEADERS
+        add_ping_comments(_encode_events(shown), thread.runs.state.stopping),
+        media_type="text/event-stream",
+        headers=HEADERS,
     )
 
 

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
     from stepengine.engine import Engine
     from stepengine.engine.schedules import Schedule
     from stepengine.server.access import Authenticate, Caps, Logins
-    from stepengine.server.durable_runs import AnyRuns
     from stepengine.server.metrics import Metrics
     from stepengine.server.openapi import Operation
     from stepengine.server.quotas import Quotas
     from stepengine.server.reports import Reports
+    from stepengine.server.run_parts import RunService
     from stepengine.server.sources import EngineSources
     from stepengine.server.webhooks import Webhooks
     from stepengine.server.workshop import InspectionService
@@ -150,7 +150,7 @@ def app(
         raise DefinitionError(msg)
     hooks = webhooks if isinstance(webhooks, Webhooks) else Webhooks() if webhooks is None else Webhooks.open(webhooks)
     metrics = Metrics(kept)
-    if hooks.out is not None and not isinstance(kept, Runs):
+    if hooks.out is not None and kept.ledger is None:
         msg = 'the questions of runs in a database are told to nobody yet: leave out "out" of the webhooks, or serve runs of a folder'
         raise DefinitionError(msg)
 
@@ -159,14 +159,14 @@ def app(
         await kept.open()
         try:
             async with AsyncExitStack() as stack, served.state.freed_memory.watch():
-                if hooks.out is not None and isinstance(kept, Runs):
+                if hooks.out is not None and kept.ledger is not None:
                     await stack.enter_async_context(
-                        WebhookSender(kept, hooks.out, delivered=metrics.count_sent_webhook)
+                        WebhookSender(kept, kept.ledger, hooks.out, delivered=metrics.count_sent_webhook)
                     )
                 yield
         finally:
             await _close_services(served, kept)
-            await (kept.engine if isinstance(kept, Runs) else engine).aclose()
+            await kept.close_engine()
 
     operations = (*OPERATIONS, *(LOOKING if maker is not None else ()))
     served = Starlette(
@@ -191,17 +191,9 @@ def app(
     )
 
 
-def _add_observer(kept: AnyRuns, observer: Metrics | FreedMemory) -> None:
-    """Send the events of all runs to an observer."""
-    if isinstance(kept, Runs):
-        kept.observe(observer)
-    else:
-        kept.engine.add_observer(observer)
-
-
 def _store_app_state(
     served: Starlette,
-    kept: AnyRuns,
+    kept: RunService,
     hooks: Webhooks,
     *,
     metrics: Metrics,
@@ -216,20 +208,20 @@ def _store_app_state(
 
     served.state.freed_memory = FreedMemory()
     for observer in (metrics, served.state.freed_memory):
-        _add_observer(kept, observer)
+        kept.observe(observer)
     # A server behind a proxy knows neither its name nor whether it is https: a redirect could lead a token into the open.
     served.router.redirect_slashes = False
     kept.quotas.on_refusal = metrics.count_quota_refusal
     served.state.runs, served.state.webhooks, served.state.metrics = kept, hooks, metrics
     served.state.mcp = McpEndpoint(kept)
     served.state.views = RunPageData(kept)
-    served.state.foreign = ForeignJournals(kept)
+    served.state.foreign = None if kept.foreign is None else ForeignJournals(kept, kept.foreign)
     served.state.agent_summaries = AgentSummaries()
     served.state.shares = tuple(shares)
     served.state.reports = reports
 
 
-async def _close_services(served: Starlette, kept: AnyRuns) -> None:
+async def _close_services(served: Starlette, kept: RunService) -> None:
     """Close the inspection service, the runs and the MCP server."""
     workshop: InspectionService | None = served.state.workshop
     if workshop is not None:
@@ -245,7 +237,7 @@ def _make_run_service(
     roots: Iterable[Any],
     sources: EngineSources | None,
     **options: Any,
-) -> AnyRuns:
+) -> RunService:
     from stepengine.durable import DurableEngine
     from stepengine.server.durable_runs import DurableRuns
 
@@ -294,7 +286,7 @@ class Application(Guard):
     def end_watching(self) -> None:
         """End all event streams, so that the server can stop; clients of the streams reconnect."""
         served: Starlette = self.app  # type: ignore[assignment]  # what `app` puts there
-        served.state.runs.stopping.set()
+        served.state.runs.state.stopping.set()
 
 
 def _make_route(one: Operation) -> Route:

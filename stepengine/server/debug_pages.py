@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from stepengine.journal.history import History
     from stepengine.journal.records import Address
     from stepengine.journal.run_diff import RunChange
-    from stepengine.server.durable_runs import AnyRuns
     from stepengine.server.ledger import RunRow
     from stepengine.server.reports import Reports
+    from stepengine.server.run_parts import RunService
     from stepengine.server.workshop import InspectionProcess, InspectionService
 
 __all__ = ("OPERATIONS",)
@@ -294,12 +294,12 @@ def _get_inspection_service(request: Request) -> InspectionService:
 
 
 async def _find_requested_run(request: Request, name: str = "run") -> RunRow:
-    runs: AnyRuns = request.app.state.runs
+    runs: RunService = request.app.state.runs
     return await runs.reader.find(caller_of(request), request.path_params[name])
 
 
 async def _load_journal(request: Request, row: RunRow) -> MemoryJournal:
-    runs: AnyRuns = request.app.state.runs
+    runs: RunService = request.app.state.runs
     try:
         content = await runs.reader.content(row)
     except JournalMissing:
@@ -425,9 +425,9 @@ async def start_inspection_stream(request: Request) -> Response:
     except JournalMissing:
         msg = f"nothing of the run {row.run} is recorded yet"
         raise Problem(msg, status=409, kind="not_begun") from None
-    runs: AnyRuns = request.app.state.runs
+    runs: RunService = request.app.state.runs
     return StreamingResponse(
-        _stream_inspection_events(workshop, desk, runs.stopping), media_type=EVENTS, headers=headers
+        _stream_inspection_events(workshop, desk, runs.state.stopping), media_type=EVENTS, headers=headers
     )
 
 
@@ -490,7 +490,7 @@ async def start_job(request: Request) -> Response:
     if body.kind in ("blame", "pin") and not body.check.strip():
         msg = "check: what the run had to do is missing, such as 'refund' not in tools"
         raise InputError(msg, issues=(msg,))
-    runs: AnyRuns = request.app.state.runs
+    runs: RunService = request.app.state.runs
     rows = [await runs.reader.find(caller, run) for run in dict.fromkeys(body.runs)]
     asked = {"check": body.check, "samples": body.samples, "name": body.name or rows[0].run[:12]}
     try:

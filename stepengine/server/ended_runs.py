@@ -5,10 +5,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
-from stepengine.journal.files import FileJournal
-
 if TYPE_CHECKING:
-    from stepengine.journal.sqlite import SqliteJournal
     from stepengine.runtime.handle import RunHandle
 
 KEPT = 100
@@ -47,13 +44,3 @@ class EndedRuns:
             count, size = count - 1, size - own
             found.append(run)
         return found
-
-
-def journal_size(journal: FileJournal | SqliteJournal) -> int:
-    """Return the size of a journal in bytes; 0 if it does not exist."""
-    if not isinstance(journal, FileJournal):
-        return len(journal.content())
-    try:
-        return journal.path.stat().st_size
-    except FileNotFoundError:
-        return 0

@@ -10,13 +10,10 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import json
-import os
 from collections import OrderedDict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import quote
 
-from attrs import frozen
 from pydantic import Field
 from starlette.responses import Response
 
@@ -24,22 +21,21 @@ from stepengine.data.codec import plain
 from stepengine.data.visible import truncate_text
 from stepengine.debugging.viewer.payload import PageTexts
 from stepengine.errors import StepEngineError
-from stepengine.journal.files import FileJournal
 from stepengine.journal.records import format_address
 from stepengine.journal.show import status_of
-from stepengine.journal.sqlite import SqliteJournal
 from stepengine.server.access import caller_of
 from stepengine.server.bodies import Body, View, cut_page, parse_body, parse_cursor, parse_limit
 from stepengine.server.openapi import HttpParameter, Operation
 from stepengine.server.problems import Problem
-from stepengine.server.runs import Runs
+from stepengine.server.run_summaries import remove_oldest_entries
 
 if TYPE_CHECKING:
     from starlette.requests import Request
 
     from stepengine.journal.history import History
     from stepengine.journal.store import Journal
-    from stepengine.server.durable_runs import AnyRuns
+    from stepengine.server.foreign_runs import ForeignFile, ForeignRuns
+    from stepengine.server.run_parts import RunService
     from stepengine.server.studio import RunPageData
 
 __all__ = ("OPERATIONS", "ForeignJournals")
@@ -102,75 +98,45 @@ class Resumed(View):
     events: str
 
 
-@frozen
-class _JournalFile:
-    """The name of a journal and its modification time in seconds since 1970; 0 in a database."""
-
-    name: str
-    changed: float
-    size: int = 0
-
-
 class ForeignJournals:
     """
     The journals in the server's folder that its ledger does not list.
 
     Args:
         runs: The runs of the server.
+        foreign: The journals.
+
+    Attributes:
+        foreign: The journals.
     """
 
-    def __init__(self, runs: AnyRuns) -> None:
+    def __init__(self, runs: RunService, foreign: ForeignRuns) -> None:
+        self.foreign = foreign
         self._runs = runs
-        self._known: OrderedDict[_JournalFile, ForeignSummary] = OrderedDict()
-
-    def names(self) -> list[_JournalFile]:
-        """Read the folder and the ledger, and return the journals that no server of this folder started, newest first."""
-        if not isinstance(self._runs, Runs):
-            return []
-        own = {run for (run,) in self._runs.store.ledger.read("SELECT run FROM served")}
-        place = self._runs.store.place
-        if not place.is_dir():
-            return [
-                _JournalFile(run, 0.0) for run in sorted(SqliteJournal(place).runs(), reverse=True) if run not in own
-            ]
-        found = []
-        with os.scandir(place) as entries:
-            for one in entries:
-                name = one.name.removesuffix(SUFFIX)
-                if one.name.endswith(SUFFIX) and name and name not in own and one.is_file(follow_symlinks=False):
-                    status = one.stat(follow_symlinks=False)
-                    found.append(_JournalFile(name, status.st_mtime, status.st_size))
-        return sorted(found, key=lambda one: (one.changed, one.name), reverse=True)
+        self._known: OrderedDict[ForeignFile, ForeignSummary] = OrderedDict()
 
     def journal(self, name: str) -> Journal:
         """
-        Return one of the journals of ``names`` by its name.
+        Return one of the journals by its name.
 
         Raises:
             Problem: when there is none of that name.
         """
-        if not isinstance(self._runs, Runs) or not any(one.name == name for one in self.names()):
-            msg = f"there is no journal {name[:200]!r} here that this server did not start"
-            raise Problem(msg, status=404, kind="no_such_journal")
-        place = self._runs.store.place
-        return FileJournal(place / f"{name}{SUFFIX}") if place.is_dir() else SqliteJournal(place, name)
+        if not any(one.name == name for one in self.foreign.list_files()):
+            raise _make_missing_journal_problem(name)
+        return self.foreign.journal(name)
 
-    def listed(self, before: tuple[float, str] | None, limit: int) -> list[tuple[_JournalFile, ForeignSummary]]:
+    def listed(self, before: tuple[float, str] | None, limit: int) -> list[tuple[ForeignFile, ForeignSummary]]:
         """Return summaries of the journals after a position, newest first; each file is read once."""
-        found = [one for one in self.names() if before is None or (one.changed, one.name) < before]
+        found = [one for one in self.foreign.list_files() if before is None or (one.changed, one.name) < before]
         return [(one, self._summarize_cached(one)) for one in found[:limit]]
 
-    def _summarize_cached(self, lies: _JournalFile) -> ForeignSummary:
-        known = self._known.get(lies)
-        if known is None or not lies.changed:
-            known = self._known[lies] = _summarize_journal(self._journal(lies), lies.name)
-            while len(self._known) > KEPT:
-                self._known.popitem(last=False)
+    def _summarize_cached(self, file: ForeignFile) -> ForeignSummary:
+        known = self._known.get(file)
+        if known is None or not file.changed:
+            known = self._known[file] = _summarize_journal(self.foreign.journal(file.name), file.name)
+            remove_oldest_entries(self._known, KEPT)
         return known
-
-    def _journal(self, lies: _JournalFile) -> Journal:
-        place: Path = self._runs.store.place  # type: ignore[union-attr]  # no names without one
-        return FileJournal(place / f"{lies.name}{SUFFIX}") if place.is_dir() else SqliteJournal(place, lies.name)
 
     def look(self, name: str) -> ForeignView:
         """
@@ -250,13 +216,22 @@ def _list_pending_effects(history: History) -> list[PendingEffect]:
 
 
 def _get_foreign_journals(request: Request) -> ForeignJournals:
-    found: ForeignJournals = request.app.state.foreign
+    """Return the foreign journals of a server; raise ``Problem`` if its runs are in a database."""
+    found: ForeignJournals | None = request.app.state.foreign
+    if found is None:
+        raise _make_missing_journal_problem(request.path_params["journal"])
     return found
+
+
+def _make_missing_journal_problem(name: str) -> Problem:
+    msg = f"there is no journal {name[:200]!r} here that this server did not start"
+    return Problem(msg, status=404, kind="no_such_journal")
 
 
 async def list_foreign(request: Request) -> Response:
     limit, before = parse_limit(request), parse_cursor(request)
-    found = await asyncio.to_thread(_get_foreign_journals(request).listed, before, limit + 1)
+    journals: ForeignJournals | None = request.app.state.foreign
+    found = [] if journals is None else await asyncio.to_thread(journals.listed, before, limit + 1)
     shown, following = cut_page(found, limit, lambda one: (one[0].changed, one[0].name))
     return ForeignList(journals=[summary for _, summary in shown], next=following).response()
 
@@ -285,14 +260,14 @@ def _get_shared_page_data(request: Request) -> RunPageData:
 
 async def resume_foreign(request: Request) -> Response:
     body, name = await parse_body(request, ResumeForeign), request.path_params["journal"]
-    foreign, runs = _get_foreign_journals(request), request.app.state.runs
-    look = await asyncio.to_thread(foreign.look, name)
+    journals = _get_foreign_journals(request)
+    look = await asyncio.to_thread(journals.look, name)
     if not look.may_resume:
         raise Problem(look.why, status=409, kind="not_possible")
     if body.seen != look.seen:
         msg = "what would happen next is not what was shown; look at it again"
         raise Problem(msg, status=409, kind="changed")
-    await runs.launcher.resume_foreign_journal(caller_of(request), name, look.agent, look.prompt)
+    await journals.foreign.resume(caller_of(request), name, look.agent, look.prompt)
     place = f"{request.scope.get('root_path', '')}/runs/{quote(name, safe='')}/events"
     return Resumed(run_id=name, events=place).response(202)
 

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import JournalError
 from stepengine.journal.sleepers import make_row_from_journal
-from stepengine.server.ended_runs import EndedRuns, journal_size
+from stepengine.server.background_tasks import BackgroundTasks
+from stepengine.server.ended_runs import EndedRuns
 from stepengine.server.ledger import RunRow, make_conversation_state_act, make_status_act, make_suspend_act
 from stepengine.server.owner_shares import OwnerShares
 from stepengine.server.problems import Problem
@@ -21,7 +22,6 @@ from stepengine.server.stored_states import encode_state
 
 if TYPE_CHECKING:
     from stepengine.runtime.handle import RunHandle
-    from stepengine.server.background_tasks import BackgroundTasks
     from stepengine.server.current_engine import CurrentEngine
     from stepengine.server.run_store import RunStore
 
@@ -38,30 +38,32 @@ class LiveRuns:
     Args:
         store: The journals and the ledger.
         engines: The engine, and those that it replaced.
-        tasks: The background tasks of the server.
         max_live: How many runs may be executed at a time.
+        drain: Seconds that the runs may continue when the server stops.
         resume: Resumes a suspended run that got a message while it was being suspended.
 
     Attributes:
         handles: The handles of the runs that are executed, by run id.
         is_closing: Whether the server shuts down and starts nothing more.
+        tasks: The background tasks of the server.
     """
 
     def __init__(
         self,
         store: RunStore,
         engines: CurrentEngine,
-        tasks: BackgroundTasks,
         *,
         max_live: int,
+        drain: float,
         resume: Callable[[RunRow], Coroutine[Any, Any, None]],
     ) -> None:
         self.handles: dict[str, RunHandle] = {}
         self.is_closing = False
+        self.tasks = BackgroundTasks()
         self._store = store
         self._engines = engines
-        self._tasks = tasks
         self._max_live = max_live
+        self._drain = drain
         self._shares = OwnerShares(max_live, RESERVE)
         self._slots: dict[str, ExitStack] = {}
         self._reserved = 0
@@ -131,7 +133,7 @@ class LiveRuns:
         slot.enter_context(self._shares.use(owner))
         if is_resumed:
             self._resumed.add(run)
-        self._watching[run] = task = self._tasks.spawn(self._wait_and_record_end(run, handle))
+        self._watching[run] = task = self.tasks.spawn(self._wait_and_record_end(run, handle))
         task.add_done_callback(lambda _: self._watching.get(run) is task and self._watching.pop(run))
 
     def _drop_handle(self, run: str) -> None:
@@ -156,7 +158,7 @@ class LiveRuns:
         self.handles.pop(run, None)
         self._free_slot(run)
         if self._engines.has_replaced_engines:
-            self._tasks.spawn(self._engines.close_unused())
+            self.tasks.spawn(self._engines.close_unused())
         self._store_ended_handle(run, handle)
         if result is not None and isinstance(result.error, JournalError):
             error = result.error
@@ -165,7 +167,7 @@ class LiveRuns:
         # A run that shutdown cut off is resumed by the next process, so no end is recorded.
         elif result is not None and not (self.is_closing and result.status is RunStatus.CANCELLED):
             await self._record_end(run, handle, result)
-        size = await asyncio.to_thread(journal_size, self._store.journal(run))
+        size = await asyncio.to_thread(self._store.journal(run).size)
         if self._ended.get(run) is handle:
             self._store_ended_handle(run, handle, size)
 
@@ -188,7 +190,7 @@ class LiveRuns:
             if has_mail or not await self._store.write(make_suspend_act(run, now, woken)):
                 row = await self._store.find(run)
                 if row is not None:
-                    self._tasks.spawn(self._resume(row))
+                    self.tasks.spawn(self._resume(row))
                 return
         else:
             await self._store.write(make_status_act(run, result.status.value, now))
@@ -210,11 +212,11 @@ class LiveRuns:
         if task is not None:
             await asyncio.wait((task,))
 
-    async def wait_for_ends(self, seconds: float) -> list[asyncio.Future[Any]]:
-        """Wait up to *seconds* for the ends of the runs; return the futures of their ends, some of which may be unfinished."""
+    async def wait_for_ends(self) -> list[asyncio.Future[Any]]:
+        """Wait up to *drain* seconds for the ends of the runs; return the futures of their ends, some of which may be unfinished."""
         waits: list[asyncio.Future[Any]] = [asyncio.ensure_future(handle.wait()) for handle in self.handles.values()]
         if waits:
-            await asyncio.wait(waits, timeout=seconds)
+            await asyncio.wait(waits, timeout=self._drain)
         return waits
 
     async def interrupt_all(self) -> None:

@@ -19,10 +19,9 @@ from stepengine.data.events import RunFinished
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.server.access import caller_of
 from stepengine.server.openapi import Operation
-from stepengine.server.pages import delay_last_event, follow_journal_events, require_runs_in_folder
+from stepengine.server.pages import require_turns
 from stepengine.server.problems import Problem
 from stepengine.server.run_requests import StartRequest
-from stepengine.server.runs import Runs
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -32,7 +31,8 @@ if TYPE_CHECKING:
     from stepengine.data.questions import AnswerLike
     from stepengine.data.state import RunResult
     from stepengine.server.access import Caller
-    from stepengine.server.durable_runs import AnyRuns
+    from stepengine.server.run_parts import RunService
+    from stepengine.server.run_turns import RunTurns
 
 __all__ = ("OPERATIONS", "McpEndpoint")
 
@@ -50,7 +50,7 @@ class McpEndpoint:
         runs: The runs.
     """
 
-    def __init__(self, runs: AnyRuns) -> None:
+    def __init__(self, runs: RunService) -> None:
         self._runs = runs
         self._opening = asyncio.Lock()
         self._answer: Callable[..., Awaitable[None]] | None = None
@@ -66,7 +66,7 @@ class McpEndpoint:
         async with self._opening:
             if self._answer is None:
                 await self._start_server()
-        if self._answer is None or self._runs.stopping.is_set():
+        if self._answer is None or self._runs.state.stopping.is_set():
             msg = "the server is about to stop; ask again in a moment"
             raise Problem(msg, status=503, kind="stopping", headers={"retry-after": "5"})
         return self._answer
@@ -75,11 +75,11 @@ class McpEndpoint:
         if find_spec("mcp") is None:
             msg = "this server does not speak MCP; it would with the package mcp: pip install 'stepengine[mcp]'"
             raise Problem(msg, status=501, kind="extra_missing", members={"extra": "mcp"})
-        runs = require_runs_in_folder(self._runs)
+        runs, turns = self._runs, require_turns(self._runs)
         try:
             offered = [Offered(runs.engine, runs.engine.agent(name)) for name in runs.agents]
             # What it imports takes half a second.
-            server = await asyncio.to_thread(AgentServer, offered, runner=ServerCallRunner(runs))
+            server = await asyncio.to_thread(AgentServer, offered, runner=ServerCallRunner(runs, turns))
         except DefinitionError as error:
             raise Problem(error.message, status=501, kind="not_offered") from error
         opened: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -91,7 +91,7 @@ class McpEndpoint:
         async with server.open_http() as answer:
             self._answer = answer
             opened.set_result(None)
-            await self._runs.stopping.wait()
+            await self._runs.state.stopping.wait()
             self._answer = None
 
     async def close(self) -> None:
@@ -106,10 +106,12 @@ class ServerCallRunner:
 
     Args:
         runs: The runs.
+        turns: Their turns.
     """
 
-    def __init__(self, runs: Runs) -> None:
+    def __init__(self, runs: RunService, turns: RunTurns) -> None:
         self._runs = runs
+        self._turns = turns
         self._ending: set[asyncio.Task[None]] = set()
 
     async def start(
@@ -123,12 +125,7 @@ class ServerCallRunner:
         with _raise_problems_as_tool_errors():
             run, _ = await self._runs.launcher.start(caller, asked)
             row = await self._runs.reader.find(caller, run)
-        handle = self._runs.live.find_complete_handle(row)
-        events = (
-            follow_journal_events(self._runs, caller, run, None)
-            if handle is None
-            else delay_last_event(self._runs, run, handle.events())
-        )
+        events = self._turns.events(caller, row)
         return _make_offered_call(offered, run), await self._wait_for_end(caller, run, events, on_event)
 
     async def answer(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
@@ -137,12 +134,7 @@ class ServerCallRunner:
         with _raise_problems_as_tool_errors():
             caller.must("answer")
             row = await self._runs.reader.find(caller, call.run)
-            handle = await self._runs.messenger.answer_turn(caller, row, answers)
-        events = (
-            follow_journal_events(self._runs, caller, row.run, None)
-            if handle is None
-            else delay_last_event(self._runs, row.run, handle.events())
-        )
+            events = await self._turns.answer(caller, row, answers)
         return await self._wait_for_end(caller, row.run, events, _ignore_event)
 
     async def _wait_for_end(
@@ -157,7 +149,7 @@ class ServerCallRunner:
                     result = event.result
         except asyncio.CancelledError:
             # Not when the server ends: the run goes on at its next start.
-            if not self._runs.stopping.is_set():
+            if not self._runs.state.stopping.is_set():
                 task = asyncio.create_task(self._cancel(caller, run))
                 self._ending.add(task)
                 task.add_done_callback(self._ending.discard)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
     from stepengine.data.events import Event
-    from stepengine.server.durable_runs import AnyRuns
+    from stepengine.server.run_parts import RunService
 
 __all__ = ("OPERATIONS", "Metrics", "handle_and_measure")
 
@@ -50,7 +50,7 @@ class Metrics:
         runs: Its runs.
     """
 
-    def __init__(self, runs: AnyRuns) -> None:
+    def __init__(self, runs: RunService) -> None:
         self._runs = runs
         self.registry = CollectorRegistry()
         counter, gauge = self._make_counter, self._make_gauge

@@ -17,16 +17,13 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from stepengine.data.events import RunFinished
 from stepengine.data.waits import describe_waits
 from stepengine.errors import AnswerRejected, InputError
-from stepengine.journal.event_stream import FIRST_PAUSE_SECONDS, JournalWatch, next_pause
 from stepengine.server.access import caller_of
 from stepengine.server.event_json import PING_SECONDS
 from stepengine.server.ledger import OPEN
 from stepengine.server.problems import Problem
 from stepengine.server.run_requests import NextTurn, StartRequest
-from stepengine.server.runs import Runs
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -35,8 +32,9 @@ if TYPE_CHECKING:
     from stepengine.data.questions import AnswerLike
     from stepengine.data.state import AgentState
     from stepengine.server.access import Caller
-    from stepengine.server.durable_runs import AnyRuns
     from stepengine.server.ledger import RunRow
+    from stepengine.server.run_parts import RunService
+    from stepengine.server.run_turns import RunTurns
 
 RUNNING = ("started", "running")
 MAX_NAME = 200
@@ -44,17 +42,17 @@ MAX_NAME = 200
 PING = ": ping\n\n"
 
 
-def require_runs_in_folder(known: AnyRuns) -> Runs:
+def require_turns(runs: RunService) -> RunTurns:
     """
-    Return the runs of a server without a database; raise ``Problem`` for one with a database, which has no conversations.
+    Return the turns of a server without a database.
 
     Raises:
         Problem: 501, for a server with a database, whose runs do not form conversations yet.
     """
-    if not isinstance(known, Runs):
+    if runs.turns is None:
         msg = "over runs in a database this server speaks neither AG-UI nor Vercel's protocol nor MCP; over a folder or RUNS.db it does"
         raise Problem(msg, status=501, kind="not_offered")
-    return known
+    return runs.turns
 
 
 def get_path_agent(request: Request) -> str:
@@ -64,7 +62,8 @@ def get_path_agent(request: Request) -> str:
     Raises:
         Problem: 404 for an unknown agent, 501 for a server with a database.
     """
-    runs = require_runs_in_folder(request.app.state.runs)
+    runs: RunService = request.app.state.runs
+    require_turns(runs)
     name: str = request.path_params["agent"]
     if name not in runs.agents:
         msg = f"there is no agent {name[:MAX_NAME]!r}"
@@ -95,13 +94,15 @@ class CallerConversation:
 
     Attributes:
         runs: The runs of the server.
+        turns: Their turns.
         caller: Whose it is.
         name: Its name: the thread, or the chat.
         last: Its last run; ``None`` where there is none.
         state: What that one left; ``None`` also while it is under way.
     """
 
-    runs: Runs
+    runs: RunService
+    turns: RunTurns
     caller: Caller
     name: str
     last: RunRow | None
@@ -119,10 +120,11 @@ class CallerConversation:
         if not (1 <= len(name) <= MAX_NAME and name.isprintable()):
             msg = f"a conversation is named by 1 to {MAX_NAME} printable characters"
             raise InputError(msg, issues=(msg,))
-        runs, caller = require_runs_in_folder(request.app.state.runs), caller_of(request)
-        last = await runs.conversations.find_newest_run(caller, name)
-        state = None if last is None or last.status in RUNNING else await runs.reader.state(last)
-        return cls(runs, caller, name, last, state)
+        runs: RunService = request.app.state.runs
+        turns, caller = require_turns(runs), caller_of(request)
+        last = await turns.find_newest_run(caller, name)
+        state = None if last is None or last.status in RUNNING else await turns.state(last)
+        return cls(runs, turns, caller, name, last, state)
 
     @property
     def is_under_way(self) -> bool:
@@ -184,7 +186,7 @@ class CallerConversation:
 
     async def _check_can_answer(self, agent: str, last: RunRow, state: AgentState) -> None:
         if not state.pending:
-            waits = (await self.runs.reader.result(last)).waits_for
+            waits = (await self.turns.result(last)).waits_for
             msg = f"the last run of this conversation has not ended, so nothing can be said to it yet. {describe_waits(waits)}"
             raise Problem(msg.strip(), status=409, kind="waits", members={"run_id": last.run})
         if last.agent != agent:
@@ -194,62 +196,13 @@ class CallerConversation:
     async def _resume_with_answers(
         self, last: RunRow, given: Mapping[str, AnswerLike], *, by: str | None, say: str
     ) -> StartedTurn:
-        place = await asyncio.to_thread(_last_event_id, JournalWatch(self.runs.store.journal(last.run)))
-        handle = await self.runs.messenger.answer_turn(self.caller, last, given, by=by, say=say)
-        if handle is None:
-            return StartedTurn(last.run, follow_journal_events(self.runs, self.caller, last.run, place), place)
-        return StartedTurn(last.run, delay_last_event(self.runs, last.run, handle.events()), place)
+        place = await self.turns.find_last_event_id(last)
+        events = await self.turns.answer(self.caller, last, given, after=place, by=by, say=say)
+        return StartedTurn(last.run, events, place)
 
     def stream_events(self, row: RunRow, after: str | None = None) -> AsyncGenerator[Event, None]:
-        """
-        Yield the events of a run from the first one, or from the one after the event *after*.
-
-        Where the run began in this process texts come in pieces, else whole.
-        """
-        handle = self.runs.live.find_complete_handle(row) if after is None else None
-        return (
-            follow_journal_events(self.runs, self.caller, row.run, after)
-            if handle is None
-            else delay_last_event(self.runs, row.run, handle.events())
-        )
-
-
-async def follow_journal_events(runs: Runs, caller: Caller, run: str, after: str | None) -> AsyncGenerator[Event, None]:
-    """Yield the events of a run from its journal until it is idle, then its result."""
-    watch, pause = JournalWatch(runs.store.journal(run), after), FIRST_PAUSE_SECONDS
-    while True:
-        rests = await runs.reader.is_idle(run)  # first: what was written before that is read by now
-        events = await asyncio.to_thread(watch.look)
-        for event in events:
-            # Whoever resumes a run that was stopped shows no second one.
-            if not isinstance(event, RunFinished) or event.path:
-                yield event
-        if rests and not watch.is_behind:
-            break
-        pause = next_pause(pause, has_news=bool(events))
-        await asyncio.sleep(0 if watch.is_behind else pause)
-    row = await runs.reader.find(caller, run)
-    yield RunFinished(result=await runs.reader.result(row), run_id=run)
-
-
-async def delay_last_event(runs: Runs, run: str, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
-    """Yield events; the last one only after the ledger has the end of the run, so that the next turn may start."""
-    try:
-        async for event in events:
-            if isinstance(event, RunFinished) and not event.path:
-                await runs.live.wait_recorded(run)
-            yield event
-    finally:
-        await events.aclose()
-
-
-def _last_event_id(watch: JournalWatch) -> str | None:
-    """Return the id of the last event in a journal."""
-    last: str | None = None
-    while watch.is_behind:
-        for event in watch.look():
-            last = event.id or last
-    return last
+        """Yield the events of a run as ``RunTurns.events`` does."""
+        return self.turns.events(self.caller, row, after)
 
 
 async def add_ping_comments(

@@ -16,10 +16,10 @@ from http import HTTPStatus
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from stepengine.data.visible import visible
-from stepengine.durable.database import DatabaseUnavailable
+from stepengine.data.visible import cut_after, visible
 from stepengine.errors import (
     AnswerRejected,
+    DatabaseUnavailable,
     DataError,
     DefinitionError,
     InputError,
@@ -242,7 +242,7 @@ def _status_title(status: int) -> str:
 
 def _clean_text(text: str) -> str:
     shown = visible(text[: MAX_TEXT + 1])
-    return shown if len(shown) <= MAX_TEXT else f"{shown[:MAX_TEXT]}..."
+    return cut_after(shown, MAX_TEXT)
 
 
 class _BoundedConverter:

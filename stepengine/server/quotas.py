@@ -1,7 +1,7 @@
 """
 Quotas: how much one owner may use of a server, and the bookkeeping of it.
 
-``runs`` and ``durable_runs`` admit each start, fork and mailbox message through a ``QuotaTable``. It measures what an owner uses, adds what was
+Launchers and messengers admit each start, fork and mailbox message through a ``QuotaTable``. It measures what an owner uses, adds what was
 admitted since, and measures again before it refuses. Answers, results of deferred tools and cancels are never refused: a waiting run
 depends on them.
 

@@ -17,13 +17,12 @@ from starlette.responses import Response, StreamingResponse
 
 from stepengine.adapters.ag_ui.asked import KEY as PAGE_KEY
 from stepengine.data.alike import list_names
-from stepengine.data.choices import describe_scope
+from stepengine.data.choices import question_to_json
 from stepengine.data.codec import bare, plain
 from stepengine.data.media_types import IMAGES, resolve_media_type
-from stepengine.data.origins import sort_origins
-from stepengine.data.questions import Answer, AnswerLike, Question, offered_rules
-from stepengine.data.visible import truncate_text
-from stepengine.engine.agent_description import describe_agent, explain_missing_model
+from stepengine.data.questions import Answer, AnswerLike
+from stepengine.data.visible import cut_after, truncate_text
+from stepengine.engine.agent_description import describe_agent
 from stepengine.errors import AnswerRejected, InputError, LimitExceeded, MissingKey, StepEngineError
 from stepengine.evaluation.origins import find_origin
 from stepengine.server.access import caller_of
@@ -39,7 +38,6 @@ from stepengine.server.bodies import (
     parse_limit,
 )
 from stepengine.server.bodies import parse_body as _body
-from stepengine.server.durable_runs import AnyRuns
 from stepengine.server.event_json import encode_event_stream
 from stepengine.server.foreign import OPERATIONS as FOREIGN
 from stepengine.server.ledger import OPEN, RunRow, SessionRow
@@ -49,9 +47,9 @@ from stepengine.server.openapi import HttpParameter, OpenApiDocument, Operation
 from stepengine.server.pages import CallerConversation
 from stepengine.server.problems import Problem, problem_of
 from stepengine.server.reports import Report, Reports, ReportSummary
+from stepengine.server.run_parts import RunService
 from stepengine.server.run_reader import ServedRun
 from stepengine.server.run_requests import NextTurn, StartRequest
-from stepengine.server.runs import Runs
 from stepengine.server.studio import QuestionDetails, RunPageData, get_page, get_page_file
 from stepengine.server.vercel import OPERATIONS as VERCEL
 from stepengine.server.webhooks import OPERATIONS as HOOKS
@@ -270,23 +268,47 @@ class StartedRun(View):
     is_new: Annotated[bool, Field(description="False where the idempotency key had started it before.")]
 
 
+class ChoiceView(View):
+    """An answer to a question that a person can choose."""
+
+    id: str
+    label: str
+    kind: Annotated[
+        Literal["option", "allow", "always", "deny"],
+        Field(
+            description="An option; or allow the call, allow it from now on, deny it. `deny` also declines a question."
+        ),
+    ]
+    description: Annotated[str, Field(description="The meaning of an option.")]
+    answer: Annotated[dict[str, Any], Field(description="The answer to send if a person chooses this.")]
+    scope: Annotated[str, Field(description="The calls that `always` allows from now on, in words.")]
+    confirm: Annotated[str, Field(description="A warning to show, and to have confirmed, before the answer is sent.")]
+    rule: Annotated[dict[str, Any] | None, Field(description="The rule that `always` adds, as in a policy file.")]
+
+
+class PreviewPartView(View):
+    """A part of the preview of a call."""
+
+    kind: Literal["action", "command", "diff", "member"]
+    name: Annotated[str, Field(description="The name of a member.")]
+    value: Any
+
+
 class QuestionView(View):
     """An open question."""
 
     id: str
     text: str
+    path: str
     options: list[str]
+    descriptions: Annotated[list[str], Field(description="What each of the options means.")]
     multi_select: bool
     allow_text: bool
+    number: Annotated[str | None, Field(description="Which numbers are answers: `whole` ones or `any`.")]
+    choices: Annotated[list[ChoiceView], Field(description="The answers that a person can choose with one click.")]
     tool_name: str | None
     details: Any
-    preview: dict[str, Any] | None
-    path: str
-    descriptions: Annotated[list[str], Field(description="What each of the options means.")]
-    number: Annotated[str | None, Field(description="Which numbers are answers: `whole` ones or `any`.")]
-    remember: Annotated[dict[str, Any] | None, Field(description="The rule that an answer with `remember` adds.")]
-    wider: Annotated[list[dict[str, Any]], Field(description="Rules that allow more, by their ids for `covers`.")]
-    scopes: Annotated[list[str], Field(description="What `remember` and each of `wider` allows, in words.")]
+    preview_parts: Annotated[list[PreviewPartView], Field(description="The call in words, as a command and as a diff.")]
     provenance: Annotated[
         list[dict[str, Any]],
         Field(description="Where arguments come from, if a rule about untrusted data asks; untrusted ones first."),
@@ -509,8 +531,8 @@ class Health(View):
 # --- reading requests -------------------------------------------------------------------------------------------------
 
 
-def _get_runs(request: Request) -> AnyRuns:
-    found: AnyRuns = request.app.state.runs
+def _get_runs(request: Request) -> RunService:
+    found: RunService = request.app.state.runs
     return found
 
 
@@ -555,13 +577,10 @@ def _summarize_agent(agent: AgentDefinition) -> dict[str, Any]:
 
 async def list_agents(request: Request) -> Response:
     runs = await _reload_agents(request)
-    broken = runs.engines.broken.message if isinstance(runs, Runs) and runs.engines.broken is not None else None
-    # Of runs in a database it matters what workers have, which may be elsewhere.
-    is_told, engine = caller_of(request).may("admin") and isinstance(runs, Runs), runs.engine
+    broken = None if runs.broken is None else runs.broken.message
+    is_told, engine = caller_of(request).may("admin"), runs.engine
     # To look for a key may import what a provider needs.
-    lacks = await asyncio.to_thread(
-        lambda: [explain_missing_model(engine, id_) if is_told else "" for id_ in runs.agents]
-    )
+    lacks = await asyncio.to_thread(lambda: [runs.explain_missing_model(id_) if is_told else "" for id_ in runs.agents])
     summaries: AgentSummaries = request.app.state.agent_summaries
     agents = [
         AgentView(**summaries.get(engine.agent(id_)), missing=lack or None)
@@ -570,11 +589,10 @@ async def list_agents(request: Request) -> Response:
     return _json_response(AgentList(agents=agents, broken=broken, script=request.app.state.script or None))
 
 
-async def _reload_agents(request: Request) -> AnyRuns:
+async def _reload_agents(request: Request) -> RunService:
     """Return the runs, after the agents were reloaded from their files if possible."""
     runs = _get_runs(request)
-    if isinstance(runs, Runs):
-        await runs.engines.try_rebuild()
+    await runs.reload()
     return runs
 
 
@@ -591,7 +609,7 @@ async def get_agent(request: Request) -> Response:
     return _json_response(AgentDetail(**summaries.get(agent), **more))
 
 
-def _describe_agent(runs: AnyRuns, agent: AgentDefinition) -> dict[str, Any]:
+def _describe_agent(runs: RunService, agent: AgentDefinition) -> dict[str, Any]:
     """Return the source, prompts and tools of an agent, for callers with the scope debug."""
     known, origin = describe_agent(runs.engine, agent.id), find_origin(agent)
     system = agent.system_prompt if isinstance(agent.system_prompt, str) else None
@@ -687,8 +705,7 @@ def _check_picture(picture: Picture) -> str:
 
 async def _add_conversation(request: Request, body: StartRun, asked: StartRequest) -> StartRequest:
     """Return a request with the previous run of its conversation, unless the engine stores the conversation itself."""
-    runs = _get_runs(request)
-    keeps = not isinstance(runs, Runs) or runs.engine.sessions is not None
+    keeps = _get_runs(request).conversations.stores_messages
     if keeps and body.images and body.session_id is not None:
         msg = "images: a conversation that is kept here takes texts alone"
         raise InputError(msg, issues=(msg,))
@@ -719,7 +736,7 @@ async def list_runs(request: Request) -> Response:
     if any(word not in STATUSES for word in statuses):
         msg = f"status: one of {list_names(STATUSES)}"
         raise make_input_error(msg)
-    found = await _get_runs(request).reader.listed(
+    found = await _get_runs(request).reader.list_runs(
         caller_of(request),
         agent=given.get("agent"),
         statuses=statuses,
@@ -752,8 +769,7 @@ def _parse_flag(request: Request, name: str) -> bool:
 
 
 async def _run_details(request: Request, row: RunRow) -> RunDetails:
-    views: RunPageData = request.app.state.views
-    brief = await views.get_summary(row)
+    brief = await _get_runs(request).reader.summary(row)
     return RunDetails(
         prompt=_format_prompt_or_params(row.request),
         changed=_format_time(row.changed),
@@ -809,7 +825,7 @@ async def list_questions(request: Request) -> Response:
     views: RunPageData = request.app.state.views
     before, found, following = parse_cursor(request), list[OpenQuestion](), None
     while True:
-        rows = await runs.reader.listed(caller, agent=None, statuses=OPEN, before=before, limit=MOST_LISTED)
+        rows = await runs.reader.list_runs(caller, agent=None, statuses=OPEN, before=before, limit=MOST_LISTED)
         for row in rows:
             before = row.created, row.run
             found += [_make_open_question(row, one) for one in await views.questions(row)]
@@ -823,7 +839,7 @@ async def list_questions(request: Request) -> Response:
 def _make_open_question(row: RunRow, one: QuestionDetails) -> OpenQuestion:
     summary = _summarize_run(row)
     return OpenQuestion(
-        **_question_view(one.question).model_dump(),
+        **question_to_json(one.question),
         run_id=row.run,
         agent=row.agent,
         owner=row.owner,
@@ -845,34 +861,13 @@ def _summarize_run(row: RunRow) -> dict[str, Any]:
     }
 
 
-def _question_view(question: Question) -> QuestionView:
-    return QuestionView(
-        id=question.id,
-        text=question.text,
-        options=list(question.options),
-        multi_select=question.multi_select,
-        allow_text=question.allow_text,
-        tool_name=question.tool_name,
-        details=plain(question.details),
-        preview=plain(question.preview),
-        path=question.path,
-        descriptions=list(question.descriptions),
-        number=question.number,
-        remember=plain(question.remember),
-        wider=[plain(one) for one in question.wider],
-        scopes=[describe_scope(rule, is_full=True) for rule in offered_rules(question)],
-        provenance=[plain(one) for one in sort_origins(question.provenance)],
-        origins=list(question.origins),
-    )
-
-
 def _run_view(look: ServedRun) -> RunView:
     told = _summarize_run(look.row) | {"status": look.status}
     return RunView(
         **told,
         phase=look.phase,
         epoch=look.epoch,
-        questions=[_question_view(one) for one in look.questions],
+        questions=[QuestionView(**question_to_json(one)) for one in look.questions],
         output=look.output,
         text=look.text,
         error=look.error,
@@ -923,7 +918,7 @@ async def watch_run(request: Request) -> Response:
             raise
         raise InputError(error.message, issues=(f"after: {error.message}",)) from None
     return StreamingResponse(
-        encode_event_stream(events, first, had=had, full=full, stopping=runs.stopping),
+        encode_event_stream(events, first, had=had, full=full, stopping=runs.state.stopping),
         media_type=EVENTS,
         headers=headers,
     )
@@ -945,8 +940,8 @@ async def answer_run(request: Request) -> Response:
     try:
         await runs.messenger.answer(caller_of(request), row, given)
     except AnswerRejected as error:
-        open_ = [_question_view(one).model_dump() for one in (await runs.reader.details(row)).questions]
-        first = await request.app.state.views.answered(row, given.keys() - {one["id"] for one in open_})
+        open_ = [question_to_json(one) for one in (await runs.reader.details(row)).questions]
+        first = await runs.messenger.find_answers(row, given.keys() - {one["id"] for one in open_})
         told = [{"id": id_, "by": by, "answer": answer} for id_, by, answer in first]
         raise problem_of(error, members={"open": open_, "answered": told}) from None
     return _json_response(Accepted(run_id=row.run), 202)
@@ -1067,7 +1062,7 @@ def _session_fields(row: SessionRow) -> dict[str, Any]:
 async def list_sessions(request: Request) -> Response:
     given, limit = request.query_params, parse_limit(request)
     before = parse_cursor(request)
-    found = await _get_runs(request).conversations.listed(
+    found = await _get_runs(request).conversations.list_sessions(
         caller_of(request), owner=given.get("owner"), before=before, limit=limit + 1
     )
     shown, following = cut_page(found, limit, lambda row: (row.changed, row.session))
@@ -1094,7 +1089,7 @@ async def get_session(request: Request) -> Response:
 
 def _message_view(message: Message) -> SaidView:
     text = message_text(message)
-    shown = text if len(text) <= MOST_CHARS else f"{text[:MOST_CHARS]}..."
+    shown = cut_after(text, MOST_CHARS)
     return SaidView(role=message.role, text=shown)
 
 
@@ -1154,8 +1149,8 @@ async def report_health(request: Request) -> Response:
 
 async def report_readiness(request: Request) -> Response:
     runs = _get_runs(request)
-    status = "ready" if runs.is_ready else "away" if runs.is_away else "stopping"
-    return _json_response(Health(status=status, live=runs.live_count), 200 if runs.is_ready else 503)
+    status = "ready" if runs.state.is_ready else "away" if runs.state.is_away else "stopping"
+    return _json_response(Health(status=status, live=runs.live_count), 200 if runs.state.is_ready else 503)
 
 
 async def get_openapi_document(request: Request) -> Response:

@@ -8,16 +8,14 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from stepengine.errors import InputError
-from stepengine.server.ledger import OPEN, RunRow, SessionRow, make_detach_act, make_shown_message_act
-from stepengine.server.live_runs import RUNNING
+from stepengine.server.ledger import OPEN, SessionRow, make_detach_act
 from stepengine.server.problems import Problem
 from stepengine.server.run_messenger import SUSPEND_PAUSE_SECONDS, SUSPEND_SECONDS
-from stepengine.server.run_requests import make_session_key, resolve_owner, session_key
+from stepengine.server.run_requests import resolve_owner, session_key
 
 if TYPE_CHECKING:
     from stepengine.server.access import Caller
     from stepengine.server.current_engine import CurrentEngine
-    from stepengine.server.live_runs import LiveRuns
     from stepengine.server.run_reader import RunReader
     from stepengine.server.run_store import RunStore
     from stepengine.sessions import Session
@@ -32,18 +30,21 @@ class RunConversations:
 
     Args:
         store: The ledger.
-        live: The runs of this process.
         engines: The engine, whose session store has the messages.
         reader: Reads the status of runs.
     """
 
-    def __init__(self, store: RunStore, live: LiveRuns, engines: CurrentEngine, reader: RunReader) -> None:
+    def __init__(self, store: RunStore, engines: CurrentEngine, reader: RunReader) -> None:
         self._store = store
-        self._live = live
         self._engines = engines
         self._reader = reader
 
-    async def listed(
+    @property
+    def stores_messages(self) -> bool:
+        """Whether the engine stores the messages of conversations."""
+        return self._engines.engine.sessions is not None
+
+    async def list_sessions(
         self, caller: Caller, *, owner: str | None, before: tuple[float, str] | None, limit: int
     ) -> list[SessionRow]:
         """
@@ -113,24 +114,6 @@ class RunConversations:
             if time.monotonic() > until or any(status in OPEN for status in statuses):
                 raise _make_run_not_ended_problem()
             await asyncio.sleep(SUSPEND_PAUSE_SECONDS)
-
-    async def find_newest_run(self, caller: Caller, session: str) -> RunRow | None:
-        """Return the last run of a conversation of *caller*; one that has just ended once its end is in the ledger."""
-        read = partial(self._store.ledger.newest, caller.name, make_session_key(caller, session))
-        row = await asyncio.to_thread(read)
-        handle = None if row is None else self._live.handles.get(row.run)
-        if row is not None and (handle.done if handle is not None else row.status in RUNNING):
-            await self._live.wait_recorded(row.run)
-            row = await asyncio.to_thread(read)
-        return row
-
-    async def store_shown_message(self, run: str, message: str, place: str) -> None:
-        """Store the id of the newest message that shows a run on a page, which starts after the event *place*."""
-        await self._store.write(make_shown_message_act(run, message, place))
-
-    async def find_shown_message(self, run: str) -> tuple[str, str] | None:
-        """Return the message id and the event that ``store_shown_message`` stored for a run."""
-        return await asyncio.to_thread(self._store.ledger.find_shown_message, run)
 
 
 def _make_run_not_ended_problem() -> Problem:

@@ -6,19 +6,17 @@ import asyncio
 import secrets
 import time
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
-from stepengine.data.codec import plain
 from stepengine.data.questions import Answer
 from stepengine.data.state import RunStatus
 from stepengine.errors import InputError, JournalError, JournalLocked, JournalMissing, StepEngineError
 from stepengine.journal.forks import branch
 from stepengine.journal.questions import make_doubt_questions
 from stepengine.journal.show import status_of
-from stepengine.server.ended_runs import journal_size
 from stepengine.server.ledger import (
     OPEN,
     RunRow,
@@ -30,19 +28,10 @@ from stepengine.server.ledger import (
     make_status_act,
 )
 from stepengine.server.live_runs import RUNNING
-from stepengine.server.pending_starts import PendingStarts
 from stepengine.server.problems import Problem
 from stepengine.server.quotas import QuotaTable, json_size
-from stepengine.server.run_requests import (
-    StartRequest,
-    check_may_continue,
-    check_not_ended,
-    error_for_client,
-    extra_request_fields,
-    make_session_key,
-    options_from_request,
-    resolve_agent,
-)
+from stepengine.server.run_requests import StartRequest, check_not_ended, error_for_client, options_from_request
+from stepengine.server.run_starts import RunStarts, plan_start
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine
@@ -55,9 +44,9 @@ if TYPE_CHECKING:
     from stepengine.server.run_store import RunStore
 
 
-class RunLauncher:
+class RunLauncher(RunStarts[RunRow]):
     """
-    Starts and resumes runs. A run is registered in the ledger before it starts, so a crash in between loses none.
+    Starts, resumes and forks the runs of a folder or an SQLite file.
 
     Args:
         store: The journals and the ledger.
@@ -78,61 +67,34 @@ class RunLauncher:
         *,
         wait_for_answers: float,
     ) -> None:
+        super().__init__(quotas)
         self._store = store
         self._live = live
         self._engines = engines
         self._reader = reader
-        self._quotas = quotas
         self._patience = wait_for_answers
-        self._pending = PendingStarts()
         self._resuming: dict[str, asyncio.Lock] = {}
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
-    async def start(self, caller: Caller, asked: StartRequest, *, key: str | None = None) -> tuple[str, bool]:
-        """
-        Start a run, and return its id and whether it is new: a repeated *key* returns the earlier run.
-
-        Raises:
-            InputError: when prompt, params or metadata cannot be used.
-            Problem: when there is no such agent, too many runs are executed, the caller's quota is exceeded, or the key
-                belongs to another request.
-        """
+    async def _make_row(self, caller: Caller, asked: StartRequest) -> RunRow:
         await self._engines.rebuild_if_saved()
         engine = self._engines.engine
-        agent = resolve_agent(self._engines.agents, asked.agent)
-        check_may_continue(caller, asked, keeps=engine.sessions is not None)
-        request = {"prompt": asked.prompt, "params": asked.params, "metadata": plain(asked.metadata)}
-        now, before = time.time(), None if asked.turn is None else asked.turn.after
-        request |= extra_request_fields(engine.agent(agent).limits, asked)
-        if not asked.is_patient:
-            request["is_patient"] = False
-        if asked.turn is not None:
-            request["turn"] = {"after": None if before is None else before.run}
-            # The newest run of a conversation is the one that was created last, also if the clocks of two servers differ.
-            now = now if before is None else max(now, before.created + 0.001)
-        session = make_session_key(caller, asked.session)
-        row = RunRow(secrets.token_hex(16), caller.name, agent, "started", now, now, request, session)
-        is_repeat = key is not None and await asyncio.to_thread(self._store.ledger.has_key, row.owner, key, now)
-        # A repeated request starts nothing: it is answered also where a new one would be refused.
-        size = 0 if is_repeat else json_size(request)
-        with nullcontext() if is_repeat else self._live.reserve(row.owner):
-            async with self._quotas.use(row.owner, size, runs=0 if is_repeat else 1) as use:
-                # Registered first and started then: if this process dies in between, the next sweep starts the run. The
-                # other way round it would be running, and its owner unknown.
-                with self._pending.track(row.run):
-                    known = await self._register(row, key)
-                    if known is None:
-                        await self._start_or_remove(row)
-                        return row.run, True
-                use.refund()
-        if await self._pending.wait(known.run) and await self._store.find(known.run) is None:
-            # The first request failed, and its run was removed.
-            return await self.start(caller, asked, key=key)
-        return known.run, False
+        plan = plan_start(caller, asked, engine, self._engines.agents, stores_messages=engine.sessions is not None)
+        return RunRow(
+            secrets.token_hex(16), caller.name, plan.agent, "started", plan.created, plan.created, plan.request, plan.session
+        )  # fmt: skip
+
+    async def _has_key(self, owner: str, key: str, now: float) -> bool:
+        return await asyncio.to_thread(self._store.ledger.has_key, owner, key, now)
+
+    def _reserve(self, owner: str) -> AbstractContextManager[None]:
+        return self._live.reserve(owner)
+
+    async def _is_registered(self, run: str) -> bool:
+        return await self._store.find(run) is not None
 
     async def _start_or_remove(self, row: RunRow) -> None:
-        """Start a run that was registered just now; one that cannot be started is removed."""
         try:
             await self._start_registered_run(row)
         except StepEngineError as error:
@@ -144,8 +106,7 @@ class RunLauncher:
             if not (is_started and isinstance(error, JournalError)):
                 raise
 
-    async def _register(self, row: RunRow, key: str | None) -> RunRow | None:
-        """Add *row* to the ledger; return the earlier row with the same key instead, if there is one."""
+    async def _register(self, row: RunRow, key: str | None) -> str | None:
         if "turn" in row.request:
             try:
                 await self._store.write(make_next_turn_act(row, row.request["turn"]["after"]))
@@ -156,7 +117,7 @@ class RunLauncher:
             known: RunRow | None = await self._store.write(make_register_act(row, key))
         except InputError as error:
             raise Problem(error.message, status=409, kind="key_reused") from error
-        return known
+        return None if known is None else known.run
 
     async def _start_registered_run(self, row: RunRow) -> None:
         request, options = row.request, dict[str, Any]()
@@ -322,7 +283,7 @@ class RunLauncher:
         source, into = self._store.journal(row.run), self._store.journal(run)
         # At most the whole journal is copied.
         with self._live.reserve(new.owner):
-            size = json_size(request) + json_size(edit) + await asyncio.to_thread(journal_size, source)
+            size = json_size(request) + json_size(edit) + await asyncio.to_thread(source.size)
             async with self._quotas.use(new.owner, size, runs=1):
                 try:
                     if changes:

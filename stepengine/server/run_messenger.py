@@ -5,15 +5,15 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepengine.data.codec import bare
-from stepengine.data.questions import AnswerLike, Question
+from stepengine.data.codec import bare, restored
+from stepengine.data.json import thaw
+from stepengine.data.questions import DOUBT, AnswerLike, Question
 from stepengine.errors import AnswerRejected, InputError, JournalMissing, StepEngineError, ToolError
 from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.messages import send_tool_result
-from stepengine.journal.questions import DOUBT
 from stepengine.journal.sleepers import wake_for_letter
 from stepengine.server.ledger import OPEN, RunRow, make_decisions_act, make_message_arrived_act
 from stepengine.server.problems import Problem
@@ -22,9 +22,9 @@ from stepengine.server.run_requests import check_answers, check_not_ended, error
 
 if TYPE_CHECKING:
     from stepengine.journal.sources import JournalLike
+    from stepengine.journal.store import Journal
     from stepengine.runtime.handle import RunHandle
     from stepengine.server.access import Caller
-    from stepengine.server.background_tasks import BackgroundTasks
     from stepengine.server.current_engine import CurrentEngine
     from stepengine.server.live_runs import LiveRuns
     from stepengine.server.run_launcher import RunLauncher
@@ -50,7 +50,6 @@ class RunMessenger:
         engines: The engines of these runs.
         reader: Finds the open questions of a run.
         launcher: Resumes a suspended run for which something arrived.
-        tasks: The background tasks of the server.
         quotas: What each owner uses.
     """
 
@@ -62,7 +61,6 @@ class RunMessenger:
         engines: CurrentEngine,
         reader: RunReader,
         launcher: RunLauncher,
-        tasks: BackgroundTasks,
         quotas: QuotaTable,
     ) -> None:
         self._store = store
@@ -70,7 +68,6 @@ class RunMessenger:
         self._engines = engines
         self._reader = reader
         self._launcher = launcher
-        self._tasks = tasks
         self._quotas = quotas
         self._resuming: dict[str, asyncio.Task[Any]] = {}
 
@@ -112,6 +109,10 @@ class RunMessenger:
             msg = f"somebody else has answered {' or '.join(map(repr, given))} in the meantime"
             raise AnswerRejected(msg) from None
         await self._deliver_mail(row)
+
+    async def find_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
+        """Return the id, the answerer and the answer of each of the *questions* answered in the mailbox."""
+        return await asyncio.to_thread(_find_mailbox_answers, self._store.journal(row.run), questions)
 
     async def answer_turn(
         self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike], *, by: str | None = None, say: str = ""
@@ -232,7 +233,7 @@ class RunMessenger:
         # If another process has the run, that one reads the mailbox by itself, and this one finds its lock.
         await asyncio.to_thread(wake_for_letter, self._store.journal(row.run))
         if row.status in OPEN:
-            self._resuming[row.run] = task = self._tasks.spawn(self._launcher.resume_in_background(row))
+            self._resuming[row.run] = task = self._live.tasks.spawn(self._launcher.resume_in_background(row))
             task.add_done_callback(lambda _: self._resuming.get(row.run) is task and self._resuming.pop(row.run))
 
 
@@ -248,3 +249,16 @@ def _give_result(
         with contextlib.suppress(ToolError):
             return handle.store_tool_result(call_id, result, path=path)
     return send_tool_result(journal, call_id, result, path=path)
+
+
+def _find_mailbox_answers(journal: Journal, wanted: Collection[str]) -> list[tuple[str, str, str]]:
+    found: dict[str, tuple[str, str, str]] = {}
+    try:
+        letters, _ = journal.mailbox().read()
+        for letter in letters:
+            if letter.kind == "answer" and letter.topic in wanted:
+                answer = restored(thaw(letter.value))
+                found.setdefault(letter.topic, (letter.topic, answer.by, answer.value or "(declined)"))
+    except (StepEngineError, OSError):
+        return []
+    return list(found.values())

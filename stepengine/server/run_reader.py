@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -12,9 +12,8 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.codec import plain
-from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.usage import Spending
-from stepengine.errors import JournalMissing, StepEngineError
+from stepengine.errors import JournalMissing
 from stepengine.journal.pending_items import find_waits, open_questions
 from stepengine.journal.provenance import is_resumed_as_own
 from stepengine.journal.questions import make_doubt_questions
@@ -22,16 +21,21 @@ from stepengine.journal.show import find_root_end, spending_of, status_of
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.live_runs import RUNNING
 from stepengine.server.run_requests import require_own_run, resolve_owner, session_key
+from stepengine.server.run_summaries import RunSummaries, remove_oldest_entries
 from stepengine.server.stored_states import decode_state
 
 if TYPE_CHECKING:
     from stepengine.data.questions import Question
+    from stepengine.data.state import AgentState
     from stepengine.data.waits import Waits
+    from stepengine.engine import Engine
     from stepengine.journal.history import History
+    from stepengine.journal.store import Journal
     from stepengine.server.access import Caller
     from stepengine.server.current_engine import CurrentEngine
     from stepengine.server.live_runs import LiveRuns
     from stepengine.server.run_store import RunStore
+    from stepengine.server.run_summaries import RunListSummary
 
 MAX_DETAILS = 200
 """How many ended runs have their details in memory: about as many as the studio lists on a few pages."""
@@ -81,12 +85,18 @@ class RunReader:
         store: The journals and the ledger.
         live: The runs of this process.
         engines: The engine, which replays a journal whose state is stored nowhere else.
+
+    Attributes:
+        copies_journals: Always ``False``: ``journal`` returns what runs write.
     """
+
+    copies_journals = False
 
     def __init__(self, store: RunStore, live: LiveRuns, engines: CurrentEngine) -> None:
         self._store = store
         self._live = live
         self._engines = engines
+        self._summaries = RunSummaries(store.journal)
         self._details: OrderedDict[tuple[str, str, float], ServedRun] = OrderedDict()
 
     async def find(self, caller: Caller, run: str) -> RunRow:
@@ -105,7 +115,7 @@ class RunReader:
             row = await self._store.find(run)
         return require_own_run(caller, run, row)
 
-    async def listed(
+    async def list_runs(
         self,
         caller: Caller,
         *,
@@ -165,8 +175,7 @@ class RunReader:
             return ServedRun(row=row, status=row.status, error=row.error)
         if row.status not in RUNNING:
             self._details[key] = details
-            while len(self._details) > MAX_DETAILS:
-                self._details.popitem(last=False)
+            remove_oldest_entries(self._details, MAX_DETAILS)
         return details
 
     async def read_recorded_details(self, row: RunRow) -> ServedRun:
@@ -214,15 +223,17 @@ class RunReader:
             return await asyncio.to_thread(decode_state, stored, self._store.journal(row.run))
         return (await self._engines.engine.replay(self._store.journal(row.run), on_divergence="keep")).state
 
-    async def result(self, row: RunRow) -> RunResult:
-        """Return the result of a run that is not running; errors are those of ``state``."""
-        state = await self.state(row)
-        return await asyncio.to_thread(_result_from_state, self._store.journal(row.run).history, row, state)
+    async def summary(self, row: RunRow) -> RunListSummary:
+        """Return the summary of a run from its journal; an empty one if it cannot be read."""
+        return await self._summaries.get(row)
 
-    async def is_idle(self, run: str) -> bool:
-        """Return whether no process executes the run, so that its state only changes when it is resumed."""
-        row = await self._store.find(run)
-        return row is None or (row.status not in RUNNING and run not in self._live)
+    async def journal(self, row: RunRow) -> Journal:
+        """Return the journal of a run, which grows while the run is executed."""
+        return self._store.journal(row.run)
+
+    def engine_for(self, row: RunRow) -> Engine:
+        """Return the engine that executes a run, or else would resume it."""
+        return self._engines.engine_for_run(row.run)
 
     async def content(self, row: RunRow) -> bytes:
         """Return the bytes of the journal of a run."""
@@ -244,26 +255,3 @@ def _find_status(row: RunRow, history: History) -> str:
         # The journal of a cancelled run has no result and could be resumed; the ledger says that it is not.
         return row.status
     return "suspended" if "suspended" in (row.status, status_of(history)) else "running"
-
-
-def _result_from_state(read_history: Callable[[], History], row: RunRow, state: AgentState) -> RunResult:
-    """Return the result of a run that no process executes, from its last state *state*."""
-    history = read_history()
-    ended = find_root_end(history)
-    if row.status == "stranded":
-        return RunResult(status=RunStatus.FAILED, state=state, error=StepEngineError(row.error))
-    if ended is None:
-        # The journal of a stopped run has no result, nor has that of one that can be resumed.
-        status = RunStatus.SUSPENDED if row.status in OPEN else RunStatus(row.status)
-        waits = tuple(find_waits(history)) if row.status in OPEN else ()
-        more: dict[str, Any] = {"pending_questions": state.pending, "waits_for": waits}
-        return RunResult(status=status, state=state, spending=spending_of(history), **more)
-    return RunResult(
-        status=ended.status,
-        output=ended.output,
-        text=ended.text,
-        error=ended.error,
-        spending=ended.spending,
-        state=state,
-        warnings=ended.warnings,
-    )

@@ -7,7 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepengine.errors import StepEngineError
 from stepengine.journal.sleepers import open_wake_index
@@ -46,9 +46,21 @@ class RunRecovery:
         self._launcher = launcher
         self._tidy = tidy
         self._third_party: set[str] = set()
+        self._watching: asyncio.Task[Any] | None = None
 
-    async def watch(self) -> None:
-        """Resume runs that are due or lost their process, until cancelled."""
+    async def start(self) -> None:
+        """Resume interrupted runs, and from now on those that are due or lose their process."""
+        # Before the first request: a client of a run whose server was killed finds it running. Runs for which there is no
+        # room now are resumed when others make some, which may need an answer, and so a server.
+        await self._sweep(at_once=True)
+        self._watching = self._live.tasks.spawn(self._watch())
+
+    def stop(self) -> None:
+        """Resume no more runs."""
+        if self._watching is not None:
+            self._watching.cancel()
+
+    async def _watch(self) -> None:
         while True:
             await asyncio.sleep(LOOK_SECONDS)
             self._tidy()
@@ -59,7 +71,7 @@ class RunRecovery:
                     if not self._live.has_room_for(row.owner):
                         continue
                     await self._launcher.resume_in_background(row)
-                await self.sweep()
+                await self._sweep()
             except StepEngineError as error:
                 LOGGER.error("what is to go on is not known now: %s", error)
             except Exception:  # noqa: BLE001 - nobody awaits this loop, and without it no run is resumed any more
@@ -101,7 +113,7 @@ class RunRecovery:
                 chosen.append(run)
         return chosen[:MAX_DUE]
 
-    async def sweep(self, *, at_once: bool = False) -> None:
+    async def _sweep(self, *, at_once: bool = False) -> None:
         """Resume the runs whose process died, as far as there is room; *at_once* also those registered just now."""
         for row in await asyncio.to_thread(self._find_orphaned_runs, frozenset(self._live.handles), at_once=at_once):
             if not self._live.has_room():

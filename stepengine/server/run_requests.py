@@ -11,14 +11,14 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
+from stepengine.data.codec import plain
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.messages import ImagePart, UserMessage
-from stepengine.data.questions import Answer, AnswerLike, Question
+from stepengine.data.questions import DOUBT, Answer, AnswerLike, Question
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.errors import InputError, StepEngineError
 from stepengine.journal.messages import match_answers
-from stepengine.journal.questions import DOUBT
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.problems import Problem
 
@@ -78,9 +78,9 @@ def resolve_agent(agents: Sequence[str], name: str) -> str:
     return name
 
 
-def extra_request_fields(most: Limits, asked: StartRequest) -> dict[str, Any]:
+def request_to_json(most: Limits, asked: StartRequest) -> dict[str, Any]:
     """
-    Return the limits, model and pictures of a request as JSON; absent ones are left out.
+    Return a request as the JSON that is stored with its run; absent limits, models and pictures are left out.
 
     Raises:
         InputError: for a limit above *most*.
@@ -90,16 +90,20 @@ def extra_request_fields(most: Limits, asked: StartRequest) -> dict[str, Any]:
         if here is not None and value > here:
             msg = f"limits.{name}: {value:g} is more than the agent may have here, {here:g}"
             raise InputError(msg, issues=(msg,))
+    turn = None if asked.turn is None else {"after": None if asked.turn.after is None else asked.turn.after.run}
     extras = {
         "limits": asked.limits and dict(asked.limits),
         "models": asked.model and {asked.agent: asked.model},
         "images": [dict(one) for one in asked.images],
+        "turn": turn,
     }
-    return {name: value for name, value in extras.items() if value}
+    request = {"prompt": asked.prompt, "params": plain(asked.params), "metadata": plain(asked.metadata)}
+    request |= {name: value for name, value in extras.items() if value}
+    return request if asked.is_patient else {**request, "is_patient": False}
 
 
 def options_from_request(request: Mapping[str, Any], previous: AgentState | None = None) -> dict[str, Any]:
-    """Return the options of ``Engine.start`` for the JSON of ``extra_request_fields``; the run continues from *previous*."""
+    """Return the options of ``Engine.start`` for the JSON of ``request_to_json``; the run continues from *previous*."""
     options: dict[str, Any] = {}
     if request.get("limits"):
         options["limits"] = Limits(**request["limits"])

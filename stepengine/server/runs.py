@@ -2,43 +2,44 @@
 ``Runs``: the runs of a server on a folder of journals or an SQLite file, composed of parts that do one thing each.
 
 ``RunStore`` has the journals and the ledger. ``CurrentEngine`` is the engine, rebuilt when its files change. ``LiveRuns`` are the runs
-of this process. ``RunLauncher`` starts, resumes and forks; ``RunRecovery`` resumes what is due or lost its process. ``RunReader`` finds
-and reads runs, ``RunWatcher`` streams their events, ``RunMessenger`` delivers answers and messages, ``RunConversations`` groups them.
+of this process. ``RunLauncher`` starts, resumes and forks; ``RunRecovery`` resumes what is due or lost its process; ``RunSchedules``
+starts agents by schedule. ``RunReader`` finds and reads runs, ``RunWatcher`` streams their events, ``RunMessenger`` delivers answers and
+messages, ``RunConversations`` groups them, ``RunTurns`` are the turns of pages, ``RunUndo`` restores files, and ``ForeignRuns`` are the
+journals of others.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from collections.abc import Iterable
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from stepengine.engine.scheduler import Scheduler, ScheduleStatus, load_schedule_statuses
-from stepengine.errors import DefinitionError, JournalError
-from stepengine.journal.file_undo import undo
-from stepengine.runtime.logs import LOGGER
-from stepengine.server.background_tasks import BackgroundTasks
+from stepengine.engine.agent_description import explain_missing_model
 from stepengine.server.current_engine import CurrentEngine
-from stepengine.server.ledger import RunRow
+from stepengine.server.foreign_runs import ForeignRuns
 from stepengine.server.live_runs import LiveRuns
-from stepengine.server.problems import Problem
 from stepengine.server.quotas import Quotas, QuotaTable
 from stepengine.server.run_conversations import RunConversations
 from stepengine.server.run_launcher import RunLauncher
 from stepengine.server.run_messenger import RunMessenger
+from stepengine.server.run_parts import ServiceState
 from stepengine.server.run_reader import RunReader
 from stepengine.server.run_recovery import RunRecovery
-from stepengine.server.run_requests import error_for_client
+from stepengine.server.run_schedules import RunSchedules
 from stepengine.server.run_store import RunStore
+from stepengine.server.run_turns import RunTurns
+from stepengine.server.run_undo import RunUndo
 from stepengine.server.run_watcher import RunWatcher
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine
+    from stepengine.engine.scheduler import ScheduleStatus
     from stepengine.engine.schedules import Schedule
     from stepengine.journal.file_undo import UndoResult
     from stepengine.runtime.hub import ObserverLike
+    from stepengine.server.ledger import Ledger, RunRow
+    from stepengine.server.problems import Problem
     from stepengine.server.sources import EngineSources
     from stepengine.workspace.workspace import Workspace
 
@@ -63,6 +64,7 @@ class Runs:
         quotas: How much one owner may use.
 
     Attributes:
+        state: Whether the server stops, and whether runs can be started.
         quotas: What each owner uses.
         store: The journals and the ledger.
         engines: The engine of runs that start from now on, and those that it replaced.
@@ -72,9 +74,8 @@ class Runs:
         watcher: The event streams of runs.
         messenger: Delivers answers, messages and cancels.
         conversations: The conversations of the runs.
-        stopping: Set when the server is told to stop.
-        is_ready: Whether runs can be started.
-        is_away: Whether the store cannot be reached; never of one on a disk.
+        turns: The turns of conversations over AG-UI, Vercel's protocol and MCP.
+        foreign: The journals of the place that no server started.
     """
 
     def __init__(
@@ -91,38 +92,32 @@ class Runs:
         sources: EngineSources | None = None,
         quotas: Quotas | None = None,
     ) -> None:
-        self.is_ready = self.is_away = False
-        self.stopping = asyncio.Event()
+        self.state = ServiceState()
         self.store = store = RunStore(place)
         self.quotas = QuotaTable(quotas or Quotas(), store.usage)
-        self.engines = CurrentEngine(engine, agents, sources)
-        self._tasks = BackgroundTasks()
-        self.live = live = LiveRuns(store, self.engines, self._tasks, max_live=max_live, resume=self._resume)
-        self.reader = RunReader(store, live, self.engines)
-        self.launcher = RunLauncher(
-            store, live, self.engines, self.reader, self.quotas, wait_for_answers=wait_for_answers
-        )
+        self.engines = engines = CurrentEngine(engine, agents, sources)
+        self.live = live = LiveRuns(store, engines, max_live=max_live, drain=drain, resume=self._resume)
+        self.reader = reader = RunReader(store, live, engines)
+        self.launcher = RunLauncher(store, live, engines, reader, self.quotas, wait_for_answers=wait_for_answers)
         self.watcher = RunWatcher(store, live)
         self.messenger = RunMessenger(
-            store,
-            live,
-            engines=self.engines,
-            reader=self.reader,
-            launcher=self.launcher,
-            tasks=self._tasks,
-            quotas=self.quotas,
+            store, live, engines=engines, reader=reader, launcher=self.launcher, quotas=self.quotas
         )
-        self.conversations = RunConversations(store, live, self.engines, self.reader)
+        self.conversations = RunConversations(store, engines, reader)
+        self.turns = RunTurns(store, live, reader, self.messenger)
+        self.foreign = ForeignRuns(store, self.launcher)
+        self._schedules = RunSchedules(store, engines, self.launcher, schedules)
         self._recovery = RunRecovery(store, live, self.launcher, self.watcher.drop_idle)
-        self._schedules = tuple(schedules)
-        self._roots = tuple(roots)
-        self._drain = drain
-        self._watching: asyncio.Task[Any] | None = None
-        self._stack = contextlib.AsyncExitStack()
+        self._undo = RunUndo(store, live, roots)
 
     async def _resume(self, row: RunRow) -> None:
         # The launcher needs the live runs, so they get it through this method.
         await self.launcher.resume_in_background(row)
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger from which webhooks are sent."""
+        return self.store.ledger
 
     @property
     def engine(self) -> Engine:
@@ -133,6 +128,11 @@ class Runs:
     def agents(self) -> tuple[str, ...]:
         """The ids of the agents that may be started."""
         return self.engines.agents
+
+    @property
+    def broken(self) -> Problem | None:
+        """Why the files of the engine cannot be loaded as they are now; ``None`` if they can."""
+        return self.engines.broken
 
     @property
     def live_count(self) -> int:
@@ -148,6 +148,10 @@ class Runs:
         """Send the events of every run to one more observer."""
         self.engines.observe(observer)
 
+    def explain_missing_model(self, agent: str) -> str:
+        """Return why an agent's model cannot be called; ``""`` if it can."""
+        return explain_missing_model(self.engine, agent)
+
     async def open(self) -> None:
         """
         Resume interrupted runs, and start the recovery and the scheduler.
@@ -157,69 +161,40 @@ class Runs:
             JournalError: when it cannot be used.
         """
         await asyncio.to_thread(self.store.prepare)
-        # Before the first request: a client of a run whose server was killed finds it running. Runs for which there is no
-        # room now are resumed when others make some, which may need an answer, and so a server.
-        await self._recovery.sweep(at_once=True)
-        self._watching = self._tasks.spawn(self._recovery.watch())
-        if self._schedules:
-            scheduler = Scheduler(self.engine, self._schedules, runs=self.store.place, tell=self.launcher.add_scheduled)
-            self.engines.scheduler = scheduler
-            await self._stack.enter_async_context(scheduler)
-        self.is_ready = True
+        await self._recovery.start()
+        await self._schedules.start()
+        self.state.is_ready = True
 
     async def close(self) -> None:
         """Stop starting runs, wait a while for the open ones, and interrupt the rest, which the next process resumes."""
-        self.live.is_closing, self.is_ready = True, False
-        self.stopping.set()
-        await self._stack.aclose()
-        waits = await self.live.wait_for_ends(self._drain)
+        self.live.is_closing, self.state.is_ready = True, False
+        self.state.stopping.set()
+        await self._schedules.stop()
+        waits = await self.live.wait_for_ends()
         # Streams end before the runs are cut off: a client sees a shutdown, and reconnects to the next process.
         self.watcher.close()
         await self.live.interrupt_all()
-        if self._watching is not None:
-            self._watching.cancel()
+        self._recovery.stop()
         # These record the ends of runs that have just ended.
-        await self._tasks.wait()
+        await self.live.tasks.wait()
         await asyncio.gather(*waits, return_exceptions=True)
         await self.engines.close_all_replaced()
         await self.store.close()
 
+    async def close_engine(self) -> None:
+        """Close the engine, after the runs were closed."""
+        await self.engine.aclose()
+
+    async def reload(self) -> None:
+        """Rebuild the engine if its files were saved and can be loaded; otherwise keep it."""
+        await self.engines.try_rebuild()
+
     async def load_schedule_statuses(self) -> list[ScheduleStatus]:
         """Return the state of each schedule."""
-        return await asyncio.to_thread(
-            load_schedule_statuses, self._schedules, runs=self.store.place, now=datetime.now(UTC)
-        )
+        return await self._schedules.load_statuses()
 
     async def undo(
         self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False
     ) -> UndoResult:
-        """
-        Restore the files that a run wrote: all of them or none, unless *partial*.
-
-        Args:
-            row: The run; it is not running.
-            at: The last effect whose writes stay; by default none.
-            dry_run: Only report what would be done.
-            partial: Leave the files that cannot be restored.
-
-        Raises:
-            Problem: when the run is running, there is no such effect, or this server has no folder to undo in.
-            UndoRefused: when a file cannot be restored; nothing was changed.
-        """
-        if not self._roots:
-            msg = "this server was told of no folder that runs write in, so nothing can be undone here"
-            raise Problem(msg, status=409, kind="no_folder")
-        if row.run in self.live:
-            msg = f"the run {row.run} is under way; what it wrote is undone when it rests"
-            raise Problem(msg, status=409, kind="under_way")
-        journal = self.store.journal(row.run)
-        options: dict[str, Any] = {"at": at, "dry_run": dry_run, "partial": partial}
-        try:
-            # Trusted: only servers of this place write here, and the state folder of this machine need not know the journal.
-            return await asyncio.to_thread(undo, journal, self._roots, trust=True, **options)
-        except JournalError as error:
-            raise error_for_client(error, JournalError, row, journal, status=422, kind="no_such_place") from None
-        except DefinitionError as error:
-            LOGGER.error("the folders that runs write in cannot be used: %s", error.message)
-            msg = "the folders that runs write in cannot be used"
-            raise Problem(msg, status=503, kind="no_folder") from error
+        """Restore the files that a run wrote, by default all; arguments and errors are those of ``RunUndo.restore``."""
+        return await self._undo.restore(row, at=at, dry_run=dry_run, partial=partial)

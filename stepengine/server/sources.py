@@ -32,8 +32,8 @@ if TYPE_CHECKING:
 
 COARSE = 50_000_000
 """Nanoseconds by which a file system may date a save too early."""
-TRIAL_SECONDS = 10.0
-"""Importing what an agent file needs may take a while; what is never done with it hangs no server."""
+TRIAL_SECONDS = 60.0
+"""Large libraries take tens of seconds to import on a busy machine. An import that never ends hangs no server."""
 UNKNOWN = b"?"
 
 

@@ -11,52 +11,39 @@ import asyncio
 import json
 import linecache
 from collections import OrderedDict
-from collections.abc import Collection, Iterable
-from datetime import datetime
-from decimal import Decimal
+from collections.abc import Iterable
 from functools import cache
 from importlib.resources import files
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
-from stepengine.data.codec import plain, restored
-from stepengine.data.json import thaw
-from stepengine.data.models import ModelReply
 from stepengine.data.questions import Question
-from stepengine.data.usage import add_cost
-from stepengine.data.visible import truncate_text
 from stepengine.debugging.viewer.handler_positions import SHOWN, HandlerPositions, collect_handler_positions
 from stepengine.debugging.viewer.live_page import FollowedJournal
 from stepengine.debugging.viewer.page import PLACE
 from stepengine.debugging.viewer.payload import PageTexts, RunPayload
 from stepengine.debugging.viewer.rendering import load_stored_history
 from stepengine.errors import JournalError, JournalMissing, StepEngineError
-from stepengine.journal.follower import Follower
-from stepengine.journal.pending_items import find_waits, open_questions
+from stepengine.journal.pending_items import open_questions
 from stepengine.journal.programs import get_program
-from stepengine.journal.records import ROOT, Address, Intent, Result
-from stepengine.journal.show import find_root_end
-from stepengine.journal.store import MemoryJournal
+from stepengine.journal.records import Address
 from stepengine.server.live_runs import RUNNING
 from stepengine.server.problems import Problem
-from stepengine.server.runs import Runs
+from stepengine.server.run_summaries import remove_oldest_entries
 from stepengine.server.shared_responses import SharedResponse
 
 if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from stepengine.data.waits import Waits
     from stepengine.engine import Engine
     from stepengine.engine.moments import Frame
     from stepengine.journal.history import History
     from stepengine.journal.store import Journal
-    from stepengine.server.durable_runs import AnyRuns
     from stepengine.server.ledger import RunRow
-
-_Key: TypeAlias = "tuple[str, str, float]"
+    from stepengine.server.run_parts import RunService
 
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; connect-src 'self'; base-uri 'none'; "
@@ -74,11 +61,7 @@ SHARED = {"run.js": "page.js", "run.css": "page.css"}
 """What the page of one run has, too: there is one renderer of a run."""
 NOTHING = b"null"
 VIEWS_KEPT = 20
-DIGESTS_KEPT = 200
-BRIEFS_KEPT = 20_000
 ASKED_KEPT = 20_000
-MOST_WAITS = 5
-MOST_OUTPUT = 500
 NEAR = 4
 """Lines that are shown before and behind the one where a handler stands."""
 
@@ -130,12 +113,10 @@ class RunPageData:
         runs: The runs of the server.
     """
 
-    def __init__(self, runs: AnyRuns) -> None:
+    def __init__(self, runs: RunService) -> None:
         self._runs = runs
         self._followed: OrderedDict[str, tuple[FollowedJournal, asyncio.Lock]] = OrderedDict()
-        self._digests: OrderedDict[str, tuple[_JournalSummary, asyncio.Lock]] = OrderedDict()
-        self._rested: OrderedDict[_Key, RunListSummary] = OrderedDict()
-        self._asked: OrderedDict[_Key, tuple[Question, ...]] = OrderedDict()
+        self._asked: OrderedDict[tuple[str, str, float], tuple[Question, ...]] = OrderedDict()
         # One at a time: each runs code of authors from the start of a run, and takes as long as that is.
         self._walking = asyncio.Lock()
 
@@ -151,11 +132,11 @@ class RunPageData:
             JournalError: when the journal cannot be read.
         """
         try:
-            if isinstance(self._runs, Runs):
-                return await self.get_journal_page_data(row.run, self._runs.store.journal(row.run), after)
-            # The rows of a database are not followed in pieces: a journal is made of them.
-            content = await self._runs.reader.content(row)
-            return await asyncio.to_thread(_read_page_data_once, MemoryJournal(content), row.run, after)
+            journal = await self._runs.reader.journal(row)
+            if self._runs.reader.copies_journals:
+                # Not followed in pieces: it does not grow.
+                return await asyncio.to_thread(_read_page_data_once, journal, row.run, after)
+            return await self.get_journal_page_data(row.run, journal, after)
         except JournalMissing:
             return NOTHING
 
@@ -164,7 +145,7 @@ class RunPageData:
         if name not in self._followed:
             made = await asyncio.to_thread(FollowedJournal, journal, shown or name)
             self._followed.setdefault(name, (made, asyncio.Lock()))
-            _remove_oldest_entries(self._followed, VIEWS_KEPT)
+            remove_oldest_entries(self._followed, VIEWS_KEPT)
         self._followed.move_to_end(name)
         following, lock = self._followed[name]
         async with lock:
@@ -184,12 +165,8 @@ class RunPageData:
         Raises:
             JournalError: when the journal cannot be read.
         """
-        if isinstance(self._runs, Runs):
-            journal: Journal = self._runs.store.journal(row.run)
-            engine = self._runs.engines.engine_for_run(row.run)
-        else:
-            engine = self._runs.engine
-            journal = MemoryJournal(await self._runs.reader.content(row))
+        reader = self._runs.reader
+        journal, engine = await reader.journal(row), reader.engine_for(row)
         work = _collect_current_lines if last else _collect_all_source_lines
         try:
             async with self._walking:
@@ -198,38 +175,6 @@ class RunPageData:
             return NOTHING
 
     # --- lists --------------------------------------------------------------------------------------------------------
-
-    async def get_summary(self, row: RunRow) -> RunListSummary:
-        """Return the summary of a run from its journal; empty if it cannot be read."""
-        if not isinstance(self._runs, Runs):
-            look = await self._runs.reader.details(row)
-            waits = [_describe_wait(one) for one in look.waits_for] or [one.text for one in look.questions]
-            times = [one.wakes_at for one in look.waits_for if one.wakes_at is not None]
-            parent = None if look.parent is None else look.parent["run"]
-            return RunListSummary(
-                cost=look.cost, waits=tuple(waits[:MOST_WAITS]), wakes=min(times, default=None), asks=bool(look.questions),
-                output=_shorten_output(look.output), parent=parent,
-            )  # fmt: skip
-        key = (row.run, row.status, row.changed)
-        if key in self._rested:
-            self._rested.move_to_end(key)
-            return self._rested[key]
-        try:
-            found = await self._update_journal_summary(row.run, self._runs.store.journal(row.run))
-        except JournalError:
-            self._digests.pop(row.run, None)
-            return RunListSummary()
-        if row.status not in RUNNING:
-            self._rested[key] = found
-            self._digests.pop(row.run, None)
-            _remove_oldest_entries(self._rested, BRIEFS_KEPT)
-        return found
-
-    async def _update_journal_summary(self, run: str, journal: Journal) -> RunListSummary:
-        digest, lock = self._digests.setdefault(run, (_JournalSummary(journal), asyncio.Lock()))
-        _remove_oldest_entries(self._digests, DIGESTS_KEPT)
-        async with lock:
-            return await asyncio.to_thread(digest.look)
 
     async def questions(self, row: RunRow) -> tuple[QuestionDetails, ...]:
         """Return the open questions of a run, with the programs that ask them."""
@@ -242,23 +187,10 @@ class RunPageData:
                 found = ()
             if row.status not in RUNNING:
                 self._asked[key] = found
-                _remove_oldest_entries(self._asked, ASKED_KEPT)
-        if not found or not isinstance(self._runs, Runs):
+                remove_oldest_entries(self._asked, ASKED_KEPT)
+        if self._runs.reader.copies_journals or not any(one.path for one in found):
             return tuple([QuestionDetails(one) for one in found])
-        if not any(one.path for one in found):
-            return tuple([QuestionDetails(one) for one in found])
-        return await asyncio.to_thread(_add_asking_programs, self._runs.store.journal(row.run), found)
-
-    async def answered(self, row: RunRow, questions: Iterable[str]) -> list[tuple[str, str, str]]:
-        """Return the id, the answerer and the answer of each of the *questions* answered in the mailbox."""
-        if not isinstance(self._runs, Runs):
-            return []
-        return await asyncio.to_thread(_find_mailbox_answers, self._runs.store.journal(row.run), set(questions))
-
-
-def _remove_oldest_entries(known: OrderedDict[Any, Any], most: int) -> None:
-    while len(known) > most:
-        known.popitem(last=False)
+        return await asyncio.to_thread(_add_asking_programs, await self._runs.reader.journal(row), found)
 
 
 def _read_followed_page_data(following: FollowedJournal, after: int | None) -> bytes:
@@ -340,38 +272,6 @@ def _read_nearby_lines(frame: Frame) -> list[str]:
 # --- what lists say ---------------------------------------------------------------------------------------------------
 
 
-@frozen(kw_only=True)
-class RunListSummary:
-    """
-    The summary of a run in a list.
-
-    Attributes:
-        steps: How many times a model was asked, in its children, too; ``None`` where that is not known.
-        cost: US dollars as text; ``None`` where a price is not known.
-        tokens: What was sent and what came.
-        seconds: From its start to its last record.
-        waits: What it waits for, in words.
-        wakes: When it goes on by itself, in UTC.
-        doing: The newest of what it does now.
-        agents: How many agents ran in it.
-        asks: Whether it waits for a person.
-        output: The beginning of its output, as text or JSON in one line; ``None`` before its end.
-        parent: Of a fork the id of its parent.
-    """
-
-    steps: int | None = None
-    cost: str | None = None
-    tokens: int | None = None
-    seconds: float | None = None
-    waits: tuple[str, ...] = ()
-    wakes: datetime | None = None
-    doing: str = ""
-    agents: int = 1
-    asks: bool = False
-    output: str | None = None
-    parent: str | None = None
-
-
 @frozen
 class QuestionDetails:
     """
@@ -386,78 +286,6 @@ class QuestionDetails:
     question: Question
     program: str = ""
     line: int = 0
-
-
-class _JournalSummary:
-    """A summary of a journal that is updated from its new records."""
-
-    def __init__(self, journal: Journal) -> None:
-        self._follower = Follower(journal)
-        self._reset_counts()
-
-    def _reset_counts(self) -> None:
-        self._steps = self._tokens = 0
-        self._agents = 1
-        self._cost: Decimal | None = Decimal(0)
-
-    def look(self) -> RunListSummary:
-        is_behind = True
-        while is_behind:
-            news = self._follower.read_new()
-            is_behind = news.is_behind
-            if news.again:
-                self._reset_counts()
-            for record in news.records:
-                self._count_record(record)
-        history = self._follower.history
-        ended = find_root_end(history)
-        waits = [] if history.is_complete else find_waits(history)
-        times = [one.wakes_at for one in waits if one.wakes_at is not None]
-        doing = [] if history.is_complete else list(history.open.values())[-1:]
-        return RunListSummary(
-            steps=self._steps,
-            cost=None if self._cost is None else str(self._cost),
-            tokens=self._tokens,
-            seconds=history.duration_ms / 1000,
-            waits=tuple([_describe_wait(one) for one in waits][:MOST_WAITS]),
-            wakes=min(times, default=None),
-            doing="".join([f"{one.type}" for one in doing]),
-            agents=self._agents,
-            asks=any(one.question is not None for one in waits),
-            output=None if ended is None else _shorten_output(plain(ended.output)),
-            parent=None if history.head is None or history.head.parent is None else history.head.parent["run"],
-        )
-
-    def _count_record(self, record: object) -> None:
-        history = self._follower.history
-        if isinstance(record, Intent):
-            self._steps += record.type == "model_call"
-            self._agents += record.type == "agent_call" and (record.path, record.seq) != ROOT
-        elif isinstance(record, Result):
-            intent = history.intents.get((record.path, record.seq))
-            value = None
-            if intent is not None and intent.type == "model_call":
-                value = getattr(history.outcome(record), "value", None)
-            if isinstance(value, ModelReply):
-                self._tokens += 0 if value.usage is None else value.usage.total_tokens
-                self._cost = add_cost(self._cost, value.cost)
-
-
-def _shorten_output(output: Any) -> str | None:
-    """Return the start of an output in one line: a text as it is, other values as JSON."""
-    # Thousands of summaries stay in memory, and an output may have megabytes.
-    if output is None:
-        return None
-    text = output if isinstance(output, str) else json.dumps(output, ensure_ascii=False)
-    return " ".join(truncate_text(text, MOST_OUTPUT).split())
-
-
-def _describe_wait(wait: Waits) -> str:
-    if wait.question is not None:
-        return wait.question.text
-    if wait.kind == "message":
-        return f"a message on {wait.topic}"
-    return "a child" if wait.kind == "child" else "its time"
 
 
 def _add_asking_programs(journal: Journal, questions: Iterable[Question]) -> tuple[QuestionDetails, ...]:
@@ -476,16 +304,3 @@ def _make_question_details(history: History, address: Address | None, question: 
     call, asks = history.intents.get((above, int(seq))), history.intents.get(address)
     program = None if call is None else get_program(history.form(call))
     return QuestionDetails(question, program or "", (asks.program_line or 0) if asks is not None and program else 0)
-
-
-def _find_mailbox_answers(journal: Journal, wanted: Collection[str]) -> list[tuple[str, str, str]]:
-    found: dict[str, tuple[str, str, str]] = {}
-    try:
-        letters, _ = journal.mailbox().read()
-        for letter in letters:
-            if letter.kind == "answer" and letter.topic in wanted:
-                answer = restored(thaw(letter.value))
-                found.setdefault(letter.topic, (letter.topic, answer.by, answer.value or "(declined)"))
-    except (StepEngineError, OSError):
-        return []
-    return list(found.values())

@@ -56,7 +56,7 @@ async def start_chat_turn(request: Request) -> Response:
         message = str(body.messages[-1].get("id") or taken.run)[:1_000]
     elif taken.place is not None:
         message = f"{taken.run}-{taken.place.rpartition('-')[2]}"
-        await chat.runs.conversations.store_shown_message(taken.run, message, taken.place)
+        await chat.turns.store_shown_message(taken.run, message, taken.place)
     return _stream_response(chat, taken.events, message, version)
 
 
@@ -74,7 +74,7 @@ async def reconnect_to_chat(request: Request) -> Response:
     chat = await CallerConversation.load(request, request.path_params["chat"])
     if chat.last is None or chat.last.agent != agent:
         return Response(status_code=204)
-    message, after = await chat.runs.conversations.find_shown_message(chat.last.run) or (chat.last.run, None)
+    message, after = await chat.turns.find_shown_message(chat.last.run) or (chat.last.run, None)
     return _stream_response(chat, chat.stream_events(chat.last, after), message, version)
 
 
@@ -90,7 +90,9 @@ def _stream_response(
     chat: CallerConversation, events: AsyncGenerator[Event, None], message: str, version: int
 ) -> Response:
     chunks = vercel(events, message_id=message, version=version)
-    return StreamingResponse(add_ping_comments(sse(_redact_chunks(chunks)), chat.runs.stopping), headers=dict(HEADERS))
+    return StreamingResponse(
+        add_ping_comments(sse(_redact_chunks(chunks)), chat.runs.state.stopping), headers=dict(HEADERS)
+    )
 
 
 async def _redact_chunks(chunks: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[dict[str, Any], None]:

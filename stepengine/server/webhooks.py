@@ -27,9 +27,9 @@ import jiter
 from attrs import frozen
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError
 
-from stepengine.data.codec import plain
+from stepengine.data.choices import question_to_json
+from stepengine.data.questions import DOUBT
 from stepengine.errors import DataError, DefinitionError, InputError, JournalMissing, StepEngineError
-from stepengine.journal.questions import DOUBT
 from stepengine.redaction import KNOWN
 from stepengine.runtime.logs import LOGGER
 from stepengine.server.access import Caller, open_secret_file
@@ -43,11 +43,10 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from stepengine.server.durable_runs import AnyRuns
-    from stepengine.server.ledger import Act, RunRow
+    from stepengine.server.ledger import Act, Ledger, RunRow
     from stepengine.server.metrics import Metrics
+    from stepengine.server.run_parts import RunService
     from stepengine.server.run_reader import ServedRun
-    from stepengine.server.runs import Runs
 
 __all__ = ("OPERATIONS", "Target", "Topic", "WebhookSender", "Webhooks", "sign", "verify")
 
@@ -340,13 +339,13 @@ async def _store_event(request: Request, name: str, topic: Topic, body: bytes, s
     run = request.path_params.get("run") or _find_event_run_id(value, topic)
     if run is None:
         return None
-    runs: AnyRuns = request.app.state.runs
+    runs: RunService = request.app.state.runs
     row = await runs.reader.find(SENDER, run)
     id_ = _make_message_id(name, signed or _find_event_id(value, topic, body))
     return EventReceipt(run_id=row.run, is_new=await _post_event(runs, row, name, value, id_))
 
 
-async def _post_event(runs: AnyRuns, row: RunRow, topic: str, value: object, id_: str) -> bool:
+async def _post_event(runs: RunService, row: RunRow, topic: str, value: object, id_: str) -> bool:
     until = time.monotonic() + BEGIN_SECONDS
     while True:
         try:
@@ -469,6 +468,7 @@ class WebhookSender:
 
     Args:
         runs: Whose runs.
+        ledger: Where these are, and what was sent.
         target: Who is told.
         delivered: Is told of each try: the type of the message, and whether it was taken.
         retries: Seconds before each further try.
@@ -477,7 +477,8 @@ class WebhookSender:
 
     def __init__(
         self,
-        runs: Runs,
+        runs: RunService,
+        ledger: Ledger,
         target: Target,
         *,
         delivered: Callable[[str, bool], object] = lambda *_: None,
@@ -486,7 +487,7 @@ class WebhookSender:
     ) -> None:
         self._runs, self._target, self._delivered, self._retries = runs, target, delivered, retries
         self._transport = transport
-        self._ledger = runs.store.ledger
+        self._ledger = ledger
         self._since, self._begun = 0.0, 0.0
         self._stack = contextlib.AsyncExitStack()
         self._client: httpx2.AsyncClient
@@ -571,14 +572,18 @@ class WebhookSender:
         for question in look.questions:
             # What is in doubt is asked anew after each crash, under one id.
             again = f"@{row.changed}" if question.id.startswith(DOUBT) else ""
-            told = {name: plain(getattr(question, name)) for name in TOLD}
             # From the file alone: this message is not made for a request, so there is none whose host could be taken,
             # and one that could be would be the sender's choice (a forged Host header would send people's answers
             # elsewhere). The address that the server is bound to is mostly one behind a proxy, which nobody outside can
             # reach.
             url = f"{self._target.public_url.rstrip('/')}/runs/{row.run}/answers"
             made.append(
-                self._make_message(row, "question", f"{question.id}{again}", {"question": told, "answer_url": url})
+                self._make_message(
+                    row,
+                    "question",
+                    f"{question.id}{again}",
+                    {"question": question_to_json(question), "answer_url": url},
+                )
             )
         return made
 
@@ -621,7 +626,6 @@ class WebhookSender:
         return True
 
 
-TOLD = ("id", "text", "options", "multi_select", "allow_text", "tool_name", "details", "path")
 RECEIPTS = "SELECT message FROM served_receipts WHERE run = ?"
 
 

@@ -1,17 +1,17 @@
 """
-Conversations that outlive a run.
+Conversations that continue over several runs.
 
-A run starts from a state and leaves one; a session store keeps it in between, under an id of the caller's. Before the run the state is
-loaded, after it the new one is saved with the version that was loaded, and a save over a version that somebody else has saved
-meanwhile is a ``SessionConflict``: of two messages of one person at once neither may lose the other's answer. The stores (memory,
-file, SQLite) differ in where, and not in what, they keep. A conversation that another program left with calls and results that do
-not pair is mended when it is loaded, since every provider refuses it otherwise.
+A run starts from a state and ends with one. Between runs a session store stores it under an id of the caller. Before a run the state
+is loaded. After the run the new state is saved with the loaded version. If another process has saved the session meanwhile, the save
+raises ``SessionConflict``, so that of two messages at once neither loses the other's answer. The stores (memory, file, SQLite)
+differ only in the storage location. A conversation from another program may have calls without results, or the reverse. It is repaired
+when it is loaded, since every provider rejects it otherwise.
 
-What lives here: the stores, and the hooks that load and save around a run.
+This package contains the stores, and the hooks that load and save a session around a run.
 
-Must not be here: effects and outcomes of a run (they belong to ``stepengine.journal``), and any change of what a conversation says.
+It must not contain effects and outcomes of a run (they belong to ``stepengine.journal``), or change the content of a conversation.
 
-Begin with ``session``, the protocol of stores; then ``around``.
+Start reading with ``session``, the protocol of stores, then ``run_hooks``.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from typing import TYPE_CHECKING
 from stepengine.data.late import make_lazy_exports
 
 if TYPE_CHECKING:
-    from stepengine.sessions.around import session_hooks
+    from stepengine.sessions.run_hooks import session_hooks
     from stepengine.sessions.session import (
         CacheStore,
+        DeletingStore,
+        JournalLocation,
         Session,
         SessionInfo,
         SessionStore,
         StateStore,
-        TurnPlace,
         TurnStore,
         VersionedStore,
-        mended,
         messages_from_json,
         messages_to_json,
     )
@@ -40,17 +40,17 @@ else:
     __getattr__, __dir__ = make_lazy_exports(
         __name__,
         {
-            "stepengine.sessions.around": ("session_hooks",),
+            "stepengine.sessions.run_hooks": ("session_hooks",),
             "stepengine.sessions.session": (
                 "CacheStore",
+                "DeletingStore",
                 "Session",
                 "SessionInfo",
                 "SessionStore",
                 "StateStore",
-                "TurnPlace",
+                "JournalLocation",
                 "TurnStore",
                 "VersionedStore",
-                "mended",
                 "messages_from_json",
                 "messages_to_json",
             ),
@@ -65,18 +65,18 @@ else:
 
 __all__ = (
     "CacheStore",
+    "DeletingStore",
     "DocumentSessions",
     "FileSessions",
+    "JournalLocation",
     "MemorySessions",
     "Session",
     "SessionInfo",
     "SessionStore",
     "SqliteSessions",
     "StateStore",
-    "TurnPlace",
     "TurnStore",
     "VersionedStore",
-    "mended",
     "messages_from_json",
     "messages_to_json",
     "session_hooks",

@@ -1,8 +1,7 @@
 """
-What a stored conversation is, what a store can do, and how a history that another program broke is mended.
+Stored conversations, the protocols of session stores, and the repair of a history that another program broke.
 
-A session is a frozen value: it is loaded, a run goes on from it, and the new one is saved. A loaded session does not change
-when the run goes on.
+A session is immutable: it is loaded, a run continues it, and a new session is saved. A run does not change a loaded session.
 """
 
 from __future__ import annotations
@@ -24,30 +23,30 @@ from stepengine.data.usage import Usage
 from stepengine.errors import SessionError, StepEngineError
 
 T = TypeVar("T")
-Now: TypeAlias = T | Awaitable[T]
+MaybeAwaitable: TypeAlias = T | Awaitable[T]
 MAX_ID_CHARS = 1_000
-"""Room for the ids of a user and a conversation; it is a key in databases, whose indexes allow some thousand bytes."""
+"""Room for the ids of a user and a conversation. It is a key in databases, whose indexes allow a few thousand bytes."""
 LOST = "The result of this call is unavailable: it was not stored with the conversation."
 
 
 @frozen(kw_only=True)
 class SessionInfo:
     """
-    What is known of a session beside its messages.
+    The data of a session except its messages.
 
     Attributes:
-        session_id: Whatever the caller chose, such as ``"user:chat"``.
+        session_id: The id from the caller, such as ``"user:chat"``.
         agent_id: The agent of the last run in it.
-        parent_session_id: The session that this one is a part of, for a sub-agent's.
-        parent_tool_call_id: The call in the parent's session that began it.
-        child_session_ids: Sessions that began in this one, in order.
+        parent_session_id: The session that started this one, for a sub-agent's.
+        parent_tool_call_id: The call in the parent's session that started it.
+        child_session_ids: The sessions started in this one, in order.
         model: The model string of the last run.
         provider: Its provider.
-        user_id: The user that its runs were started for.
-        status: How the last run in it ended, such as ``"completed"``.
-        created_at: When it was first saved (UTC).
-        updated_at: When it was last saved (UTC).
-        metadata: Free JSON; that of its runs is added to it.
+        user_id: The user of its runs.
+        status: The status of the last run in it, such as ``"completed"``.
+        created_at: The time of the first save (UTC).
+        updated_at: The time of the last save (UTC).
+        metadata: Free JSON; that of its runs is merged into it.
     """
 
     session_id: str
@@ -67,18 +66,18 @@ class SessionInfo:
 @frozen(kw_only=True)
 class Session:
     """
-    A conversation as a store holds it.
+    A stored conversation.
 
     Attributes:
-        info: What is known of it.
+        info: Its data except the messages.
         messages: The record: the whole conversation.
-        state: The state that its last run left, with *messages* as its history; ``None`` when only messages are known.
-        turns: How many root runs it has had.
-        journal: The name of the journal of the last run when it waits for an answer; else ``None``. The store says where
-            the journals of a session are: ``turn_place``.
-        usage: The tokens that all its runs have spent.
-        version: How often it was saved; 0 for one that never was.
-        repairs: What was mended when it was loaded; never stored.
+        state: The state after its last run, with *messages* as its history; ``None`` if only messages are known.
+        turns: The number of root runs.
+        journal: The name of the journal of the last run if it waits for an answer; else ``None``. For its location see
+            ``TurnStore.get_journal_location``.
+        usage: The tokens of all its runs.
+        version: The number of saves; 0 for a session that was never saved.
+        repairs: The repairs when it was loaded; never stored.
     """
 
     info: SessionInfo
@@ -97,16 +96,16 @@ class Session:
 
 
 @frozen(kw_only=True)
-class TurnPlace:
+class JournalLocation:
     """
-    Where the journals of the root runs in a session are: in one of three kinds of places.
+    The location of the journals of a session's root runs; one of three kinds.
 
     Attributes:
         folder: A folder with a file for each.
         database: An SQLite file with a run for each.
-        prefix: What their ids start with there.
+        prefix: The start of their ids in the database.
         memory: A dict of this process, from names to journals.
-        keep: How many of them are kept; older ones are removed when the session is saved.
+        keep: How many are stored; older ones are removed when the session is saved.
     """
 
     folder: Path | None = None
@@ -118,61 +117,69 @@ class TurnPlace:
 
 @runtime_checkable
 class SessionStore(Protocol):
-    """What every store can do; both methods may be ``async``."""
+    """The protocol of every session store; both methods may be ``async``."""
 
-    def get_history(self, session_id: str, /) -> Now[Sequence[Message]]:
-        """Return the messages of a session, none for an id that is not known."""
+    def get_history(self, session_id: str, /) -> MaybeAwaitable[Sequence[Message]]:
+        """Return the messages of a session; none for an unknown id."""
 
-    def save_history(self, session_id: str, messages: Sequence[Message], /) -> Now[None]:
-        """Store the messages of a session in place of what was stored."""
+    def save_history(self, session_id: str, messages: Sequence[Message], /) -> MaybeAwaitable[None]:
+        """Replace the stored messages of a session."""
 
 
 @runtime_checkable
 class StateStore(Protocol):
     """
-    A store that also keeps what the last run left, as JSON: its state, and its journal while it waits.
+    A store that also stores the state of the last run as JSON, and the name of its journal while it waits.
     """
 
-    def get_state(self, session_id: str, /) -> Now[dict[str, Any] | None]:
-        """Return what ``save_state`` stored, or ``None``."""
+    def get_state(self, session_id: str, /) -> MaybeAwaitable[dict[str, Any] | None]:
+        """Return the object that ``save_state`` stored, or ``None``."""
 
-    def save_state(self, session_id: str, state: dict[str, Any], /) -> Now[None]:
-        """Store a JSON object, whatever it holds."""
+    def save_state(self, session_id: str, state: dict[str, Any], /) -> MaybeAwaitable[None]:
+        """Store any JSON object."""
+
+
+@runtime_checkable
+class DeletingStore(Protocol):
+    """A store that can delete sessions, as ``DELETE /sessions/SESSION`` of a server needs."""
+
+    def delete(self, session_id: str, /) -> MaybeAwaitable[None]:
+        """Remove a session with the journals of its runs; one that is not known is not an error."""
 
 
 @runtime_checkable
 class CacheStore(Protocol):
     """A store that also caches JSON values."""
 
-    def get_cached(self, key: str, /) -> Now[Any]:
-        """Return the value of a key, ``None`` when there is none or its time is over."""
+    def get_cached(self, key: str, /) -> MaybeAwaitable[Any]:
+        """Return the value of a key, or ``None`` if there is none or it has expired."""
 
-    def set_cached(self, key: str, value: Any, ttl: float | None = None, /) -> Now[None]:
-        """Store a JSON value, for *ttl* seconds or, without, for ever."""
+    def set_cached(self, key: str, value: Any, ttl: float | None = None, /) -> MaybeAwaitable[None]:
+        """Store a JSON value, for *ttl* seconds or without a limit."""
 
 
 @runtime_checkable
 class VersionedStore(Protocol):
-    """A store that keeps whole sessions and never lets one writer overwrite another's."""
+    """A store of whole sessions in which no writer overwrites the changes of another."""
 
-    def load(self, session_id: str, /) -> Now[Session]:
-        """Return a session, a new one of version 0 for an id that is not known."""
+    def load(self, session_id: str, /) -> MaybeAwaitable[Session]:
+        """Return a session; a new one of version 0 for an unknown id."""
 
-    def save(self, session: Session, /) -> Now[Session]:
+    def save(self, session: Session, /) -> MaybeAwaitable[Session]:
         """
         Store a session and return it with its new version.
 
         Raises:
-            SessionConflict: when the stored version is not the one of *session*.
+            SessionConflict: if the stored version differs from that of *session*.
         """
 
 
 @runtime_checkable
 class TurnStore(Protocol):
-    """A store that has a place for the journals of a session's runs."""
+    """A store with a location for the journals of a session's runs."""
 
-    def turn_place(self, session_id: str, /) -> TurnPlace:
-        """Return that place; nothing is made there by asking."""
+    def get_journal_location(self, session_id: str, /) -> JournalLocation:
+        """Return the location; it is not created."""
 
 
 def check_id(session_id: str) -> str:
@@ -180,7 +187,7 @@ def check_id(session_id: str) -> str:
     Return *session_id* if it is valid, else raise ``SessionError``.
 
     Raises:
-        SessionError: when it is empty, longer than 1,000 characters, or no text.
+        SessionError: if it is empty, longer than 1,000 characters, or not a text.
     """
     given: object = session_id
     if not isinstance(given, str) or not 0 < len(given) <= MAX_ID_CHARS:
@@ -189,22 +196,22 @@ def check_id(session_id: str) -> str:
     try:
         session_id.encode()
     except UnicodeEncodeError:
-        msg = f"the session id {session_id!r} holds half of a surrogate pair, which is not text"
+        msg = f"the session id {session_id!r} contains half of a surrogate pair, which is not text"
         raise SessionError(msg) from None
     return session_id
 
 
 def messages_to_json(messages: Iterable[Message]) -> list[dict[str, Any]]:
-    """Return messages as JSON, with everything that they hold, for stores that keep text."""
+    """Return messages as complete JSON, for stores of texts."""
     return [codec.bare(message) for message in messages]
 
 
 def messages_from_json(data: Iterable[object]) -> list[Message]:
     """
-    Return the messages that ``messages_to_json`` wrote down.
+    Return the messages from the JSON of ``messages_to_json``.
 
     Raises:
-        SessionError: for anything else; it says where.
+        SessionError: for other JSON, with its position.
     """
     found: list[Message] = []
     for number, item in enumerate(data):
@@ -214,24 +221,24 @@ def messages_from_json(data: Iterable[object]) -> list[Message]:
             msg = f"item {number} is not a stored message: {error}"
             raise SessionError(msg) from None
         if not isinstance(message, (UserMessage, AssistantMessage, ToolMessage)):
-            msg = f"item {number} is a {type(message).__name__} and no message"
+            msg = f"item {number} is a {type(message).__name__}, not a message"
             raise SessionError(msg)
         found.append(message)
     return found
 
 
-def mended(messages: Iterable[Message]) -> tuple[Transcript, tuple[str, ...]]:
+def repair_transcript(messages: Iterable[Message]) -> tuple[Transcript, tuple[str, ...]]:
     """
-    Return *messages* as a valid transcript, and a note for each repair.
+    Return *messages* as a valid transcript, with a note for each repair.
 
-    A call without a result gets one that says so; a result without a call, and a second use of a call id, is left out.
+    A call without a result gets an error result. A result without a call, and a call with a used id, is removed.
     """
     made: list[Message] = []
     notes: list[str] = []
     waiting: dict[str, ToolCallPart] = {}
     known: set[str] = set()
 
-    def settle() -> None:
+    def add_missing_results() -> None:
         for call in waiting.values():
             made.append(ToolMessage(call.tool_call_id, call.tool_name, LOST, "error"))
             notes.append(f"the call {call.tool_call_id!r} of {call.tool_name} had no result")
@@ -244,7 +251,7 @@ def mended(messages: Iterable[Message]) -> tuple[Transcript, tuple[str, ...]]:
             else:
                 made.append(message)
             continue
-        settle()
+        add_missing_results()
         if isinstance(message, AssistantMessage):
             again = [call for call in message.tool_calls if call.tool_call_id in known]
             notes += [f"the call id {call.tool_call_id!r} was used twice" for call in again]
@@ -255,5 +262,5 @@ def mended(messages: Iterable[Message]) -> tuple[Transcript, tuple[str, ...]]:
             )
         else:
             made.append(message)
-    settle()
+    add_missing_results()
     return Transcript(made), tuple(notes)

@@ -1,8 +1,8 @@
 """
-The stores that come with the package: in memory, in files, in SQLite.
+The stores of the package: in memory, in files, in SQLite.
 
-All keep whole sessions, compare versions before they save, and may be used from several threads; files and SQLite also from
-several processes. Their methods block for as long as the disk takes; the engine calls them in a thread.
+All of them store whole sessions, compare versions before they save, and may be used from several threads. Files and SQLite may also
+be used from several processes. Their methods block while the disk works; the engine calls them in a thread.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, SessionConflict, SessionError, StepEngineError
 from stepengine.sessions.session import (
+    JournalLocation,
     Session,
     SessionInfo,
-    TurnPlace,
     check_id,
-    mended,
     messages_from_json,
     messages_to_json,
+    repair_transcript,
 )
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import make_folder, replace_path
@@ -56,14 +56,14 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Clock = Callable[[], datetime]
 MAX_FILE_BYTES = 1024 * 1024 * 1024
-"""A session with pictures may have hundreds of megabytes; a larger file would not fit in memory as text and as values."""
+"""A session with images may have hundreds of megabytes; a larger file would not fit in memory as text and as values."""
 MAX_NAME_BYTES = 100
-"""File systems allow 255 bytes; what is added to the name and shown in lists should fit as well."""
+"""File systems allow 255 bytes; this leaves room for suffixes and fits in lists."""
 PLAIN = frozenset(b"abcdefghijklmnopqrstuvwxyz0123456789_-")
 BUSY_SECONDS = 10.0
 """Saving a long session may take a second on a slow disk, and several turns may save at once."""
 MAX_ATTEMPTS = 100
-"""Each failed attempt means that another save succeeded in between; a hundred in a row are a loop somewhere."""
+"""Each failed attempt means that another save succeeded; a hundred in a row indicate a loop."""
 
 
 def _utc_now() -> datetime:
@@ -71,10 +71,10 @@ def _utc_now() -> datetime:
 
 
 class Store(ABC):
-    """What all stores do alike: they differ in how a session is read and written."""
+    """The common part of all stores; subclasses read and write a session."""
 
     blocking = True
-    """Whether its methods wait for a disk, so that an event loop calls them in a thread."""
+    """Whether its methods wait for a disk, so an event loop calls them in a thread."""
 
     def __init__(self, *, clock: Clock = _utc_now) -> None:
         self._clock = clock
@@ -82,10 +82,10 @@ class Store(ABC):
     @abstractmethod
     def load(self, session_id: str) -> Session:
         """
-        Return a session, a new one of version 0 for an id that is not known.
+        Return a session; a new one of version 0 for an unknown id.
 
         Raises:
-            SessionError: when what is stored cannot be read; it names the place.
+            SessionError: if the stored data cannot be read; it contains the location.
         """
 
     @abstractmethod
@@ -94,59 +94,59 @@ class Store(ABC):
         Store a session and return it with its new version and time.
 
         Raises:
-            SessionConflict: when somebody else saved it since it was loaded.
+            SessionConflict: if it was saved by another writer after it was loaded.
         """
 
     @abstractmethod
-    def turn_place(self, session_id: str) -> TurnPlace:
-        """Return where the journals of a session's runs are."""
+    def get_journal_location(self, session_id: str) -> JournalLocation:
+        """Return the location of the journals of a session's runs."""
 
     @abstractmethod
     def list(self) -> list[SessionInfo]:
-        """Return what is known of all sessions, those that changed last first."""
+        """Return the data of all sessions except messages, the last changed first."""
 
     @abstractmethod
     def delete(self, session_id: str) -> None:
-        """Remove a session with the journals of its runs; one that is not known is not an error."""
+        """Delete a session with the journals of its runs; an unknown id is not an error."""
 
     @abstractmethod
     def get_cached(self, key: str) -> Any:
-        """Return the JSON value of a key; ``None`` when there is none or its time is over."""
+        """Return the JSON value of a key, or ``None`` if there is none or it has expired."""
 
     @abstractmethod
     def set_cached(self, key: str, value: Any, ttl: float | None = None) -> None:
-        """Store a JSON value, for *ttl* seconds or, without, for ever."""
+        """Store a JSON value, for *ttl* seconds or without a limit."""
 
     def get_history(self, session_id: str) -> Transcript:
-        """Return the messages of a session; none for an id that is not known."""
+        """Return the messages of a session; none for an unknown id."""
         return self.load(session_id).messages
 
     def save_history(self, session_id: str, messages: Sequence[Message]) -> None:
-        """Store messages in place of those of a session, whoever saved it last."""
+        """Replace the messages of a session without a check of its version."""
         history = messages if isinstance(messages, Transcript) else Transcript(messages)
         self._update_session(
             session_id, lambda session: attrs.evolve(session, messages=history, state=None, journal=None)
         )
 
     def replace(self, session_id: str, messages: Sequence[Message]) -> None:
-        """Let a session go on from other messages; it stays what it is but for them."""
+        """Replace the messages of a session; its other data are unchanged."""
         self.save_history(session_id, messages)
 
     def clear(self, session_id: str) -> None:
-        """Let a session begin anew; what is known of it beside its messages stays."""
+        """Remove the messages of a session; its other data are unchanged."""
         self.save_history(session_id, ())
 
     def usage(self, session_id: str) -> Usage:
-        """Return the tokens that all runs in a session have spent."""
+        """Return the tokens of all runs in a session."""
         return self.load(session_id).usage
 
     def get_state(self, session_id: str) -> dict[str, Any] | None:
-        """Return the state that the last run left, as JSON."""
+        """Return the state after the last run, as JSON."""
         state = self.load(session_id).state
         return None if state is None else codec.to_json(state)
 
     def save_state(self, session_id: str, state: dict[str, Any]) -> None:
-        """Store a state and its history, whoever saved the session last."""
+        """Store a state and its history without a check of the session's version."""
         loaded: AgentState = codec.from_json(state)
         self._update_session(session_id, lambda s: attrs.evolve(s, messages=loaded.message_history, state=loaded))
 
@@ -180,22 +180,22 @@ class Store(ABC):
         return child
 
     def _update_session(self, session_id: str, change: Callable[[Session], Session]) -> Session:
-        """Change what is stored, again on top of what somebody else saved meanwhile."""
+        """Change the stored session; after a conflict, apply the change again to the newer version."""
         for _ in range(MAX_ATTEMPTS):
             try:
                 return self.save(change(self.load(session_id)))
             except SessionConflict:
                 time.sleep(0.001)
-        msg = f"the session {session_id!r} is saved by others all the time; it could not be changed in {MAX_ATTEMPTS} tries"
+        msg = f"the session {session_id!r} could not be changed in {MAX_ATTEMPTS} attempts, because other writers saved it each time"
         raise SessionConflict(msg)
 
     def _make_next_version(self, session: Session, version: int) -> Session:
-        """Return *session* as it is to be stored over *version*, or refuse."""
+        """Return *session* with the version and time of its next save; raise if *version*, the stored one, differs."""
         check_id(session.session_id)
         if version != session.version:
             msg = (
-                f"the session {session.session_id!r} was saved by somebody else: it was loaded as version {session.version}, "
-                f"and version {version} is stored. Load it again and go on from there"
+                f"the session {session.session_id!r} was saved by another writer: version {session.version} was loaded, and "
+                f"version {version} is stored. Load it again and continue from there"
             )
             raise SessionConflict(msg)
         now = self._clock()
@@ -207,7 +207,7 @@ class Store(ABC):
 
 
 class MemorySessions(Store):
-    """Sessions of this process, gone with it; *clock* gives the time of a save."""
+    """Sessions in the memory of this process; *clock* returns the time of a save."""
 
     blocking = False
 
@@ -232,8 +232,8 @@ class MemorySessions(Store):
             return made
 
     @override
-    def turn_place(self, session_id: str) -> TurnPlace:
-        return TurnPlace(memory=self._turns.setdefault(check_id(session_id), {}), keep=1)
+    def get_journal_location(self, session_id: str) -> JournalLocation:
+        return JournalLocation(memory=self._turns.setdefault(check_id(session_id), {}), keep=1)
 
     @override
     def list(self) -> list[SessionInfo]:
@@ -256,10 +256,10 @@ class MemorySessions(Store):
         with self._lock:
             for old in [k for k, (until, _) in self._cache.items() if _is_expired(until, now)]:
                 del self._cache[old]
-            self._cache[key] = (_expiry_time(ttl, now), freeze(value))
+            self._cache[key] = (_make_expiry_time(ttl, now), freeze(value))
 
 
-def _expiry_time(ttl: float | None, now: datetime) -> float | None:
+def _make_expiry_time(ttl: float | None, now: datetime) -> float | None:
     return None if ttl is None else now.timestamp() + ttl
 
 
@@ -271,16 +271,16 @@ def _sort_newest_first(infos: list[SessionInfo]) -> list[SessionInfo]:
     return sorted(infos, key=lambda i: (i.updated_at or datetime.min.replace(tzinfo=UTC), i.session_id), reverse=True)
 
 
-# --- how sessions are written ---------------------------------------------------------------------------------------
+# --- the format of sessions -----------------------------------------------------------------------------------------
 
 
-def _message_line(message: Message) -> bytes:
+def _encode_message(message: Message) -> bytes:
     return compact(codec.bare(message)).encode() + b"\n"
 
 
-def _message_lines(messages: Transcript) -> Sequence[bytes]:
-    """Return one line per message, made once for each."""
-    return messages.memo("session", _message_line)
+def _encode_messages(messages: Transcript) -> Sequence[bytes]:
+    """Return one line per message; each is encoded once."""
+    return messages.memo("session", _encode_message)
 
 
 def _parse_messages(lines: Iterator[bytes], where: str) -> list[Message]:
@@ -299,7 +299,7 @@ def _format_time(value: datetime | None) -> str | None:
 
 
 def _metadata_to_json(session: Session) -> dict[str, object]:
-    """Return the metadata of a session as JSON: the members that seed 003 fixes, then those of our own."""
+    """Return the metadata of a session as JSON: the members of seed 003 first, then our own."""
     info = session.info
     return {
         "session_id": info.session_id,
@@ -322,7 +322,7 @@ def _metadata_to_json(session: Session) -> dict[str, object]:
 
 
 def _session_from_metadata(data: Any, session_id: str, where: str) -> Session:
-    """Return the session that ``_metadata_to_json`` described, without messages and state."""
+    """Return the session from the JSON of ``_metadata_to_json``, without messages and state."""
     try:
         if data["session_id"] != session_id:
             msg = f"{where} is about the session {data['session_id']!r}, not {session_id!r}"
@@ -346,7 +346,7 @@ def _session_from_metadata(data: Any, session_id: str, where: str) -> Session:
         usage = codec.restored(data["usage"]) if data.get("usage") else Usage()
         _check_type(usage, Usage)
     except (KeyError, TypeError, ValueError, AttributeError, DataError) as error:
-        msg = f"{where} is no description of a session: {type(error).__name__}: {error}"
+        msg = f"{where} is not the metadata of a session: {type(error).__name__}: {error}"
         raise SessionError(msg) from None
     return Session(info=info, turns=turns, journal=journal, version=version, usage=usage)
 
@@ -366,7 +366,7 @@ def _parse_time(text: str | None) -> datetime | None:
 
 
 def _state_to_json(session: Session) -> dict[str, object] | None:
-    """Return the state without its history, which is stored beside it, and with the size and digest of that history."""
+    """Return the state without its history, which is stored separately, and with the history's size and digest."""
     state = session.state
     if state is None:
         return None
@@ -374,13 +374,13 @@ def _state_to_json(session: Session) -> dict[str, object] | None:
     bare = attrs.evolve(state, message_history=Transcript(), view=own_view or Transcript())
     return {
         "messages": len(session.messages),
-        "digest": _digest_of_lines(_message_lines(session.messages)),
+        "digest": _hash_lines(_encode_messages(session.messages)),
         "has_view": own_view is not None,
         "state": codec.to_json(bare),
     }
 
 
-def _digest_of_lines(lines: Sequence[bytes]) -> str:
+def _hash_lines(lines: Sequence[bytes]) -> str:
     made = hashlib.sha256()
     for line in lines:
         made.update(line)
@@ -388,19 +388,17 @@ def _digest_of_lines(lines: Sequence[bytes]) -> str:
 
 
 def _add_messages_and_state(session: Session, messages: list[Message], stored: object, where: str) -> Session:
-    """Return a session with its messages, mended when need be, and its state when it is the state of just these messages."""
-    transcript, repairs = mended(messages)
+    """Return a session with its repaired messages, and with its state if that belongs to exactly these messages."""
+    transcript, repairs = repair_transcript(messages)
     session = attrs.evolve(session, messages=transcript, repairs=repairs)
     if not isinstance(stored, dict) or repairs:
         return session
-    if stored.get("messages") != len(transcript) or stored.get("digest") != _digest_of_lines(
-        _message_lines(transcript)
-    ):
-        return session  # of another save, one that broke off: the messages are all there is
+    if stored.get("messages") != len(transcript) or stored.get("digest") != _hash_lines(_encode_messages(transcript)):
+        return session  # the state of another, incomplete save: only the messages are valid
     try:
         state: AgentState = codec.from_json(stored["state"])
     except (KeyError, DataError, StepEngineError) as error:
-        msg = f"{where} holds a state that cannot be read: {error}"
+        msg = f"{where} contains a state that cannot be read: {error}"
         raise SessionError(msg) from None
     view = state.view if stored.get("has_view") else transcript
     return attrs.evolve(session, state=attrs.evolve(state, message_history=transcript, view=view))
@@ -409,11 +407,11 @@ def _add_messages_and_state(session: Session, messages: list[Message], stored: o
 # --- in files -------------------------------------------------------------------------------------------------------
 
 
-def folder_name(session_id: str) -> str:
+def make_folder_name(session_id: str) -> str:
     """
-    Return the folder name of a session: different ids have different names, also where case does not count.
+    Return the folder name of a session; it is unique for each id, also on case-insensitive file systems.
 
-    Everything but ``a-z``, ``0-9``, ``_`` and ``-`` is percent-encoded; past 100 bytes a digest stands for the rest.
+    All characters except ``a-z``, ``0-9``, ``_`` and ``-`` are percent-encoded; after 100 bytes a digest replaces the rest.
     """
     encoded = "".join(chr(b) if b in PLAIN else f"%{b:02x}" for b in check_id(session_id).encode())
     if len(encoded) <= MAX_NAME_BYTES:
@@ -425,16 +423,16 @@ class FileSessions(Store):
     """
     Sessions in a folder: ``<id>/metadata.json`` and ``<id>/history.jsonl``, one message per line.
 
-    New messages are appended, and nothing else is written of a history that only grew. ``metadata.json`` is written last,
-    so a save that breaks off leaves the session as it was, with the complete lines that had been added. Folders are for
-    their owner only.
+    New messages are appended to a history; it is rewritten only if older messages changed. ``metadata.json`` is written last.
+    So an interrupted save leaves the session unchanged, except for complete lines that were appended. Folders are accessible
+    only to their owner.
 
     Args:
-        root: The folder, made when there is none.
-        clock: Gives the time of a save.
+        root: The folder; created if missing.
+        clock: Returns the time of a save.
 
     Raises:
-        SessionError: when *root* cannot be made, or is not a folder of ours.
+        SessionError: if *root* cannot be created.
     """
 
     def __init__(self, root: str | os.PathLike[str], *, clock: Clock = _utc_now) -> None:
@@ -443,15 +441,15 @@ class FileSessions(Store):
         try:
             make_folder(self.root, OWNER_FOLDER_MODE)
         except OSError as error:
-            msg = f"the folder {str(self.root)!r} for sessions cannot be made: {error.strerror}"
+            msg = f"the folder {str(self.root)!r} for sessions cannot be created: {error.strerror}"
             raise SessionError(msg) from None
 
     def __repr__(self) -> str:
         return f"FileSessions({str(self.root)!r})"
 
     def folder(self, session_id: str) -> Path:
-        """Return the folder of a session, which need not exist."""
-        return self.root / folder_name(session_id)
+        """Return the folder of a session, which may be missing."""
+        return self.root / make_folder_name(session_id)
 
     @override
     def load(self, session_id: str) -> Session:
@@ -460,10 +458,10 @@ class FileSessions(Store):
             return Session(info=SessionInfo(session_id=session_id))
         _check_own_files(folder)
         with self._lock(folder):
-            return self._read_or_make(session_id, folder)
+            return self._read_session(session_id, folder)
 
-    def _read_or_make(self, session_id: str, folder: Path) -> Session:
-        """Return a session from its three files; without them, an empty one."""
+    def _read_session(self, session_id: str, folder: Path) -> Session:
+        """Return a session from its three files; an empty one without them."""
         described = _read_json(folder / "metadata.json")
         session = Session(info=SessionInfo(session_id=session_id))
         if described is not None:
@@ -488,7 +486,7 @@ class FileSessions(Store):
                     else _session_from_metadata(described, session.session_id, str(folder)).version
                 )
                 made = self._make_next_version(session, stored)
-                self._write_history(folder / "history.jsonl", _message_lines(made.messages))
+                self._write_history(folder / "history.jsonl", _encode_messages(made.messages))
                 self._write_state(folder / "state.json", made)
                 described = json.dumps(_metadata_to_json(made), indent=2, ensure_ascii=False).encode()
                 replace_path(folder / "metadata.json", described, mode=OWNER_FILE_MODE)
@@ -498,8 +496,8 @@ class FileSessions(Store):
             raise SessionError(msg) from error
 
     @override
-    def turn_place(self, session_id: str) -> TurnPlace:
-        return TurnPlace(folder=self.folder(session_id) / "turns")
+    def get_journal_location(self, session_id: str) -> JournalLocation:
+        return JournalLocation(folder=self.folder(session_id) / "turns")
 
     def _write_history(self, path: Path, lines: Sequence[bytes]) -> None:
         whole = b"".join(lines)
@@ -556,7 +554,7 @@ class FileSessions(Store):
         path = self._cache_file_path(key)
         path.parent.mkdir(mode=OWNER_FOLDER_MODE, exist_ok=True)
         CACHE_FILE.check(path)
-        kept = canonical({"key": key, "until": _expiry_time(ttl, self._clock()), "value": freeze(value)})
+        kept = canonical({"key": key, "until": _make_expiry_time(ttl, self._clock()), "value": freeze(value)})
         replace_path(path, kept.encode(), mode=OWNER_FILE_MODE)
 
     def _cache_file_path(self, key: str) -> Path:
@@ -564,13 +562,13 @@ class FileSessions(Store):
 
     @contextmanager
     def _lock(self, folder: Path) -> Iterator[None]:
-        """Hold the session; whoever comes second waits, threads of one process too."""
+        """Lock the session against other processes and other threads of this one."""
         descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, OWNER_FILE_MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             yield
         finally:
-            # Said, and not left to closing: a process that was forked meanwhile has the open file, too.
+            # Unlocked explicitly: a process that was forked meanwhile has the open file, too.
             fcntl.flock(descriptor, fcntl.LOCK_UN)
             os.close(descriptor)
 
@@ -589,13 +587,13 @@ CACHE_FILE = FileFormat("a cached value", re.compile(rb'\{"key":"'), SessionErro
 
 def _check_own_files(folder: Path) -> None:
     """
-    Raise unless the files of a session in *folder* are missing or ours; nothing is changed.
+    Raise unless the files of a session in *folder* are missing or ours.
 
-    They are ours next to metadata of ours, which are written last: a history may then be cut off at any byte.
+    After valid metadata no other file is checked: metadata are written last, and a history may be cut off at any byte.
     """
     for name, of in OWN_FILES.items():
         path = folder / name
-        # What is no regular file is refused where it is read.
+        # Files that are not regular are rejected when they are read.
         if path.is_file() and not path.is_symlink() and path.stat().st_size:
             of.check(path)
             if name == METADATA:
@@ -603,7 +601,7 @@ def _check_own_files(folder: Path) -> None:
 
 
 def _read_file(path: Path) -> bytes | None:
-    """Return the bytes of a regular file of bounded size, ``None`` when there is none; links are not followed."""
+    """Return the bytes of a regular file of limited size, ``None`` if it is missing; links are not followed."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     except FileNotFoundError:
@@ -637,11 +635,11 @@ class SqliteSessions(Store):
     Sessions in one SQLite file, for threads and processes of one machine.
 
     Args:
-        path: The file, made for its owner only when there is none.
-        clock: Gives the time of a save.
+        path: The file; created with access only for its owner.
+        clock: Returns the time of a save.
 
     Raises:
-        SessionError: when it cannot be opened, or is not a database.
+        SessionError: if it cannot be opened, or is not a database.
     """
 
     def __init__(self, path: str | os.PathLike[str], *, clock: Clock = _utc_now) -> None:
@@ -656,11 +654,11 @@ class SqliteSessions(Store):
 
     @contextmanager
     def _open_database(self) -> Iterator[Database]:
-        """Yield the database of this file, which all sessions of this process share, for one operation."""
+        """Yield the database of this file for one operation; all sessions of this process share it."""
         import sqlite3
 
         try:
-            # Created once: after the file was deleted, an empty one in its place would hide that all sessions are gone.
+            # Created only once: if the file was deleted, an empty one would hide the loss of all sessions.
             if self._status is None:
                 _create_private_file(self.path)
                 self._status = self.path.lstat()
@@ -677,8 +675,8 @@ class SqliteSessions(Store):
             database.close()
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        """Give a connection that sees one state of the database."""
+    def _read_transaction(self) -> Iterator[sqlite3.Connection]:
+        """Yield a connection with a read transaction, which sees one state of the database."""
         with self._open_database() as database, database.reading() as connection:
             connection.execute("BEGIN")
             try:
@@ -694,7 +692,7 @@ class SqliteSessions(Store):
     @override
     def load(self, session_id: str) -> Session:
         check_id(session_id)
-        with self._reading() as database:
+        with self._read_transaction() as database:
             row = database.execute("SELECT described, state FROM sessions WHERE id = ?", (session_id,)).fetchone()
             if row is None:
                 return Session(info=SessionInfo(session_id=session_id))
@@ -710,7 +708,7 @@ class SqliteSessions(Store):
         with self._write_transaction() as database:
             row = database.execute("SELECT version FROM sessions WHERE id = ?", (identity,)).fetchone()
             made = self._make_next_version(session, row[0] if row else 0)
-            self._write_messages(database, identity, _message_lines(made.messages))
+            self._write_messages(database, identity, _encode_messages(made.messages))
             state = _state_to_json(made)
             database.execute(
                 "REPLACE INTO sessions (id, version, updated, described, state) VALUES (?, ?, ?, ?, ?)",
@@ -733,19 +731,19 @@ class SqliteSessions(Store):
         database.executemany("INSERT INTO messages (id, number, line) VALUES (?, ?, ?)", rows)
 
     @override
-    def turn_place(self, session_id: str) -> TurnPlace:
-        return TurnPlace(
+    def get_journal_location(self, session_id: str) -> JournalLocation:
+        return JournalLocation(
             database=self._turns, prefix=f"s{hashlib.sha256(check_id(session_id).encode()).hexdigest()[:40]}-"
         )
 
     @property
     def _turns(self) -> Path:
-        """The file of the runs' journals: a run commits there without waiting for whoever saves a session."""
+        """The file of the runs' journals; it is separate, so a run commits there without waiting for saves of sessions."""
         return self.path.with_name(f"{self.path.stem}.turns{self.path.suffix}")
 
     @override
     def list(self) -> list[SessionInfo]:
-        with self._reading() as database:
+        with self._read_transaction() as database:
             rows = database.execute("SELECT id, described FROM sessions").fetchall()
         where = repr(str(self.path))
         return _sort_newest_first(
@@ -764,7 +762,7 @@ class SqliteSessions(Store):
 
         if not self._turns.exists():
             return
-        prefix = self.turn_place(session_id).prefix
+        prefix = self.get_journal_location(session_id).prefix
         database = Database.open(self._turns, self._turns.lstat(), seconds=BUSY_SECONDS)
         try:
             with database.lock, database.writing() as connection:
@@ -777,7 +775,7 @@ class SqliteSessions(Store):
 
     @override
     def get_cached(self, key: str) -> Any:
-        with self._reading() as database:
+        with self._read_transaction() as database:
             row = database.execute("SELECT until, value FROM cache WHERE key = ?", (key,)).fetchone()
         if row is None or _is_expired(row[0], self._clock()):
             return None
@@ -789,24 +787,24 @@ class SqliteSessions(Store):
         with self._write_transaction() as database:
             database.execute("DELETE FROM cache WHERE until <= ?", (now.timestamp(),))
             database.execute(
-                "REPLACE INTO cache VALUES (?, ?, ?)", (key, _expiry_time(ttl, now), canonical(freeze(value)))
+                "REPLACE INTO cache VALUES (?, ?, ?)", (key, _make_expiry_time(ttl, now), canonical(freeze(value)))
             )
 
 
 # --- in documents of other stores -----------------------------------------------------------------------------------
 
 SESSION, CACHE = "session/", "cache/"
-"""What the keys of documents start with."""
+"""Prefixes of the keys of documents."""
 
 
 class DocumentSessions(Store):
     """
-    Sessions in a store of texts by key, such as one of another project. A subclass has three methods and ``turn_place``.
+    Sessions in a store of texts by key, for example of another project. A subclass implements four methods.
 
-    Methods raise ``OSError`` when the store cannot be used. They are called in threads, several at a time. A key is any text.
+    Methods raise ``OSError`` if the store cannot be used. They are called in several threads at once. A key is any text.
 
     Args:
-        clock: Gives the time of a save.
+        clock: Returns the time of a save.
     """
 
     def __init__(self, *, clock: Clock = _utc_now) -> None:
@@ -819,9 +817,9 @@ class DocumentSessions(Store):
     @abstractmethod
     def write_document(self, key: str, text: str | None, replaces: str | None) -> bool:
         """
-        Store *text* durably if *replaces* is what is stored; return whether it was. ``None`` means no document.
+        Store *text* durably if the stored text is *replaces*; return whether it was. ``None`` means no document.
 
-        Comparing and storing are one step.
+        The comparison and the write are atomic.
         """
 
     @abstractmethod
@@ -854,7 +852,7 @@ class DocumentSessions(Store):
     @override
     def delete(self, session_id: str) -> None:
         self._replace(SESSION + session_id, None)
-        place = self.turn_place(session_id)
+        place = self.get_journal_location(session_id)
         if place.folder is not None:
             shutil.rmtree(place.folder, ignore_errors=True)
 
@@ -865,16 +863,16 @@ class DocumentSessions(Store):
 
     @override
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
-        cached = {"until": _expiry_time(ttl, self._clock()), "value": freeze(value)}
+        cached = {"until": _make_expiry_time(ttl, self._clock()), "value": freeze(value)}
         self._replace(CACHE + key, canonical(freeze(cached)))
 
     def _replace(self, key: str, text: str | None) -> None:
-        """Store a document, whatever is stored."""
+        """Store a document, replacing any stored one."""
         for _ in range(MAX_ATTEMPTS):
             before = self._call(partial(self.read_document, key))
             if before == text or self._call(partial(self.write_document, key, text, before)):
                 return
-        msg = f"{key!r} is written by others all the time; it could not be stored in {MAX_ATTEMPTS} tries"
+        msg = f"{key!r} could not be stored in {MAX_ATTEMPTS} attempts, because other writers changed it each time"
         raise SessionConflict(msg)
 
     def _parse_session(self, session_id: str, text: str | None) -> Session:
@@ -898,9 +896,9 @@ class DocumentSessions(Store):
 
 def _create_private_file(path: Path) -> None:
     """
-    Make the file for its owner when there is none, and refuse a link.
+    Create the file for its owner if it is missing; raise for a link.
 
-    One that is there is not opened: closing that descriptor would give up the locks that SQLite holds for other threads.
+    An existing file is not opened: closing its descriptor would release the locks that SQLite holds for other threads.
     """
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, OWNER_FILE_MODE))
@@ -916,5 +914,5 @@ def _parse_json(text: str | bytes | None, where: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        msg = f"{where} holds what is not JSON: {error}"
+        msg = f"{where} is not JSON: {error}"
         raise SessionError(msg) from None

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from stepengine.models.scripted import RunScript, ScriptedModel, failure, text, thinking, tool_call, tool_calls
+from stepengine.models.scripted import RunScript, ScriptedModel, failure, text, tool_call, tool_calls, with_thinking
 from stepengine.testing.cassette import Cassette, CassetteUnused
 from stepengine.testing.cassette_misses import CassetteMiss
 from stepengine.testing.faults import Fault
@@ -104,10 +104,10 @@ __all__ = (
     "run_with",
     "simulate",
     "text",
-    "thinking",
     "tool_call",
     "tool_calls",
     "vcr_config",
+    "with_thinking",
 )
 
 

@@ -18,7 +18,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.json import thaw
-from stepengine.errors import DataError
+from stepengine.errors import DataError, SecretFound
 from stepengine.redaction import Redactor
 from stepengine.testing.cassette_files import (
     CASSETTE_FILE,
@@ -48,7 +48,6 @@ from stepengine.testing.cassette_misses import (
 from stepengine.testing.traffic_redaction import (
     SHAPES,
     Cleaner,
-    SecretFound,
     clean_url,
     find_request_secrets,
     has_binary_body,

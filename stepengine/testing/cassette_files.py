@@ -21,6 +21,7 @@ from attrs import frozen
 
 from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict, freeze, thaw
+from stepengine.data.visible import cut_after
 from stepengine.errors import DataError
 from stepengine.testing.cassette_bodies import STYLES, decode_body, indent_json, restore_json, write_indented_json
 from stepengine.testing.recorded_errors import error_from_json
@@ -489,7 +490,7 @@ def _refuse_unknown_keys(value: dict[str, object], known: set[str], source: str,
 
 def _make_misfit_error(value: object, fine: str, source: str, at: str) -> DataError:
     shown = repr(value)
-    shown = shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}..."
+    shown = cut_after(shown, SHOWN_CHARACTERS)
     return DataError(f"{source}: {at} is {shown}; {fine} would be fine", path=at)
 
 

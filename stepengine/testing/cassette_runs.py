@@ -29,7 +29,7 @@ from stepengine.journal.show import spending_of
 from stepengine.models._byte_reader import MAX_REPLY_BYTES, ReplyReader, check_reply_size, run_decoder
 from stepengine.models._failures import error_from_body, find_request_id, make_protocol_error
 from stepengine.models._json import read_json
-from stepengine.models.pricing import cost_of
+from stepengine.models.pricing import LIST_PRICES
 from stepengine.testing.cassette_files import Interaction, RecordedResponse, is_stream
 from stepengine.testing.cassette_requests import ModelCall, parse_model_call, with_json
 from stepengine.testing.recordings import display_path, interactions_of
@@ -156,7 +156,7 @@ class _Transcripts:
         while 0 < shared < len(messages) and isinstance(messages[shared], ToolMessage):
             shared -= 1
         if shared:
-            made = Transcript.of_parts(known.parts[0], shared).extend(tuple(messages[shared:]))
+            made = Transcript.from_parts(known.parts[0], shared).extend(tuple(messages[shared:]))
         self._kept = [*self._kept[1 - KEPT_TRANSCRIPTS :], made]
         return made
 
@@ -177,7 +177,7 @@ def _make_outcome(call: ModelCall, response: RecordedResponse, at: datetime) -> 
     except ModelError as error:
         return Failure(error.with_traceback(None), 0)
     parts = tuple([with_json(part) for part in reply.content])
-    cost = cost_of.of_reply(call.label.model, reply, at) if reply.cost is None else reply.cost
+    cost = LIST_PRICES.price_reply(call.label.model, reply, at) if reply.cost is None else reply.cost
     return attrs.evolve(reply, content=parts, cost=cost)
 
 

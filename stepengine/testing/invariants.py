@@ -38,6 +38,7 @@ from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import BodyEnd, Failure, Single, Stop, Value
 from stepengine.data.state import AgentState, ChildResult, RunPhase, RunStatus
 from stepengine.data.usage import Spending, Usage
+from stepengine.data.visible import cut_after
 from stepengine.data.waits import Awaited
 from stepengine.data.yields import AgentCall, GenerateN, Parallel, StepResult, ToolCall
 from stepengine.errors import (
@@ -153,7 +154,7 @@ def _describe_difference(whose: str, one: Any, other: object, *but: str) -> str:
 
 def _shorten(value: object) -> str:
     said = repr(value)
-    return said if len(said) <= WIDTH else f"{said[:WIDTH]}... ({len(said)} characters)"
+    return cut_after(said, WIDTH, f"... ({len(said)} characters)")
 
 
 AUTHORS_ERRORS = (HandlerError, BadYield, ToolNotAvailable, ToolInputError)
@@ -588,4 +589,4 @@ def describe_outcome(outcome: Single) -> str:
 
 def _cut_text(said: str) -> str:
     said = said.replace("\n", "\\n")
-    return said if len(said) <= TOLD_WIDTH else f"{said[:TOLD_WIDTH]}..."
+    return cut_after(said, TOLD_WIDTH)

@@ -604,7 +604,7 @@ class JournalFixture(SelfOpeningJournal):
         if not lines or (self.existed and b"".join(lines) == self.path.read_bytes()):
             return False
         for number, line in enumerate(lines, 1):
-            self.redactor.refuse(json.loads(line), f"{self.name}:{number}")
+            self.redactor.check_no_secrets(json.loads(line), f"{self.name}:{number}")
         file = FileJournal(self.path, redact="off", link=self.link, stable=self.stable)
         file.with_rules_of(self).replace(self._fresh.records())
         return True

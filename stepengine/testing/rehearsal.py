@@ -14,6 +14,7 @@ from attrs import frozen
 
 from stepengine.data.json import ABSENT
 from stepengine.data.state import AgentState
+from stepengine.data.visible import cut_after
 from stepengine.data.yields import YIELDABLES, Perform
 from stepengine.errors import DataError, PerformError
 from stepengine.testing.walk import Handler, Walk, is_same_yield
@@ -173,4 +174,4 @@ def _shorten(value: object, of: _ScriptLine | None = None) -> str:
     if of is not None and not isinstance(value, BaseException) and not callable(of.reply):
         value = of.reply
     said = repr(value)
-    return said if len(said) <= MAX_SHOWN else f"{said[:MAX_SHOWN]}... ({len(said)} characters)"
+    return cut_after(said, MAX_SHOWN, f"... ({len(said)} characters)")

@@ -70,7 +70,7 @@ def as_result(value: Any, max_chars: int | None = None, result_type: Any = Any) 
         if max_chars is None and kind in SMALL:
             return ToolResult((JsonPart(value),))
         result = _wrap_result(value, result_type)
-        useless = result.change.useless_at("tool") if result.change is not None else ""
+        useless = result.change.find_misuse("tool") if result.change is not None else ""
         return ToolResult.error(f"the tool returned {useless}") if useless else _check_parts(result, max_chars)
     except DataError as error:
         return ToolResult.error(f"the tool's result is not serialisable: {error}")
@@ -159,7 +159,7 @@ def cut_error_text(text: str) -> str:
     """Return an error message of at most 4,000 characters, which says how many are missing, without known secrets."""
     from stepengine.redaction import KNOWN
 
-    return replace_surrogates(cut_end(KNOWN.beginning(text, ERROR_CHARS), ERROR_CHARS, len(text)))
+    return replace_surrogates(cut_end(KNOWN.clean_beginning(text, ERROR_CHARS), ERROR_CHARS, len(text)))
 
 
 @functools.cache

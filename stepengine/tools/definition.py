@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 import re
-from collections.abc import Callable, Coroutine, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from copy import copy
 from typing import Any, Generic, Protocol, TypedDict, cast, get_args, get_origin
 
@@ -21,7 +21,7 @@ from stepengine.data.json import JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import ToolResult
 from stepengine.data.names import bind_arguments
 from stepengine.data.provenance import Trust
-from stepengine.data.schemas import find_keyword_problem
+from stepengine.data.schemas import find_keyword_problem, list_member_names
 from stepengine.data.tools import (
     Ordinary,
     Runs,
@@ -210,15 +210,7 @@ def _check_options(name: str, given: Mapping[str, object]) -> dict[str, Any]:
 def _has_parameter(spec: ToolSpec, path: str) -> bool:
     """Return whether a dotted path starts with a parameter and continues with members that the schema declares somewhere."""
     first, *rest = path.split(".")
-    return first in _schema_properties(spec) and set(rest) <= set(_schema_member_names(spec.input_schema))
-
-
-def _schema_member_names(schema: object) -> Iterator[str]:
-    if isinstance(schema, Mapping):
-        found = schema.get("properties")
-        yield from found if isinstance(found, Mapping) else ()
-    for part in schema.values() if isinstance(schema, Mapping) else schema if isinstance(schema, list) else ():
-        yield from _schema_member_names(part)
+    return first in _schema_properties(spec) and set(rest) <= set(list_member_names(spec.input_schema))
 
 
 def _schema_properties(spec: ToolSpec) -> JsonDict:

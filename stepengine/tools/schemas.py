@@ -22,6 +22,7 @@ from stepengine.data.alike import list_names
 from stepengine.data.json import JsonDict, JsonValue, canonical, compact, freeze_object
 from stepengine.data.schemas import find_subschemas
 from stepengine.data.tools import Validated
+from stepengine.data.visible import cut_after
 from stepengine.errors import DataError, DefinitionError, ToolInputError
 
 if TYPE_CHECKING:
@@ -393,11 +394,11 @@ class _Draft:
     def _check_keyword(self, where: str, place: str, word: str, value: object) -> None:
         for one, at in find_subschemas(word, value, place):
             if not isinstance(one, dict | bool):
-                _raise_schema_error(where, at, f"a schema is an object, not {_cut_text(repr(one), SHORT_CHARS)}")
+                _raise_schema_error(where, at, f"a schema is an object, not {cut_after(repr(one), SHORT_CHARS)}")
         shape = self._shapes[word]
         issues = self._rules.find_issues(value, shape, word)
         if issues:
-            given = _cut_text(repr(value), SHORT_CHARS)
+            given = cut_after(repr(value), SHORT_CHARS)
             problem = f"{given} does not fit the keyword: {issues[0].removeprefix(f'{word}: ')}"
             if word == "type":
                 problem = f"{given} is no type; the types are: {list_names(sorted(TYPES), given)}"
@@ -899,10 +900,6 @@ def _raise_schema_error(where: str, at: str, problem: str) -> NoReturn:
     raise DefinitionError(msg)
 
 
-def _cut_text(text: str, most: int = SHOWN_CHARS) -> str:
-    return text if len(text) <= most else f"{text[:most]}..."
-
-
 Saying: TypeAlias = Callable[[_Teller, Any, Any, Any], Iterable[str]]
 
 
@@ -915,7 +912,7 @@ def _enum_issue(at: _Teller, options: list[object], instance: object, _: object)
     allowed, given = ", ".join(map(canonical, options)), canonical(instance)
     if not isinstance(instance, str):
         given = repr(_sort_members(instance))
-    yield f"{at.path}: should be one of {_cut_text(allowed)}; not {_cut_text(given, SHORT_CHARS)}"
+    yield f"{at.path}: should be one of {cut_after(allowed, SHOWN_CHARS)}; not {cut_after(given, SHORT_CHARS)}"
 
 
 def _limit_text(word: str, limit: float, instance: object, schema: Mapping[str, object]) -> str:
@@ -982,7 +979,7 @@ def _any_of_issues(at: _Teller, forms: list[Form], instance: object, _: object) 
         tries.append([*at.descend(instance, form)])  # noqa: PERF401 - a comprehension has a frame of its own
     here = f"{at.path}: should be "  # a form that wants another value altogether is far away
     nearest = min(tries, key=lambda said: (any(one.startswith(here) for one in said), len(said)))
-    told = _cut_text("; ".join(nearest))
+    told = cut_after("; ".join(nearest), SHOWN_CHARS)
     yield f"{at.path}: fits none of the {len(tries)} allowed forms; the nearest one says: {told}"
 
 
@@ -1087,7 +1084,7 @@ class SchemaInputs:
 
     def __init__(self, tool_name: str, schema: Mapping[str, object]) -> None:
         if not isinstance(schema, Mapping):
-            msg = f"input_schema of tool {tool_name!r} is a JSON Schema of an object, not {_cut_text(repr(schema), SHORT_CHARS)}"
+            msg = f"input_schema of tool {tool_name!r} is a JSON Schema of an object, not {cut_after(repr(schema), SHORT_CHARS)}"
             raise DefinitionError(msg)
         try:
             self.schema = freeze_object({"type": "object", "properties": {}, **schema}, "input_schema")
@@ -1124,11 +1121,11 @@ def check_providers(tool_name: str, schema: Mapping[str, Any]) -> None:
     problem = ""
     properties = schema.get("properties", {})
     if schema.get("type") != "object":
-        problem = f"its type is {_cut_text(repr(schema.get('type')), SHORT_CHARS)}; the input of a tool is an object"
+        problem = f"its type is {cut_after(repr(schema.get('type')), SHORT_CHARS)}; the input of a tool is an object"
     elif unfit := [word for word in UNFIT_AT_TOP if word in schema]:
         problem = f"providers refuse {unfit[0]!r} at the top; put it below a property"
     elif not isinstance(properties, Mapping):
-        shown = _cut_text(repr(properties), SHORT_CHARS)
+        shown = cut_after(repr(properties), SHORT_CHARS)
         problem = f"its 'properties' are {shown}; they are an object with a schema for each parameter, {{}} for none"
     elif strange := [n for n in properties if not PROPERTY_NAME.fullmatch(n)]:
         problem = f"providers refuse the parameter name {strange[0]!r}; use up to 64 letters, digits, '_', '.' and '-'"

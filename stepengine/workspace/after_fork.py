@@ -1,9 +1,9 @@
 """
-Forks: what is brought to rest before one, and what a child makes anew: it has its parent's memory, and none of its threads.
+Forks: pausing work before a fork, and rebuilding state in the child, which has its parent's memory but none of its threads.
 
-Whatever holds threads, locks, event loops or connections is registered here, and renewed before any other code of the child
-runs. What belongs to the parent is never given back in a child, not even by garbage collection: the selector of an event loop
-and the connections to servers are the same ones in both.
+Objects with threads, locks, event loops or connections are registered here. They are rebuilt before any other code of the child
+runs. Resources of the parent are never released in a child, not even by garbage collection: the selector of an event loop and the
+connections to servers are shared by both.
 """
 
 from __future__ import annotations

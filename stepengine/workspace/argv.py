@@ -1,9 +1,9 @@
 """
-What a command is: an argument list, or a shell script.
+The two kinds of commands: argument lists and shell scripts.
 
-A string is an argument list only when every POSIX shell would split it into the same words and do nothing else with it;
-``parse_command`` tells. Everything else is a ``Script``, a different kind of call, which matches no rule for argument
-lists. The words that were read are the words that are executed, without a shell.
+A string is an argument list only if every POSIX shell would split it into the same words and do nothing else with it;
+``parse_command`` checks that. Everything else is a ``Script``, a different kind of call, which matches no rule for argument
+lists. The parsed words are executed exactly, without a shell.
 """
 
 from __future__ import annotations
@@ -231,9 +231,9 @@ def command_text(command: Argv | Script) -> str:
     """
     Return a command as text for the person who approves it.
 
-    An argument list of printable ASCII characters is one quoted line, and such a script is shown as it is. Otherwise
-    each element of the list, or line of the script, is a line of its own with everything else escaped, and the hidden
-    characters are counted. Nothing is left out.
+    An argument list of printable ASCII characters is one quoted line, and such a script is unchanged. Otherwise each element of
+    the list, or line of the script, is a separate line with all other characters escaped. The hidden characters are counted,
+    and nothing is omitted.
     """
     words = command.text.split("\n") if isinstance(command, Script) else command
     if all(word == "" or PLAIN.fullmatch(word) for word in words):

@@ -20,8 +20,8 @@ from stepengine.errors import ToolError
 from stepengine.workspace import calls
 from stepengine.workspace.after_fork import Lock, call_after_fork
 from stepengine.workspace.calls import Fd
-from stepengine.workspace.far import Far
 from stepengine.workspace.open_files import too_many_files_advice
+from stepengine.workspace.remote_files import RemoteFile
 
 _locks: weakref.WeakValueDictionary[tuple[object, int, int, str], _Lock] = weakref.WeakValueDictionary()
 _guard = Lock()
@@ -46,7 +46,7 @@ def lock_for(folder: Fd, name: str) -> Iterator[None]:
     """Hold the lock of one file in this process, so that only one caller at a time reads and writes it."""
     info = calls.fstat(folder)
     with _guard:
-        where = folder.system if isinstance(folder, Far) else None
+        where = folder.system if isinstance(folder, RemoteFile) else None
         found = _locks.setdefault((where, info.st_dev, info.st_ino, name), _Lock())
     with found.lock:
         yield

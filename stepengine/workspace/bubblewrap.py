@@ -1,8 +1,8 @@
 """
-What bubblewrap, which Linux desktops use for the same, is told to show of this system: for commands, and for whole workspaces.
+The options of bubblewrap, a sandbox of Linux desktops, for commands and for whole workspaces.
 
-What may be seen is listed, not what may not: the system's programs and libraries, read-only, and folders that are named. There is
-no network, not even the loopback of this machine, and no other process in sight.
+The options list the visible parts of the system: its programs and libraries, read-only, and named folders. There is no network, not
+even the loopback of this machine, and no other process is visible.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 
 PROGRAM = "bwrap"
 SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/etc", "/opt", "/nix/store", "/gnu/store")
-"""What programs need to start, read-only."""
+"""Folders that programs need to start, read-only."""
 HIDDEN = (
     "/etc/shadow",
     "/etc/shadow-",
@@ -24,14 +24,14 @@ HIDDEN = (
     "/etc/ssl/private",
     "/etc/sudoers",
 )
-"""What of that says nothing to programs and much to others: the superuser can read it in a sandbox, too."""
+"""Files in them without use for programs and with secrets: the superuser could read them in a sandbox, too."""
 
 SETTINGS = ("pyvenv.cfg", "version", "release")
-"""Files of an installation that its programs do not run without; ``version`` is that of pyenv and its like."""
+"""Files that the programs of an installation require; ``version`` is that of pyenv and similar tools."""
 KEPT = ("share", "state")
-"""Where in ``~/.local`` programs keep what is a person's: keyrings, sessions, histories."""
+"""Folders in ``~/.local`` with a person's data of programs: keyrings, sessions, histories."""
 INSTALLED_AMONG_KEPT = ("share/uv/python", "share/uv/tools", "share/pipx/venvs", "share/mise/installs")
-"""What installers put there whole; of others the file is shown that a program is a link to."""
+"""Folders with whole installations; in other folders, only the file behind a program's link is visible."""
 
 
 def sandbox_options(search_path: str, *, network: bool = False) -> Iterator[str]:

@@ -1,7 +1,7 @@
 """
-``Buffers``: files that are open in somebody's editor, where they may stand otherwise than on the disk.
+``Buffers``: files that are open in an editor, whose text may differ from the disk.
 
-What must not be here: which editor that is, and whether a path may be touched: whoever asks has opened the file itself.
+This module must not know the editor, or check whether a path is allowed: callers have opened the file themselves.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ class Buffers(Protocol):
     """
     The files that are open in an editor, by absolute paths.
 
-    Its methods are called in a thread of a tool and may block; where a person is about to be shown what a call would do they are
-    called on the event loop, and give what is known without asking.
+    Its methods are called in a thread of a tool and may block. For the preview of a call they are called on the event loop, and
+    return only known data without a request.
     """
 
     def read(self, path: str, /) -> str | None:
@@ -29,7 +29,7 @@ class Buffers(Protocol):
         Write and save a file in the editor; return ``False`` if the editor does not support this.
 
         Raises:
-            ToolError: when it tried and could not.
+            ToolError: if writing failed.
         """
 
 

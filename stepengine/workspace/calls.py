@@ -1,8 +1,8 @@
 """
-The calls on open folders and files that tools make, each carried out where the folder is: here, or at another end of a pipe.
+The calls of tools on open folders and files, performed on this machine or at the other end of a pipe.
 
-This is the one seam between tools and where they run: above it nothing knows the difference, so confinement, limits and what
-tools say are the same everywhere. The names and errors are those of ``os``.
+This is the only layer that knows where tools run, so confinement, limits and the messages of tools are the same everywhere. The names
+and errors are those of ``os``.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from pathlib import Path
 from typing import ParamSpec, Protocol, TypeAlias, TypeVar
 
 from stepengine.workspace import whole_files
-from stepengine.workspace.far import Far
+from stepengine.workspace.remote_files import RemoteFile
 
 WALK = getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 OWNER_FILE_MODE = 0o600
-"""The permissions of files that hold what a run said and read: their owner alone reads and writes them."""
+"""The permissions of files with data of a run: only their owner reads and writes them."""
 OWNER_FOLDER_MODE = 0o700
-"""The permissions of folders for such files: nobody else lists or enters them."""
+"""The permissions of folders for such files: no one else lists or enters them."""
 OTHERS_BITS = 0o077
 """All permissions of the group and of other users; a secret has none of them."""
 OTHERS_WRITE_BITS = 0o022
-"""What others may write they may have written: its content is not trusted."""
+"""A file that others may write is not trusted."""
 KINDS = {WALK: "walk", FOLDER: "folder", FILE: "file"}
 
 Params = ParamSpec("Params")
 T = TypeVar("T")
-Fd: TypeAlias = int | Far
+Fd: TypeAlias = int | RemoteFile
 """Something open: a descriptor of this process, or of a program elsewhere."""
 
 
@@ -73,14 +73,14 @@ def _with_os_errors(call: Callable[Params, T]) -> Callable[Params, T]:
 @_with_os_errors
 def open_at(name: str, flags: int, folder: Fd) -> Fd:
     """Open one name in an open folder; *flags* are ``WALK``, ``FOLDER`` or ``FILE``."""
-    if isinstance(folder, Far):
+    if isinstance(folder, RemoteFile):
         return folder.open(name, KINDS[flags])
     return os.open(name, flags, dir_fd=folder)
 
 
 def close(fd: Fd) -> None:
     """Close an open file or folder."""
-    if isinstance(fd, Far):
+    if isinstance(fd, RemoteFile):
         fd.close()
     else:
         os.close(fd)
@@ -88,12 +88,12 @@ def close(fd: Fd) -> None:
 
 def fstat(fd: Fd) -> os.stat_result:
     """Return the status of an open file or folder."""
-    return fd.fstat() if isinstance(fd, Far) else os.fstat(fd)
+    return fd.fstat() if isinstance(fd, RemoteFile) else os.fstat(fd)
 
 
 def mount_of(fd: Fd) -> str:
     """Return the id of the mount of an open file or folder; ``""`` if the system does not report it."""
-    if isinstance(fd, Far):
+    if isinstance(fd, RemoteFile):
         return fd.mount_id()
     try:
         text = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="ascii")
@@ -104,12 +104,12 @@ def mount_of(fd: Fd) -> str:
 
 def read(fd: Fd, size: int) -> bytes:
     """Read the next bytes of a file."""
-    return fd.read(size) if isinstance(fd, Far) else os.read(fd, size)
+    return fd.read(size) if isinstance(fd, RemoteFile) else os.read(fd, size)
 
 
 def lseek(fd: Fd, position: int) -> None:
     """Set the read position, counted from the start of the file."""
-    if isinstance(fd, Far):
+    if isinstance(fd, RemoteFile):
         fd.position = position
     else:
         os.lseek(fd, position, os.SEEK_SET)
@@ -117,18 +117,18 @@ def lseek(fd: Fd, position: int) -> None:
 
 def scandir(fd: Fd) -> AbstractContextManager[Iterator[FolderEntry]]:
     """List an open folder."""
-    return _list_far(fd) if isinstance(fd, Far) else os.scandir(fd)
+    return _list_remote(fd) if isinstance(fd, RemoteFile) else os.scandir(fd)
 
 
 @contextmanager
-def _list_far(fd: Far) -> Iterator[Iterator[FolderEntry]]:
+def _list_remote(fd: RemoteFile) -> Iterator[Iterator[FolderEntry]]:
     yield iter(fd.list())
 
 
 @_with_os_errors
 def stat_at(name: str, folder: Fd) -> os.stat_result:
     """Return the status of a name, without following links."""
-    if isinstance(folder, Far):
+    if isinstance(folder, RemoteFile):
         return folder.stat(name)
     return os.stat(name, dir_fd=folder, follow_symlinks=False)
 
@@ -136,13 +136,13 @@ def stat_at(name: str, folder: Fd) -> os.stat_result:
 @_with_os_errors
 def readlink(name: str, folder: Fd) -> str:
     """Return where a symbolic link points."""
-    return folder.readlink(name) if isinstance(folder, Far) else os.readlink(name, dir_fd=folder)
+    return folder.readlink(name) if isinstance(folder, RemoteFile) else os.readlink(name, dir_fd=folder)
 
 
 @_with_os_errors
 def mkdir(name: str, mode: int, folder: Fd) -> None:
     """Make a folder."""
-    if isinstance(folder, Far):
+    if isinstance(folder, RemoteFile):
         folder.mkdir(name, mode)
     else:
         os.mkdir(name, mode, dir_fd=folder)
@@ -151,7 +151,7 @@ def mkdir(name: str, mode: int, folder: Fd) -> None:
 @_with_os_errors
 def rmdir(name: str, folder: Fd) -> None:
     """Remove a folder that is empty."""
-    if isinstance(folder, Far):
+    if isinstance(folder, RemoteFile):
         folder.rmdir(name)
     else:
         os.rmdir(name, dir_fd=folder)
@@ -160,7 +160,7 @@ def rmdir(name: str, folder: Fd) -> None:
 @_with_os_errors
 def unlink(name: str, folder: Fd) -> None:
     """Remove a file, durably."""
-    if isinstance(folder, Far):
+    if isinstance(folder, RemoteFile):
         folder.unlink(name)
     else:
         os.unlink(name, dir_fd=folder)
@@ -170,15 +170,15 @@ def unlink(name: str, folder: Fd) -> None:
 @_with_os_errors
 def put_file(folder: Fd, name: str, data: bytes, mode: int | None) -> None:
     """Replace the content of a file durably and atomically; the mode ``None`` means 0644 minus the umask."""
-    if isinstance(folder, Far):
+    if isinstance(folder, RemoteFile):
         folder.put(name, data, mode)
     else:
         whole_files.put(folder, name, data, mode)
 
 
 def remove_stale_files(folder: Fd) -> None:
-    """Remove temporary files in a folder that were left by processes that have ended."""
-    if isinstance(folder, Far):
+    """Remove temporary files in a folder from processes that have ended."""
+    if isinstance(folder, RemoteFile):
         folder.sweep()
     else:
         whole_files.sweep(folder)

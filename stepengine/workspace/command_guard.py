@@ -1,4 +1,4 @@
-"""``CommandGuard``: what binds the call of a command that is allowed because it only looks."""
+"""``CommandGuard``: confines the call of a command that a rule allows as read-only."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """
-``ProgramConnection``: a program at the other end of a pipe that does what it is asked, and is believed nothing.
+``ProgramConnection``: a connection to a program at the other end of a pipe that performs requests and is not trusted.
 
-Whatever comes is bounded before it is kept: the size of a frame, of an answer, of what a program prints before somebody has taken it,
-and the time that an answer takes. What breaks a rule ends the connection, and every call on it with a typed error. What must not be
-here: what the calls mean, and what tools make of them.
+All input has limits before it is stored: the size of a frame and of an answer, the unread output of a program, and the time for
+an answer. A violation ends the connection, and every call on it raises a typed error. This module does not know the meaning of the
+calls.
 """
 
 from __future__ import annotations
@@ -29,25 +29,25 @@ from stepengine.workspace.threads import CancelSignal
 
 READY = b"stepengine worker 1\n"
 BEFORE_BYTES = 65_536
-"""How much a log-in may print before the program speaks."""
+"""The most output of a log-in before the program answers."""
 LENGTHS = struct.Struct(">II")
 HEAD_BYTES = 1024 * 1024
-"""A head holds names, numbers and paths; a program elsewhere that is broken must not fill the memory."""
+"""A head contains names, numbers and paths; a broken remote program must not fill the memory."""
 DATA_BYTES = 1024 * 1024
-"""Files are sent in pieces of this size, so that other calls get their turn on the one pipe."""
+"""Files are sent in pieces of this size, so that other calls can use the pipe in between."""
 ANSWER_BYTES = 32 * 1024 * 1024
-"""A listing of the most entries that a folder may have takes less."""
+"""More than a listing of the largest allowed folder."""
 UNTAKEN_BYTES = 8 * 1024 * 1024
-"""How much of what a program prints may wait here; it is allowed to send 1 MiB ahead, and what ends with it."""
+"""The most unread output of a program; it may send 1 MiB ahead, and its last output."""
 SAID_CHARS = 2_000
-"""A screen: the last lines that the transport printed say why it ended."""
+"""One screen: the last lines of the transport contain the reason of its end."""
 CHUNK_BYTES = 262_144
-"""A few calls for a piece of a file, and little memory for each connection."""
+"""A few calls for a piece of a file, with little memory for each connection."""
 PROGRAM = (
     "import os;r=lambda n,s=b'':s if len(s)==n else r(n,s+(os.read(0,n-len(s)) or os._exit(1)));"
     "exec(compile(r(int(r(9))),'stepengine worker','exec'),{'__name__':'__main__'})"
 )
-"""What is executed there first: it reads the rest, its length before it, and becomes that. One line, for whatever shell is between."""
+"""The first code that is executed remotely: it reads and runs the rest. One line, so that it passes through any shell."""
 FUTURE = b"from __future__ import annotations\n"
 POLL_SECONDS = 0.05
 """How late a cancelled call is noticed: a person does not see a twentieth of a second."""
@@ -116,8 +116,8 @@ class ProgramConnection:
     ) -> None:
         self._name = name
         self._line = line
-        # Two locks: writing may wait for the other end, and the thread that reads answers must not wait with it, or
-        # both ends stand with full pipes.
+        # Two locks: writing may wait for the other end. The thread that reads answers must not wait, too, or both ends would
+        # block with full pipes.
         self._lock = threading.Lock()
         self._writing = threading.Lock()
         self._pending: dict[int, _Pending] = {}
@@ -129,9 +129,9 @@ class ProgramConnection:
         self._buffer = bytearray()
         self._ready = threading.Event()
         try:
-            self._process = subprocess.Popen(  # noqa: S603  (an argument list, that of whoever made the workspace)
-                # A session of its own, so that Ctrl-C in the terminal of here does not end it beside us, and all that
-                # it started can be ended as one group.
+            self._process = subprocess.Popen(  # noqa: S603  (the argument list of the workspace)
+                # A separate session, so that Ctrl-C in this terminal does not end it, and all its processes can be ended as one
+                # group.
                 argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, env=dict(env), start_new_session=True
             )  # fmt: skip
         except (OSError, ValueError) as error:
@@ -212,7 +212,7 @@ class ProgramConnection:
             raise WorkspaceLost(self._lost_text()) from None
         return number
 
-    def tell(self, do: str, *, seconds: float = 5.0, **given: object) -> None:
+    def notify(self, do: str, *, seconds: float = 5.0, **given: object) -> None:
         """Send a call without a reply. Nothing happens if the connection has ended."""
         with contextlib.suppress(_ConnectionEnded):
             if not self._why:
@@ -258,7 +258,7 @@ class ProgramConnection:
             pending = self._pending.get(number)
             if pending is not None:
                 pending.is_forgotten = True
-                if pending.settled.is_set():  # it came in this moment, and nobody else takes it away
+                if pending.settled.is_set():  # it arrived at this moment, and no other code removes it
                     del self._pending[number]
 
     def _remove_listener(self, number: int) -> None:
@@ -266,13 +266,13 @@ class ProgramConnection:
         self._listeners.pop(number, None)
         self._untaken.pop(number, None)
 
-    def take(self, number: int, size: int) -> None:
+    def grant(self, number: int, size: int) -> None:
         """Permit a program to send *size* more bytes of output."""
         with self._lock:
             if number not in self._untaken:
                 return
             self._untaken[number] -= size
-        self.tell("allow", child=number, size=size)
+        self.notify("allow", child=number, size=size)
 
     def close(self) -> None:
         """End the connection; the program at the other end then ends its processes."""
@@ -280,7 +280,7 @@ class ProgramConnection:
         if self._thread is not threading.current_thread():
             self._thread.join(KILL_SECONDS * 2)
 
-    # --- what comes --------------------------------------------------------------------------------------------------
+    # --- receiving ---------------------------------------------------------------------------------------------------
 
     def _read_loop(self) -> None:
         waiting = select.poll()
@@ -293,7 +293,7 @@ class ProgramConnection:
                         self._receive()
                     elif fd == self._err and not self._read_stderr():
                         waiting.unregister(fd)
-        except Exception as error:  # noqa: BLE001 - a listener's, too: without a reason the connection would seem to stand
+        except Exception as error:  # noqa: BLE001 - a listener's, too: without a reason the connection would look alive
             self._mark_ended(_end_reason(error))
         finally:
             self._end_program()
@@ -303,7 +303,7 @@ class ProgramConnection:
         if data:
             self._split_frames(data)
             return
-        until = time.monotonic() + POLL_SECONDS * 4  # what the transport says last is why it ended
+        until = time.monotonic() + POLL_SECONDS * 4  # the last output of the transport is the reason of its end
         while (
             (left := until - time.monotonic()) > 0
             and select.select([self._err], [], [], left)[0]
@@ -401,7 +401,7 @@ class ProgramConnection:
             if self._why:
                 return
             self._why = why
-            # Before the thread that reads may close the pipe, whose number is somebody else's from then on.
+            # Before the reading thread may close the pipe, whose number may then be reused.
             os.write(self._woken, b"x")
         self._ready.set()
 
@@ -416,16 +416,16 @@ class ProgramConnection:
         with self._lock:
             pending = list(
                 self._pending.values()
-            )  # they stay: whoever asks for an answer later must hear that it may have been done
+            )  # they stay: a later request for an answer must report that it may have been performed
             listeners, self._listeners = list(self._listeners.values()), {}
             self._untaken.clear()
         for one in pending:
             one.settled.set()
         for listener in listeners:
-            with contextlib.suppress(Exception):  # the others are told, and the program is ended
+            with contextlib.suppress(Exception):  # the others are notified, and the program is ended
                 listener.handle_exit(None)
         try:
-            process.wait(KILL_SECONDS)  # its end of the pipe is closed, and it has something to clean up
+            process.wait(KILL_SECONDS)  # its end of the pipe is closed, and it may clean up
         except subprocess.TimeoutExpired:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -472,7 +472,7 @@ class ProgramConnection:
             )
         return OSError(number, os.strerror(number))
 
-    # --- what is sent ------------------------------------------------------------------------------------------------
+    # --- sending -----------------------------------------------------------------------------------------------------
 
     def _send(self, head: Mapping[str, object], data: bytes, deadline: float) -> None:
         text = json.dumps(head).encode()

@@ -27,7 +27,7 @@ from stepengine.workspace.path_rules import BLANKS
 from stepengine.workspace.patterns import expand_braces
 
 MAX_TEXT_CHARS = 400_000
-"""A person is asked about a longer text: to look for paths in it takes seconds."""
+"""A person is asked about a longer text, because its search would take seconds."""
 MAX_PARTS = 20_000
 """Source files of this length have some thousand words."""
 MAX_DECODED = 4
@@ -41,7 +41,7 @@ MAX_LETTERS = 9
 """Options of one letter that share a word with a value; programs have few."""
 
 DELIMITERS = BLANKS + ",;:=@'\"`|<>(){}[]&#!+^" + "“”„‘’‚«»‹›…–—•、。，：；（）【】「」『』"  # noqa: RUF001
-"""Where programs split texts, or take something off in front of a path."""
+"""Characters at which programs split texts, or that they remove before a path."""
 _IN_ADDRESS = rf"[^{re.escape(BLANKS)}<>\"'`|{{}}()\[\],;?#&="
 WEB_ADDRESS = re.compile(rf"(?<![A-Za-z])(?:https?|wss?|ftp)://{_IN_ADDRESS}/]*(?:/{_IN_ADDRESS}:!]*)?", re.IGNORECASE)
 """The query is none of it: ``url=https://example.org&path=secrets`` is a form with two values. A colon may follow only in the host."""
@@ -49,13 +49,13 @@ ESCAPED_CHARACTER = re.compile(r"\\(?:u([0-9A-Fa-f]{4})|x([0-9A-Fa-f]{2})|([0-7]
 ESCAPED_BYTES = re.compile(r"(?:\\(?:x[0-9A-Fa-f]{2}|[0-3][0-7]{2}))+")
 """Bytes in UTF-8, as git and shells write the names of files that are not ASCII."""
 PATCH_PREFIXES = frozenset(("a/", "b/", "c/", "i/", "o/", "w/"))
-"""What git puts in front of the names of files in a patch, and ``patch -p1`` takes off."""
+"""The prefixes of file names in a patch of git, which ``patch -p1`` removes."""
 QUOTES = re.compile(r"[\\'\"`]")
 ESCAPED_BLANK = re.compile(r"\\ |%20|(?<=\w)\+(?=\w)")
 KEPT_BLANK = "\ufffe"
-"""Stands for an escaped blank while a text is split: Unicode has no such character."""
+"""The placeholder for an escaped blank while a text is split: Unicode has no such character."""
 SIGNS = re.compile(r"[^\w\x00-\x7f\ufffe]")
-"""Invisible characters, arrows and other signs, which stand in front of paths; marks of letters are among them, and split another reading."""
+"""Invisible characters, arrows and other signs before paths. They include marks of letters, and split only an additional reading."""
 CHARACTER_CLASS = re.compile(r"\[[^\[\]\s/]{1,80}\]")
 EXTENDED_PATTERN = re.compile(r"[!@?*+]\([^()\s]{0,200}\)")
 """A pattern of shells such as ``@(a|b)`` and ``!(a)``."""
@@ -65,12 +65,12 @@ EMPHASIS = re.compile(
 """Strong words of Markdown, and arguments such as ``*args``: their stars are no wildcards."""
 SEQUENCE = re.compile(r"\{[^{}\s,]{1,40}\.\.[^{}\s,]{1,40}\}")
 ATTACHED = re.compile(rf"[^{re.escape(DELIMITERS)}]\{{|\}}[^{re.escape(DELIMITERS)}]")
-"""Braces that share a name with what is next to them: other ones are split like the rest of the text."""
+"""Braces that share a name with adjacent text: other braces are split like the rest of the text."""
 PREFIXED = re.compile(
     rf"(?:^|(?<=[{re.escape(DELIMITERS)}]))(?:file:|[A-Za-z]:|@|--?[\w.-]+=|\./)([^/{re.escape(DELIMITERS)}]+)(?![^{re.escape(DELIMITERS)}])",
     re.IGNORECASE,
 )
-"""A single name that can only be a path, by what is in front of it."""
+"""A single name that can only be a path, because of its prefix."""
 ELSEWHERE = re.compile(r"~|\$|%\w+%/")
 WILDCARDS = frozenset("*?")
 FILE_NAME = re.compile(
@@ -130,7 +130,7 @@ def is_path_like(path: str) -> bool:
 
 
 def has_wildcards(path: str) -> bool:
-    """Return whether a contained path stands for several."""
+    """Return whether a contained path may match several paths."""
     return not WILDCARDS.isdisjoint(path)
 
 
@@ -142,7 +142,7 @@ def _decode(text: str) -> Iterator[str]:
 
 
 def _decode_bytes(escapes: re.Match[str]) -> str:
-    """Return the text of escaped bytes; the escapes if they are no UTF-8, so that each of them is a character."""
+    """Return the text of escaped bytes; the escapes if they are not UTF-8, so that each of them is a character."""
     codes = escapes[0].split("\\")[1:]
     try:
         return bytes([int(code[1:], 16) if code[0] == "x" else int(code, 8) for code in codes]).decode()
@@ -157,17 +157,17 @@ def _unescape(escape: re.Match[str]) -> str:
 
 
 def _keep_parents(address: re.Match[str]) -> str:
-    """Return an address that is a path because it leads up, and a blank for any other one."""
+    """Return an address with ``..``, which may be a path; a blank for any other address."""
     return address[0] if ".." in re.split(r"[/\\]", address[0]) else " "
 
 
 def is_resolved(path: str) -> bool:
-    """Return whether a contained path has no ``..`` behind a name."""
+    """Return whether a contained path has no ``..`` after a name."""
     return ".." not in path.removeprefix("../").split("/")
 
 
 def _spellings_with_blanks(text: str) -> Iterator[str]:
-    """Yield the spellings of a text, and those in which an escaped blank is part of a name."""
+    """Yield the spellings of a text, and those with an escaped blank as part of a name."""
     yield from spellings(text)
     if (kept := ESCAPED_BLANK.sub(KEPT_BLANK, text)) != text:
         yield from spellings(kept)
@@ -175,7 +175,7 @@ def _spellings_with_blanks(text: str) -> Iterator[str]:
 
 def spellings(text: str) -> Iterator[str]:
     """
-    Yield a text with its backslashes, quotes, braces and classes of characters read in each way; of braces one word at a time.
+    Yield the readings of a text's backslashes, quotes, braces and character classes; for braces one word at a time.
 
     Raises:
         ToolError: for braces that cannot be expanded.
@@ -197,7 +197,7 @@ def spellings(text: str) -> Iterator[str]:
 
 
 def _expand_words(text: str) -> Iterator[str]:
-    """Yield what the words of a text with braces stand for."""
+    """Yield the expansions of the words with braces in a text."""
     for word in text.split():
         if "{" in word and "," in word and ATTACHED.search(word):
             yield from _expand(word)

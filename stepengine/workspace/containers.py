@@ -1,7 +1,7 @@
 """
-A container that is kept: made when it is first needed, found again later, made an image of, thrown away.
+A container that is kept: created on first use, found again later, saved as an image, removed.
 
-What must not: what runs in it.
+This module must not know the programs in the container.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from stepengine.errors import WorkspaceLost
 
 LABEL = "stepengine.workspace"
 CONTAINER_SECONDS = 60.0
-"""Starting or saving a container takes seconds; a busy machine needs more, and a daemon that hangs must not hold a run."""
+"""Starting or saving a container takes seconds, on a busy machine longer; a daemon that hangs must not block a run."""
 SAID_CHARS = 500
-"""The last lines say what went wrong."""
+"""The last lines contain the error."""
 FACTS = f'{{{{.State.Running}}}} {{{{index .Config.Labels "{LABEL}"}}}}'
-"""What is asked about a container, as Docker's templates write it."""
+"""The queried facts of a container, as a template of Docker."""
 
 
 @frozen
@@ -107,7 +107,7 @@ class Container:
             WorkspaceLost: when that cannot be.
         """
         if self.words and self._run_program("container", "inspect", self.name).returncode == 0:
-            self._ensure_running()  # never one that was made by somebody else
+            self._ensure_running()  # raises for a container that another program created
             removed = self._run_program("rm", "--force", self.name)
             if removed.returncode:
                 self._raise_lost("could not be removed", removed.stderr)

@@ -1,11 +1,11 @@
 """
-What a command sees: a clean environment, its private folders, the programs on its search path.
+The environment of a command: clean variables, its private folders, and the programs on its search path.
 
-To it belongs what keeps git from running programs that a repository's own configuration names.
-Every command gets the few settings whose names are known. Filters and diff drivers have names of their own, so
-before a git command that only looks its configuration is read, which runs nothing, and each of those settings is
-overridden by name. Commands that change something keep the repository's filters: a file added without its filter would
-be stored unencrypted, or whole instead of in a large-file store. Whoever lets them run lets these programs run.
+It also prevents git from running programs that a repository's own configuration names. Every command gets the few settings whose names
+are known. Filters and diff drivers have arbitrary names. So before a read-only git command the configuration is read, which runs
+nothing, and each of those settings is overridden by name. Commands that change something use the repository's filters: a file
+added without its filter would be stored unencrypted, or whole instead of in a large-file store. Permission to run them includes
+these programs.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ from stepengine.redaction import find_environment_secrets
 from stepengine.workspace.argv import Argv
 
 if TYPE_CHECKING:
-    from stepengine.workspace.far import Elsewhere
+    from stepengine.workspace.remote_files import RemoteSystem
 
 READ_SECONDS = 10.0
-"""How long reading the configuration may take."""
+"""The time limit for reading the configuration."""
 NAMES_BYTES = 4 * 1024 * 1024
-"""How many bytes of names a configuration may have; thousands of branches stay far below."""
+"""The most bytes of names in a configuration; thousands of branches have far fewer."""
 FOUND_COUNT = 1_000
 """Programs that a repository's configuration names are hidden one by one on a command line; a real one names a few."""
 FOUND_BYTES = 65_536
@@ -48,7 +48,7 @@ LOOKING: Mapping[str, str] = {
     # A merge that is made again runs merge drivers.
     "log.diffMerges": "separate",
     "log.showSignature": "false",
-    # What looks like a repository may be files that a model wrote, and its configuration may lead anywhere.
+    # An apparent repository may be files that a model wrote, and its configuration may name any program.
     "safe.bareRepository": "explicit",
     # `%G?` in a format checks signatures, with these programs, which are git's own defaults.
     "gpg.program": "gpg",
@@ -57,7 +57,7 @@ LOOKING: Mapping[str, str] = {
     "gpg.ssh.program": "ssh-keygen",
 }
 NO_FETCH = {"GIT_NO_LAZY_FETCH": "1", "GIT_ALLOW_PROTOCOL": "none"}
-"""A partial clone fetches what it lacks, with the programs of its remotes; the second is for a git that lacks the first."""
+"""A partial clone fetches missing objects with the programs of its remotes; the second setting is for older versions of git."""
 
 FAMILIES = {
     ("filter", "clean"): ("clean", ""),
@@ -66,7 +66,7 @@ FAMILIES = {
     ("filter", "required"): ("required", "false"),
     ("hook", "command"): ("enabled", "false"),
 }
-"""Which setting of a section with a name is overridden when one is found, and what with."""
+"""The setting that is overridden in each kind of named section, and its new value."""
 
 NO_DRIVERS = ("--no-ext-diff", "--no-textconv")
 NO_SUBMODULES = ("--ignore-submodules=dirty",)
@@ -83,7 +83,7 @@ ADDED: Mapping[str, Argv] = {
     "grep": (),
     "ls-files": (),
 }
-"""The commands that only look, each with the options that stand in front of those that were given."""
+"""The read-only commands, each with the options to insert before its own."""
 VALUED = frozenset(("-C", "-c", "--attr-source", "--config-env", "--git-dir", "--namespace", "--work-tree"))
 
 
@@ -151,12 +151,12 @@ def _family_overrides(names: bytes) -> dict[str, str]:
 
 
 SUPERVISOR = str(Path(__file__).with_name("supervisor.py"))
-"""The program that stands beside each command."""
+"""The program that supervises each command."""
 MARKER = "STEPENGINE_CALL"
-"""The variable by which processes are found that left the command's process group."""
+"""The variable that identifies processes that left the command's process group."""
 
 SECRET_CHARS = 6
-"""How short a value is too short to be a secret; replacing shorter ones would garble what is logged."""
+"""The length from which on a value is a secret; replacing shorter ones would garble logs."""
 
 QUIET = {
     "TERM": "dumb",
@@ -189,7 +189,7 @@ FIXED = {
 GIT_SETTINGS = ("GIT_CONFIG_COUNT", "GIT_CONFIG_KEY_", "GIT_CONFIG_VALUE_")
 IDENTITY = {"user.name": "NAME", "user.email": "EMAIL"}
 IDENTITY_SECONDS = 2.0
-"""How long reading the name and address may take; a configuration that takes longer gives none."""
+"""The time limit for reading the name and address; a slower configuration provides none."""
 
 
 def _is_private(name: str) -> bool:
@@ -268,7 +268,7 @@ def without_secrets(text: str) -> str:
 
 
 @frozen
-class Private:
+class PrivateFolders:
     """
     The private folders of one command: ``home``, which is empty, and ``tmp``.
 
@@ -278,10 +278,10 @@ class Private:
     """
 
     folder: Path = attrs.field(factory=lambda: Path(tempfile.mkdtemp(prefix="stepengine-")))
-    system: Elsewhere | None = None
+    system: RemoteSystem | None = None
 
     @classmethod
-    def create(cls, system: Elsewhere | None) -> Private:
+    def create(cls, system: RemoteSystem | None) -> PrivateFolders:
         """Create a private folder on a system, or with ``None`` on this machine."""
         return cls() if system is None else cls(Path(system.private()), system)
 
@@ -303,7 +303,7 @@ class Private:
         self.home.mkdir(mode=0o700)
         self.tmp.mkdir(mode=0o700)
 
-    async def give_back(self) -> None:
+    async def delete(self) -> None:
         """Remove the folders; on a remote system without blocking the event loop."""
         if self.system is None:
             self.remove()
@@ -334,7 +334,7 @@ class CommandEnvironment:
     names: tuple[str, ...]
     real_home: bool
     root: tuple[str, ...]
-    system: Elsewhere | None = None
+    system: RemoteSystem | None = None
     identity: Callable[[], tuple[tuple[str, str], ...]] = tuple
 
     def search_path(self) -> str:
@@ -359,7 +359,7 @@ class CommandEnvironment:
             return self.system.variables(("PATH", "TZ", *self.names))
         return os.environ, user_name(), os.path.expanduser("~")  # noqa: PTH111  (never raises)
 
-    def make_variables(self, private: Private) -> dict[str, str]:
+    def make_variables(self, private: PrivateFolders) -> dict[str, str]:
         """Return the variables of one command, with its own marker."""
         given, user, home = self._known_variables()
         named = {name: given[name] for name in ("TZ", *self.names) if name in given}
@@ -382,7 +382,7 @@ def user_name() -> str:
 
 def is_within_root(path: str, root: Sequence[str]) -> bool:
     """Return whether a path, as written or with links followed, is the root or below it."""
-    if not root:  # the root is /: whoever accepts that means every program
+    if not root:  # the root is /: its approval includes every program
         return False
     for form in (os.path.normpath(path), os.path.realpath(path)):
         if tuple([p for p in form.split("/") if p][: len(root)]) == tuple(root):

@@ -1,9 +1,9 @@
 """
-Recognizes the files that stores wrote, by their first bytes.
+Recognizes the files of stores by their first bytes.
 
-A store may create a file, or write to one of its own format. Any other file belongs to somebody else. The check comes before
-locks, changes of the mode, logs of SQLite and truncation, so that such a file stays as it is and gets no neighbours. An empty file is
-accepted, as its content cannot be lost. ``read_regular_file`` reads a file that a user names, and waits for no pipe.
+A store may create a file, or write to one of its own format. Any other file belongs to another program. The check precedes locks,
+changes of the mode, logs of SQLite and truncation, so such a file stays unchanged and gets no additional files next to it. An empty
+file is accepted, as its content cannot be lost. ``read_regular_file`` reads a file from a user, and does not wait for a pipe.
 """
 
 from __future__ import annotations
@@ -139,8 +139,8 @@ def _read_application_id(path: Path) -> int | None:
     """Return the application id of the database at *path*; ``None`` if it is no database, or not a regular file."""
     import sqlite3
 
-    # By SQLite: to close another descriptor of the file would release the locks that SQLite holds in this process. As an immutable
-    # file: a connection that takes locks makes files for the log next to a database with one.
+    # By SQLite: closing another descriptor of the file would release the locks of SQLite in this process. As an immutable file: a
+    # connection with locks creates log files next to a database with a log.
     try:
         address = f"{path.absolute().as_uri()}?mode=ro&immutable=1"
         with closing(sqlite3.connect(address, uri=True, check_same_thread=False)) as database:

@@ -1,12 +1,12 @@
 """
-``CallGuard``: what the rules of a run say about the call that runs now.
+``CallGuard``: the decisions of a run's rules about the files of the current call.
 
-A rule judges the words of a call before it runs. Which files those words lead to is known only when they are opened, and a
-search names none at all. So whoever carries a call out says here what the rules make of each file, and every ``Root`` asks:
-a tool that is added later is bound without knowing of it. It is ambient because the bodies of tools are called with their
-own arguments, some of them in threads, which take the context variables of their caller along.
+A rule checks the words of a call before it runs. The files behind those words are known only when they are opened, and a search
+names none at all. So the performer of a call sets the guard, and every ``Root`` applies it to each file: a new tool is bound
+without code of its own. The guard is a context variable, because the bodies of tools are called with their own arguments. Threads
+inherit the context variables of their caller.
 
-What the engine reads of a project for a prompt is bound likewise, although no call asks for it: see ``project_guard``.
+Files that the engine reads for a prompt are bound in the same way, although no call requests them: see ``project_guard``.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from stepengine.workspace.contained_paths import MAX_PATH_CHARS, contained_paths
 from stepengine.workspace.path_rules import possible_paths
 
 MAX_COMPARED = 50_000
-"""Names of files that are compared with the wildcards of a call, and places that are looked at: about a second."""
+"""The most names and folders that are compared with the wildcards of a call, about a second of work."""
 
 FileGuard: TypeAlias = Callable[[Sequence[str], Sequence[str]], str]
 """
-Takes the real place of a tool's root, and a file's place below it, links resolved. Returns why the file is withheld, as the
-end of a sentence that begins with its path; ``""`` when it is not.
+Receives the real path of a tool's root, and a file's resolved path below it. Returns why the file is withheld, as the end of a
+sentence that starts with its path; ``""`` if it is not.
 """
 
 
@@ -94,7 +94,7 @@ class CallGuard:
 
 @attrs.define
 class _PatternExpander:
-    """The files of a folder that patterns with wildcards stand for, as far as they can be looked through in a second."""
+    """Expands patterns with wildcards to the files of a folder, for at most about a second."""
 
     _folder: Path
     _names: dict[str, list[str]] = attrs.field(factory=dict, init=False)
@@ -105,7 +105,7 @@ class _PatternExpander:
         return self._left <= 0
 
     def expand(self, pattern: str) -> Iterator[str]:
-        """Yield the paths that fit a pattern: existing ones, and those whose last names are to be made behind existing ones."""
+        """Yield the paths that match a pattern: existing ones, and new names in existing folders."""
         given = [name for name in pattern.split("/") if name]
         names = [name for at, name in enumerate(given) if (name, given[at - 1 : at]) != ("**", ["**"])]
         start = "/" if pattern.startswith("/") else ""
@@ -165,19 +165,19 @@ def _find_files(folder: Path, texts: Sequence[str], patterns: _PatternExpander, 
             if (first in names or first in {"", "..", "."}) and "\0" not in path:
                 real = os.path.realpath(folder / path)
                 is_link = real != os.path.normpath(os.path.join(top, path))  # noqa: PTH118 - as text
-                # Behind a link a file may be made.
+                # A file may be created behind a link.
                 if is_link or (os.path.lexists(real) and (is_path or path in whole or os.path.isfile(real))):  # noqa: PTH113 - a text
                     yield path
 
 
 GUARD: contextvars.ContextVar[CallGuard | None] = contextvars.ContextVar("stepengine_guard", default=None)
-"""What binds the call that runs now."""
+"""The guard of the current call."""
 
 
 PROJECT_RULES: contextvars.ContextVar[Callable[[], CallGuard | None]] = contextvars.ContextVar(
     "stepengine_project_rules", default=lambda: None
 )
-"""Returns what binds a function that reads the project for a prompt."""
+"""Returns the guard of a function that reads the project for a prompt."""
 
 
 def project_guard(folder: Path, top: Path, workspace: Path | None = None) -> CallGuard | None:
@@ -226,7 +226,7 @@ def withheld_note() -> tuple[str, ...]:
     """
     Return the note that a listing or search omits withheld files; empty without rules about files.
 
-    It is said whether or not there was something, else a model could ask for a pattern and read from the sentence alone
-    whether a withheld file has it.
+    The note is independent of the result. Otherwise a model could search for a pattern and learn from the note alone whether a
+    withheld file contains it.
     """
     return () if file_guard() is None else ("files that rules keep from tools are left out",)

@@ -1,11 +1,11 @@
 """
-Connections to SQLite databases that somebody else may have made.
+Connections to SQLite databases from untrusted sources.
 
-An SQLite file is a program as much as data: a view or trigger runs queries of its author, and a damaged tree of pages can
-be walked for ever. So a connection is made here only after the schema was checked: tables and indexes, nothing that runs.
-Each query has a bound that follows from the size of the file, and Ctrl-C ends it.
+An SQLite file can act like a program: a view or trigger runs queries of its author, and a damaged tree of pages can make a query
+endless. So a connection is returned only after a check of the schema: tables and indexes, nothing that runs. Each query has a limit
+in proportion to the size of the file, and Ctrl-C ends it.
 
-``sqlite3`` is loaded with this module, so whoever uses it imports it inside functions.
+``sqlite3`` is loaded with this module, so it must be imported inside functions.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from typing_extensions import override
 from stepengine.workspace.file_formats import check_own_database
 
 OPERATIONS_PER_CALL = 100_000
-"""After so many operations of SQLite's machine the bound is checked; they take about 5 ms."""
+"""The limit is checked after so many operations of SQLite's machine, about 5 ms."""
 BASE_OPERATIONS = 20_000_000
-"""A query over a small database needs far fewer; they take about a second."""
+"""Far more than a query on a small database needs; about a second."""
 OPERATIONS_PER_BYTE = 2
-"""Reading a row takes about 15 operations, and no row of ours is shorter than 20 bytes."""
+"""Reading a row needs about 15 operations, and our rows have at least 20 bytes."""
 LOG_SUFFIX = "-wal"
 PLAIN_SCHEMA = re.compile(r"CREATE (?:TABLE|INDEX|UNIQUE INDEX) ")
 FIRST_WORDS_CHARS = 40
@@ -94,7 +94,7 @@ def open_guarded(path: Path, *, seconds: float, read_only: bool = False, any_thr
     try:
         connection.execute("PRAGMA trusted_schema=OFF")
         if read_only:
-            # Not `mode=ro`: the last reader of such a connection leaves the files of the log behind.
+            # Not `mode=ro`: the last reader of such a connection does not remove the log files.
             connection.execute("PRAGMA query_only=ON")
         with raise_interrupt_cause(connection):
             _check_schema(connection)
@@ -123,7 +123,7 @@ def raise_interrupt_cause(connection: GuardedConnection) -> Iterator[None]:
                 "the database is damaged or was not made by stepengine: a query takes more work than its size explains"
             )
             raise sqlite3.DatabaseError(msg) from error
-        # SQLite drops the exception that Python raised in the handler, and only says that it was interrupted.
+        # SQLite discards the exception of the Python handler, and only reports an interruption.
         raise KeyboardInterrupt from error
 
 
@@ -146,7 +146,7 @@ def has_table(connection: sqlite3.Connection, statement: str) -> bool:
 
 
 def _check_schema(connection: sqlite3.Connection) -> None:
-    # By the text and not by the column `type`: SQLite executes the text, whatever the row calls it.
+    # By the text and not by the column `type`: SQLite executes the text, with any type in the row.
     for (sql,) in connection.execute("SELECT sql FROM sqlite_master WHERE sql IS NOT NULL"):
         if not isinstance(sql, str) or PLAIN_SCHEMA.match(sql) is None:
             msg = (

@@ -1,11 +1,11 @@
 """
-Limits of connections, in front of everything that a request can reach.
+Limits of connections, before any request is processed.
 
-uvicorn has no time limit for headers and bodies, and accepts connections until files run out. Its option ``http=`` takes a class of
-protocols: ``make_protocol`` returns a subclass of its own one that makes a ``ConnectionWatch`` for each connection. That starts a
-timer, and wraps the application of the connection, so that it sees when a request starts, when its body is complete and when it ends.
-A connection without a complete request *waits*, or is *idle* if a token of an earlier request on it was verified. When there are too
-many, the one that has waited longest is closed, and if none waits the one that has been idle longest.
+uvicorn has no time limit for headers and bodies, and accepts connections until no files are left. Its option ``http=`` accepts a class of
+protocols: ``make_protocol`` returns a subclass that creates a ``ConnectionWatch`` for each connection. The watch starts a timer, and
+wraps the application of the connection to observe the start of a request, the end of its body, and its end. A connection without a
+complete request *waits*, or is *idle* if a token of an earlier request on it was verified. If there are too many, the one that has
+waited longest is closed; if none waits, the one that has been idle longest.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ Receive: TypeAlias = Callable[[], Awaitable[Message]]
 Send: TypeAlias = Callable[[Message], Awaitable[None]]
 
 RESERVED_FILES = 256
-"""Files that are left for runs: journals, databases, pipes of programs, connections to providers."""
+"""Files that are reserved for runs: journals, databases, pipes of programs, connections to providers."""
 UNKNOWN_FILES = 4_096
-"""Where the system has no limit, or nobody knows it."""
+"""The limit if the system has none, or it is unknown."""
 MAX_HEADERS_BYTES = 64 * 1024
 """Browsers and proxies send some kilobytes; other servers allow from 8 to 64 KiB."""
 LOGS = ("asyncio", "uvicorn.error")
@@ -68,8 +68,8 @@ def limits_of_process() -> ConnectionLimits:
     """Return the connection limits for the number of files that this process may open; a part of it is left for runs."""
     files = max_open_files() or UNKNOWN_FILES
     reserved = max(min(RESERVED_FILES, files // 2), files // 4)
-    # The system's own queue is as long as what is accepted at once, and whoever finds it full tries again a second later: so it is
-    # as long as the reserve allows.
+    # The system's own queue limits simultaneous connections, and a rejected client retries a second later. So the queue is as long
+    # as the reserve allows.
     return ConnectionLimits(connections=max(16, files - reserved), backlog=min(1_024, max(16, reserved // 4)))
 
 
@@ -91,7 +91,7 @@ class ConnectionTable:
             self._close_connection(next(one for one in self._waiting if self._open[one][0] == address))
         if len(self._open) > self.limits.connections:
             oldest = next(iter(self._waiting))
-            # Without others that wait, an idle one makes room: its client may be one that asks often to keep others out.
+            # If no others wait, an idle one is closed: its client may send requests often to block others.
             self._close_connection(next(iter(self._idle), key) if oldest is key else oldest)
 
     def wait(self, key: object) -> None:
@@ -201,14 +201,14 @@ class ConnectionWatch:
         """Return *send*, which closes the connection of a client that does not read."""
 
         async def send_timed(message: Message) -> None:
-            # What waits for a client that does not read holds its run in memory.
+            # Data for a client that does not read keeps its run in memory.
             timer = asyncio.get_running_loop().call_later(self._table.limits.read_seconds, self._transport.abort)
             try:
                 await send(message)
             finally:
                 timer.cancel()
             if self._transport.is_closing():
-                # Sending to a closed connection does not wait: an application that only sends would keep every other one waiting.
+                # Sending to a closed connection does not wait: an application that only sends would block all others.
                 await asyncio.sleep(0)
 
         return send_timed
@@ -216,7 +216,7 @@ class ConnectionWatch:
 
 def note_verified(scope: Scope) -> None:
     """Report that the token of a request was verified, to the watch of its connection if there is one."""
-    # By this and not by the status of the answer: a request can be answered before its token is looked at.
+    # Not by the status of the answer: a request can be answered before its token is checked.
     note = scope.get(VERIFIED)
     if note is not None:
         note()
@@ -260,7 +260,7 @@ def make_protocol(table: ConnectionTable, base: Any) -> type[asyncio.Protocol]:
 
 
 def protocol_options(base: Any) -> dict[str, Any]:
-    """Return options of ``uvicorn.Config`` that limit connections to what this process can serve; *base* is ``H11Protocol``."""
+    """Return options of ``uvicorn.Config`` that limit connections to the capacity of this process; *base* is ``H11Protocol``."""
     limits = limits_of_process()
     return {
         "http": make_protocol(ConnectionTable(limits), base),
@@ -271,7 +271,7 @@ def protocol_options(base: Any) -> dict[str, Any]:
 
 
 class OncePerSecond(logging.Filter):
-    """A log filter that passes a message at most once a second, so that connection attempts cannot fill a disk."""
+    """A log filter that passes each message at most once a second, so that connection attempts cannot fill a disk."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -282,7 +282,7 @@ class OncePerSecond(logging.Filter):
         now, key = time.monotonic(), (record.name, str(record.msg)[:100])
         if now < self._next.get(key, 0.0):
             return False
-        if len(self._next) > 100:  # noqa: PLR2004 - as many kinds of messages are told apart
+        if len(self._next) > 100:  # noqa: PLR2004 - the most kinds of messages that are distinguished
             self._next.clear()
         self._next[key] = now + 1.0
         return True

@@ -1,8 +1,8 @@
 """
 Commands that install this package again: with an extra, or as a wheel in another folder.
 
-stepengine is on no package index, and anybody may register its name there. So whatever is to be typed where it is not installed
-yet names the place that this one came from; where it is installed, pip takes what is there and looks for extras only.
+stepengine is on no package index, and anybody may register its name there. So commands for a new environment name the source of this
+installation. Where it is installed, pip uses the installed package and searches only for extras.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from attrs import frozen
 @frozen
 class InstallSource:
     """
-    Where this stepengine came from.
+    The source of this stepengine installation.
 
     Attributes:
-        place: What pip takes: a folder or a wheel, an address, or the name with its version where it came from an index.
-        is_editable: Whether a clone is used where it lies.
+        place: The argument for pip: a folder or a wheel, an address, or the name with its version for an index.
+        is_editable: Whether a clone is used in its folder.
     """
 
     place: str

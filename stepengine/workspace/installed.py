@@ -16,8 +16,8 @@ def installed_version(name: str) -> str | None:
     Args:
         name: Its name, of lower-case letters and digits.
     """
-    # `importlib.metadata` reads it as an e-mail, for which it loads as much as asyncio does; it is asked for what is not unpacked in
-    # a folder.
+    # `importlib.metadata` reads it as an e-mail, for which it loads as much as asyncio does. So it is used only for packages that
+    # are not unpacked in a folder.
     for place in sys.path:
         with suppress(OSError):
             for entry in os.listdir(place or "."):  # noqa: PTH208 - a path for each of hundreds of names

@@ -1,4 +1,4 @@
-"""Line ends of texts that are changed: a line that stays keeps its own, a new one gets that of its neighbour. Pure: no I/O."""
+"""Line ends of edited texts: an unchanged line keeps its own, a new one gets that of its neighbour. Pure: no I/O."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ END = re.compile("\r?\n")
 
 
 def to_lf(text: str) -> str:
-    """Return *text* with LF in place of CRLF."""
+    """Return *text* with LF instead of CRLF."""
     return text.replace("\r\n", "\n")
 
 

@@ -1,4 +1,4 @@
-"""How many files a process may have open, and what to say when there can be no more."""
+"""The limit of open files of a process, and the message for an error at the limit."""
 
 from __future__ import annotations
 

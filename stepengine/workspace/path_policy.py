@@ -1,4 +1,4 @@
-"""``PathPolicy``: what a set of tools may touch below its root; light, since the sets are described before they are built."""
+"""``PathPolicy``: the permissions of a set of tools below its root; light, since sets are described before they are built."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def is_wide(folder: os.stat_result) -> bool:
         home = Path.home()
     except RuntimeError:
         home = Path("/")
-    # By inode and not by name: `/home/../home/me` and a link to it are the home folder, too. A model that may write
-    # there may write what the shell runs at its next start.
+    # By inode and not by name: `/home/../home/me` and a link to it are the home folder, too. A model with write access to it
+    # could change the commands that the shell runs at its next start.
     for wide in (home, *home.parents, Path("/")):
         try:
             if os.path.samestat(folder, os.stat(wide)):  # noqa: PTH116  (samestat takes this)
@@ -48,17 +48,16 @@ def _check_patterns(_: object, field: attrs.Attribute[tuple[str, ...]], patterns
 @frozen(kw_only=True)
 class PathPolicy:
     """
-    What a set of tools may touch below its root.
+    The permissions of a set of tools below its root.
 
     Attributes:
-        withhold: Patterns of files that are not shown either, such as the journal of the run.
-        allow_secrets: Patterns of files that are withheld by default, such as ``".env.example"``, and may be used.
-        allow_protected: Patterns of files that are protected from being written, such as ``".github/workflows/"``, and
-            may be written.
-        trusted: Patterns of files that hold no text of third parties: what is read of them is trusted. Tools do not write them.
-        refuse_hardlinks: Refuse to read a file that has more than one name.
-        cross_mounts: Enter folders that are on other file systems than the root.
-        allow_wide_root: Accept ``/``, the home folder, and folders that contain it.
+        withhold: Patterns of files that are also withheld, such as the journal of the run.
+        allow_secrets: Patterns of files that are withheld by default and may be used, such as ``".env.example"``.
+        allow_protected: Patterns of files that are write-protected and may be written, such as ``".github/workflows/"``.
+        trusted: Patterns of files without text of third parties: their content is trusted. Tools do not write them.
+        refuse_hardlinks: Whether reading a file with more than one name raises an error.
+        cross_mounts: Whether folders on other file systems than the root's may be entered.
+        allow_wide_root: Whether ``/``, the home folder, and folders that contain it are accepted as the root.
     """
 
     withhold: tuple[str, ...] = attrs.field(default=(), converter=_to_patterns, validator=_check_patterns)

@@ -1,11 +1,11 @@
 """
-Which files the bundled tools never show, and which they never write.
+The files that the bundled tools never show, and those that they never write.
 
-A pattern without ``/`` matches the name of a file or folder at any depth, and what is below it. With ``/`` inside it
+A pattern without ``/`` matches the name of a file or folder at any depth, and everything below it. With ``/`` inside it
 matches those names in a row, at any depth. ``*`` and ``?`` stay within a name, ``**`` does not; ``[*]`` is a plain ``*``. Names
 are compared case-folded in Unicode's composed form, as some disks do.
 
-``possible_paths`` lists the paths that a program may read in an argument. A rule judges all of them.
+``possible_paths`` lists the paths that a program may read in an argument. A rule checks all of them.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ PROTECTED = (
 """Not written, because something runs them without being asked; ``allow_protected`` opens paths."""
 
 INSTRUCTION_FILES = ("AGENTS.md", "CLAUDE.md", "knowledge.md")
-"""What a project tells agents, in the order in which those of one folder are read."""
+"""The instructions of a project for agents, in the order of reading within a folder."""
 
 INSTRUCTING = (
     *INSTRUCTION_FILES, *PROTECTED, "GEMINI.md", "SKILL.md", ".agents/", ".claude/", ".cursorrules", ".windsurfrules",
     ".github/copilot-instructions.md", "agents/*.py", "stepengine.toml", "pyproject.toml", "policy.json", "*.policy.json",
 )
-"""What later runs, other agents and other programs are told by: asked about where edits are accepted."""
+"""Files that instruct later runs, other agents and other programs: asked about where edits are accepted."""
 
 UNPROTECTED = ("tests/**/conftest.py", "test/**/conftest.py")
 # fmt: on
@@ -140,7 +140,7 @@ class PathRules:
     def __init__(self, patterns: Sequence[str], allowed: Sequence[str]) -> None:
         self.patterns = tuple(patterns)
         self.has_exceptions = bool(allowed)
-        # Compiled when a path is first compared: whatever a pattern is, its expression can be.
+        # Compiled when a path is first compared, which is always possible.
         self._said = [pattern for pattern in patterns if pattern.strip("/")]
         self._let_through = [pattern for pattern in allowed if pattern.strip("/")]
 

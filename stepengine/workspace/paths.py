@@ -1,4 +1,4 @@
-"""Turns the text of a path into its components, and refuses what is not a path inside a root."""
+"""Conversion of paths to their components, with an error for paths outside of a root."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ PATH_BYTES = 4_096
 
 
 def to_path(value: object, what: str) -> Path:
-    """Return *value* as a path; raise ``DefinitionError`` if it is none. *what* names the argument, such as ``"FileJournal(path)"``."""
+    """Return *value* as a path, or raise ``DefinitionError``; *what* is the argument's name, such as ``"FileJournal(path)"``."""
     if not isinstance(value, str | os.PathLike):
         msg = f"{what} is a path such as 'runs/one', not {value!r}"
         raise DefinitionError(msg)
@@ -34,7 +34,7 @@ def find_similar_path(path: Path) -> str:
 
 
 def make_outside_error(path: str) -> PathOutsideRoot:
-    """Return the error for a path outside of the root; it does not tell whether the path exists."""
+    """Return the error for a path outside of the root; it does not reveal whether the path exists."""
     msg = (
         f"{path!r} is outside of the root folder; give a path relative to the root, without '..' and without links out"
     )
@@ -42,7 +42,7 @@ def make_outside_error(path: str) -> PathOutsideRoot:
 
 
 def printable_name(name: str) -> str:
-    """Return a file name as text; bytes that are no UTF-8 are written as hexadecimal escapes."""
+    """Return a file name as text; bytes that are not UTF-8 become hexadecimal escapes."""
     return name.encode("utf-8", "surrogateescape").decode("utf-8", "backslashreplace")
 
 
@@ -99,13 +99,13 @@ def _split_components(text: str, path: str) -> tuple[str, ...]:
 
 def resolve_link_target(folder: Sequence[str], target: str, root: Sequence[str], path: str) -> list[str]:
     """
-    Return the components of the path to which a symbolic link in *folder* leads.
+    Return the components of a symbolic link's target; *folder* contains the link.
 
-    *folder* is a real folder, so ``..`` in the target is plain text work; every component of the answer is looked at
-    again by the walk from the root.
+    *folder* is a real folder, so ``..`` in the target is resolved as text. Every component of the result is checked again by
+    the walk from the root.
 
     Raises:
-        PathOutsideRoot: when the target is not below the root.
+        PathOutsideRoot: if the target is not below the root.
     """
     if target.startswith("/"):
         absolute = target.split("/")[1:]

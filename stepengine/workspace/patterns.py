@@ -1,13 +1,13 @@
 """
-Patterns of paths and of text, matched in time that no pattern can blow up.
+Patterns of paths and of text, with a bounded matching time for every pattern.
 
-``GlobPattern`` is what tools take (``*``, ``?``, ``[...]``, ``**``, ``{a,b}``; ``[*]`` is a plain ``*``), ``IgnorePattern`` is a line of a
-``.gitignore`` file, read as git reads it. A component becomes an expression that never goes back over what a ``*``
-has taken, as ``fnmatch`` makes them; components are followed as a set of places, not by trying one way after another.
+``GlobPattern`` is the form of tools (``*``, ``?``, ``[...]``, ``**``, ``{a,b}``; ``[*]`` is a plain ``*``). ``IgnorePattern`` is a line of a
+``.gitignore`` file, with git's meaning. A component becomes an expression that does not backtrack over a ``*``, as ``fnmatch`` makes
+them. Components are matched as a set of positions, not by trying one way after another.
 
-``safe_columns`` judges regular expressions for Python's ``re``, which backtracks. Repetitions inside of repetitions can
-take exponential time, so they are refused, as are long rows of optional parts and more than two unbounded repetitions.
-For what is left, the time per line is bounded by how much of the line is searched.
+``safe_columns`` checks regular expressions for Python's ``re``, which backtracks. Nested repetitions can take exponential time, so they
+raise an error, as do long sequences of optional parts and more than two unbounded repetitions. For the remaining ones, the searched
+part of a line bounds the time.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from stepengine.errors import ToolError
 MAX_FORMS = 64
 """Braces multiply; a person writes a few, and each one is compared with every path."""
 PATTERN_CHARS = 512
-"""Far longer than patterns are; each is compared with every path."""
+"""Far longer than real patterns; each is compared with every path."""
 MAX_COMPONENTS = 64
-"""Folders are rarely nested twenty deep; comparing `**` takes time that grows with their number."""
+"""Folders are rarely nested twenty deep; the time for `**` grows with their number."""
 LINE_CHARS, SLASHES = 4_096, 200
-"""No path is so long or so deep that a longer line of a ``.gitignore`` file could mean it."""
+"""Limits of a line of a ``.gitignore`` file: no path is long or deep enough for a longer one."""
 
 BRACES = re.compile(r"(?:(?<!\[)\{|\{(?!\]))((?:\[[{},]\]|[^{}])*+)\}")
 COMMA = re.compile(r"(?<!\[),|,(?!\])")
@@ -42,12 +42,12 @@ MAX_NAME_PRODUCT = 65_536
 ESCAPED = re.compile(r"\[.\]", re.DOTALL)
 SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):(?=/)|(?i:(file)):")
 BASE = re.compile(r"~[\w.-]*(?:/|$)|\$(?:\w+|\{\w+\})(?:/|$)|%\w+%(?:/|$)|[A-Za-z]:(?:/|$)")
-"""How a path begins that a shell or another system starts at a folder of its own."""
+"""The start of a path for which a shell or another system has its own folder."""
 ENCODED_SLASH = re.compile(r"%(?:2[Ff]|5[Cc])")
 BLANK_AT_END = re.compile(r"(?<![^/]) +| +(?![^/])")
 
 Component = Callable[[str], object] | None
-"""Matches one name; ``None`` stands for ``**``, any number of names."""
+"""Matches one name; ``None`` is ``**``, any number of names."""
 
 
 class GlobPattern:
@@ -207,7 +207,7 @@ def _literal_character(item: str) -> str | None:
 def _have_common_text(
     one: Sequence[str], other: Sequence[str], any_number: str, have_common_item: Callable[[str, str], bool]
 ) -> bool:
-    """Return whether two rows of items, in which *any_number* stands for any number of them, have a row in common."""
+    """Return whether two sequences of items can be equal, with *any_number* matching any number of items."""
     reached: list[bool] = [True, *itertools.accumulate([item == any_number for item in other], operator.and_)]
     for item in one:
         row: list[bool] = [reached[0] and item == any_number]
@@ -245,7 +245,7 @@ SPECIAL = frozenset("?[\\")
 
 class IgnorePattern:
     """
-    One line of a ``.gitignore`` file, with the meaning that git gives it.
+    One line of a ``.gitignore`` file, with git's meaning.
 
     Attributes:
         is_negated: Whether what it matches is *not* ignored.

@@ -1,8 +1,8 @@
 """
-``read_project``: what a repository says about itself, read once.
+``read_project``: reads the instructions, skills and git state of a repository once.
 
-Everything here is foreign text: it is read below a held root, within caps, and never obeyed by the engine. What is made
-of it for a model stands in ``stepengine.context``.
+All of it is untrusted text: it is read below an open root, with size limits, and the engine never follows it. Its form for models is
+in ``stepengine.context``.
 """
 
 from __future__ import annotations
@@ -22,7 +22,13 @@ from stepengine.errors import DefinitionError, ToolError
 from stepengine.workspace import calls
 from stepengine.workspace.argv import Argv
 from stepengine.workspace.calls import Fd
-from stepengine.workspace.environment import NAMES_BYTES, CommandEnvironment, Private, find_program, parse_git_query
+from stepengine.workspace.environment import (
+    NAMES_BYTES,
+    CommandEnvironment,
+    PrivateFolders,
+    find_program,
+    parse_git_query,
+)
 from stepengine.workspace.guard import GUARD, file_guard, project_guard
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.path_rules import INSTRUCTION_FILES
@@ -36,18 +42,18 @@ FILE_BYTES, ALL_BYTES = 32 * 1024, 64 * 1024
 CATALOG_BYTES = 16 * 1024
 """About 4,000 tokens, which each step pays for."""
 DEEPER_FILES, DEEPER_DEPTH = 50, 6
-"""Folders of a repository with instructions of their own are few and near its top; the rest is not looked for."""
+"""Folders of a repository with their own instructions are few and near its top; deeper ones are not searched."""
 ENTRIES, SECONDS = 20_000, 2.0
-"""A run that starts waits for the search; in a huge repository, what is not found until then is left out."""
+"""A starting run waits for the search; in a huge repository, files that are not found in time are omitted."""
 GIT_SECONDS = 2.0
-"""Facts about a repository are a help; in a huge one a run starts without them."""
+"""Facts about a repository are optional; in a huge one a run starts without them."""
 STATUS_BYTES = 1024 * 1024
-"""Ten thousand changed files have less; more are only counted."""
+"""More than ten thousand changed files need; more are only counted."""
 CHANGED_FILES = 50
-"""Enough to see what a person works on; more are only counted."""
+"""Enough to see a person's current work; more are only counted."""
 STATUS = ("git", "status", "--porcelain=v2", "--branch", "-z")
 FIELDS = {"1": 8, "2": 9, "u": 10}
-"""How many fields stand before the path, by the kind of an entry of ``git status``."""
+"""The number of fields before the path, by the kind of an entry of ``git status``."""
 LEFT_OUT = frozenset(("node_modules", "venv", "site-packages", "target", "build", "dist", "vendor"))
 
 
@@ -69,7 +75,7 @@ def read_project(
     """
     workspace = WORKSPACE.get()
     made: dict[str, Any] = {"instructions": [], "deeper": [], "skills": [], "facts": {}, "warnings": []}
-    folder = Path(root) if root is not None else workspace.here if workspace is not None else Path.cwd()
+    folder = Path(root) if root is not None else workspace.local_folder if workspace is not None else Path.cwd()
     if folder is None:
         made["warnings"].append(
             "the workspace is not on this machine: nothing of its project was read; name a root for it"
@@ -77,7 +83,9 @@ def read_project(
         return made
     folder = folder.resolve()
     # No call asks for these files, and they reach the model all the same: rules about files hold for them as for a tool's.
-    token = GUARD.set(project_guard(folder, find_project_root(folder), None if workspace is None else workspace.here))
+    token = GUARD.set(
+        project_guard(folder, find_project_root(folder), None if workspace is None else workspace.local_folder)
+    )
     try:
         if instructions:
             _Instructions(folder, made).read(user=user)
@@ -192,10 +200,10 @@ class _Instructions:
 
 
 def _read_git_status(folder: Path) -> dict[str, object]:
-    """Return branch and changed files; empty without a repository or git, or if git takes more than two seconds."""
+    """Return branch and changed files; empty without a repository or git, or if git needs more than two seconds."""
     if not os.path.lexists(find_project_root(folder) / ".git"):
         return {}
-    private = Private()
+    private = PrivateFolders()
     try:
         private.make()
         place = tuple([part for part in str(folder).split("/") if part])
@@ -214,9 +222,9 @@ def _read_git_status(folder: Path) -> dict[str, object]:
 
 
 def _run_git(program: str, argv: Argv, folder: Path, env: Mapping[str, str], most: int) -> bytes:
-    """Return the output of git. It is written to a file, so that large output is not held in memory."""
+    """Return the output of git. It is written to a file, so that large output needs no memory."""
     with tempfile.TemporaryFile() as out:
-        subprocess.run(  # noqa: S603  (git alone, kept from running what the repository names)
+        subprocess.run(  # noqa: S603  (only git, which cannot run programs of the repository)
             [program, *argv[1:]],
             cwd=folder,
             env=dict(env),

@@ -1,10 +1,9 @@
 """
-``Root``: a folder that is opened once and held, and the walk that never leaves it.
+``Root``: a folder that is opened once, and a walk that never leaves it.
 
 Each component of a path is opened relative to the descriptor of the one before it, and never through a symbolic link.
-There is no ``realpath``, no comparison of path prefixes, and no check that is followed by a second look-up by path: what
-was opened is what was checked. Symbolic links that stay inside are followed by hand, for reading only, each time with a
-new walk from the root.
+There is no ``realpath``, no comparison of path prefixes, and no check followed by a second look-up by path: the checked file is
+the opened one. Symbolic links within the root are resolved here, for reading only, each time with a new walk from the root.
 """
 
 from __future__ import annotations
@@ -97,7 +96,7 @@ class Root:
         self.secrets = PathRules((*SECRETS, *policy.withhold), policy.allow_secrets)
         self.protected = PathRules(PROTECTED, (*policy.allow_protected, *UNPROTECTED))
         self.trusted = PathRules(policy.trusted, ())
-        here = folder.here if isinstance(folder, Workspace) else path
+        here = folder.local_folder if isinstance(folder, Workspace) else path
         if here is not None and not policy.allow_wide_root:
             self._refuse_wide(path, here)
 
@@ -105,7 +104,7 @@ class Root:
         """Return the identity of the root: its real path on this machine if it has one, else its system and path there."""
         if self.system is None:
             return self.real
-        here = self.system.here(path)
+        here = self.system.find_local_folder(path)
         return tuple([p for p in here.split("/") if p]) if here else (self.system.name, *self.real)
 
     def _open_here(self, folder: str | os.PathLike[str]) -> None:
@@ -142,8 +141,8 @@ class Root:
         """
         Return True if an open folder may be entered: it is on the root's file system, or others are allowed.
 
-        Where rules are about files, a folder that is mounted a second time counts as another file system: it shows files
-        under paths that no rule names, and its device is the same.
+        If there are rules about files, a folder that is mounted a second time counts as another file system: it shows files
+        under paths that no rule names, although its device is the same.
         """
         if self.policy.cross_mounts:
             return True
@@ -151,7 +150,9 @@ class Root:
 
     @cached_property
     def _root_mount(self) -> str:
-        return calls.mount_of(self.fd)  # asked once: a walk asks for every folder, and what is open stays where it is
+        return calls.mount_of(
+            self.fd
+        )  # cached: a walk needs it for every folder, and an open folder does not change it
 
     def _is_mounted_here(self, fd: Fd) -> bool:
         return calls.mount_of(fd) == self._root_mount
@@ -193,8 +194,8 @@ class Root:
 
     def check_secret(self, parts: Sequence[str], path: str) -> None:
         """Raise an error for a path that is secret or that the rules of the current call withhold."""
-        # Before anything is opened, and again where a link has led (`_open_path`): a harmless name may lead to a secret
-        # file, and a secret name to a harmless one.
+        # Before anything is opened, and again after a link (`_open_path`): a harmless name may lead to a secret file, and a
+        # secret name to a harmless one.
         if self.secrets.match(parts):
             which = self.secrets.which(parts)
             msg = f"{path!r} may hold secrets (it matches {which!r}) and is not available to tools"
@@ -232,8 +233,8 @@ class Root:
 
     def _has_secret_name(self, info: os.stat_result) -> bool:
         """Return whether a hard link of the file has a withheld name; True if the tree is too large to search."""
-        # A hard link is no link: nothing in the file says that it has another name, and only a walk finds that. Where
-        # the tree is too large to tell, it counts as secret.
+        # Nothing in a file shows its other names, so only a walk finds them. If the tree is too large for that, the file
+        # counts as secret.
         budget = WalkBudget(SECRET_SCAN_ENTRIES)
         fd = calls.open_at(".", FOLDER, self.fd)
         try:
@@ -320,9 +321,9 @@ class Root:
         parts = self.parts(path)
         self.check_secret(parts, path)
         todo, done, folder, hops = deque(parts or (".",)), deque[str](), self.fd, 0
-        # Component by component, each opened relative to the one before and without following links. To check a path
-        # first and open it then leaves a moment in which somebody, such as a command that the model runs, puts a link
-        # in between (CVE-2025-53109).
+        # Component by component, each opened relative to the one before and without following links. A check of the path
+        # followed by opening it would leave a moment in which another process, such as a command of the model, replaces a
+        # component by a link (CVE-2025-53109).
         try:
             while True:
                 name = todo.popleft()
@@ -335,8 +336,8 @@ class Root:
                     hops += 1
                     self._check_hops(hops, path)
                     todo = todo or deque(["."])
-                    # A link is followed by hand: its target is put in front of what is left, and the walk begins again
-                    # at the root, so that it passes the same checks as if it had been written.
+                    # The target of a link is inserted before the rest of the path, and the walk restarts at the root. So it passes
+                    # the same checks as a path in its place.
                     folder, done = self._replace_fd(folder, self.fd), deque()
                     continue
                 if name != ".":
@@ -403,7 +404,7 @@ class Root:
             which = self.protected.which(parts)
             msg = f"{path!r} is protected from being written (it matches {which!r}), because other programs run or trust it"
             raise ToolError(msg)
-        # What a run has written may be what a third party wanted, and would be trusted when it is read again.
+        # A file that a run has written may contain text of third parties, and would be trusted when it is read again.
         if self.trusted.match(parts):
             msg = f"{path!r} is not written by tools (it matches {self.trusted.which(parts)!r}), because what it holds is trusted"
             raise ToolError(msg)
@@ -421,7 +422,7 @@ class Root:
             self._replace_fd(folder, self.fd)
 
     def remove_empty(self, folders: Sequence[str]) -> list[str]:
-        """Remove the empty ones of the folders, which are given outermost first, and return them."""
+        """Remove the empty ones of the folders, passed outermost first, and return them."""
         removed: list[str] = []
         for path in reversed(folders):
             with suppress(OSError, ToolError), self.parent(path, create=False) as (folder, name):
@@ -430,7 +431,7 @@ class Root:
         return removed
 
     def list_names(self, path: str) -> list[str] | None:
-        """Return the names in a folder that ``remove_empty`` would remove if it had none; ``None`` if there is no such folder."""
+        """Return the names in a folder that prevent ``remove_empty`` from removing it; ``None`` if it is missing."""
         with suppress(OSError, ToolError), self.parent(path, create=False) as (folder, name):
             fd = calls.open_at(name, FOLDER, folder)
             try:
@@ -463,7 +464,7 @@ class Root:
     def _make_folder(self, folder: Fd, place: Sequence[str], path: str, made: list[str]) -> Fd:
         name = place[-1]
         try:
-            with suppress(FileExistsError):  # somebody else made it; what it is, the next line finds out
+            with suppress(FileExistsError):  # another process created it; the next line checks its kind
                 calls.mkdir(name, 0o755, folder)
                 made.append("/".join(place))
             return calls.open_at(name, FOLDER, folder)

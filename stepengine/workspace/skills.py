@@ -1,8 +1,8 @@
 """
 Agent Skills: folders with a ``SKILL.md`` that a model reads when it needs them.
 
-Only names and descriptions are shown beforehand. A skill is foreign text: it is read below a held root, within caps, and
-what it says of allowed tools is shown and never obeyed.
+Only names and descriptions are shown beforehand. A skill is untrusted text: it is read below an open root, with size limits. Its list
+of allowed tools is shown and never followed.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from stepengine.workspace.root import Root
 from stepengine.workspace.walk import WalkBudget, walk
 
 PLACES = (".stepengine/skills", ".agents/skills", ".claude/skills")
-"""Where skills stand below the top of a project, and all but the first below the home folder."""
+"""Folders of skills below the top of a project; all but the first also exist below the home folder."""
 MAX_DEPTH_LEVELS = 3
 """Skills are grouped in a folder or two."""
 MAX_FOLDERS = 2_000
-"""Ten times the skills that are listed; the folders are looked at before each run."""
+"""Ten times the limit of listed skills; the folders are searched before each run."""
 SCAN_SECONDS = 2.0
-"""A run that starts waits for it; skills that are not found until then are left out with a warning."""
+"""A starting run waits for the search; skills that are not found in time are omitted with a warning."""
 MAX_SKILLS = 200
 """Each is a line of the prompt at every step; a model chooses worse among more."""
 KEPT_SCANS = 16
@@ -43,13 +43,13 @@ KEPT_SCANS = 16
 FRESH_NS = 50_000_000
 """How coarse the times of a file system may be: a file that changed this recently may change again without a new time."""
 SHOWN_FILES = 100
-"""About two screens; a skill with more files names those that matter in its text."""
+"""About two screens; a skill with more files names the important ones in its text."""
 FILE_BYTES = 32 * 1024
-"""About 8,000 tokens of instructions for one task; longer material belongs into files beside it."""
+"""About 8,000 tokens of instructions for one task; longer material belongs into separate files of the skill."""
 HEAD_BYTES = 16 * 1024
-"""A name and a description with some fields take a kilobyte."""
+"""A name and a description with some fields have about a kilobyte."""
 MAX_BRACKETS = 64
-"""How many brackets a head may have: the time that YAML takes grows with the square of how deep they stand."""
+"""The most brackets of a head: the time of YAML grows with the square of their nesting."""
 NAME_CHARS, DESCRIPTION_CHARS = 64, 1_024
 """The Agent Skills format documents 64 characters for a name and 1,024 for a description."""
 NAME = re.compile(r"[a-z0-9]+(?:-[a-z0-9]+)*")
@@ -132,9 +132,9 @@ def read_start(root: Root, path: str, limit: int) -> tuple[bytes, os.stat_result
 
 
 Place: TypeAlias = tuple[Path, str, str]
-"""A folder, where skills stand below it, and whose they are."""
+"""A folder, the path of its skills below it, and their scope."""
 Stamp: TypeAlias = tuple[int, ...] | None
-"""What changes when a folder or a file does; ``None`` for what is not there."""
+"""Numbers that change with a folder or a file; ``None`` if it is missing."""
 
 
 @frozen
@@ -158,7 +158,7 @@ class _Scan:
 
 
 _scans: dict[tuple[Place, ...], _Scan] = {}
-"""The last scans: of thousands of folders one takes seconds, and every call of ``skill`` would need one."""
+"""The last scans: a scan of thousands of folders needs seconds, and every call of ``skill`` would need one."""
 
 
 def find_skills(folder: Path, *, user: bool) -> SkillCatalog:
@@ -190,7 +190,7 @@ def _skill_places(folder: Path, *, user: bool) -> Iterator[Place]:
 def _scan_places(places: Iterable[Place]) -> _Scan:
     found, left, stamps = SkillCatalog(), WalkBudget(MAX_FOLDERS * 10, SCAN_SECONDS), dict[str, Stamp]()
     bases: dict[str, Path] = {}
-    # What rules keep from one call is left out of its answer below: what is kept serves all calls.
+    # Files that rules withhold from one call are removed from its result below; the scan serves all calls.
     token = GUARD.set(None)
     try:
         for base, place, scope in places:
@@ -198,7 +198,7 @@ def _scan_places(places: Iterable[Place]) -> _Scan:
                 for root, path in folders:
                     _add_skill(found, root, path, scope)
                     bases |= dict.fromkeys(found.skills.keys() - bases.keys(), base)
-                    if not left.check_time():  # the walk asks only at every 64th entry, and a head can take a second
+                    if not left.check_time():  # the walk checks only every 64th entry, and a head may need a second
                         break
     finally:
         GUARD.reset(token)
@@ -210,7 +210,7 @@ def _scan_places(places: Iterable[Place]) -> _Scan:
 
 
 def _open_catalog(known: _Scan) -> SkillCatalog:
-    """Return the skills of a scan with open roots, without those that rules keep from the call that runs now."""
+    """Return the skills of a scan with open roots, without those that rules withhold from the current call."""
     found, roots = SkillCatalog(warnings=[*known.warnings]), dict[Path, Root | None]()
     for base, members in known.skills:
         if base not in roots:
@@ -238,7 +238,7 @@ def _open_root(base: Path) -> Root | None:
 
 def _read_stamp(path: str) -> Stamp:
     try:
-        status = os.stat(path)  # noqa: PTH116  (thousands of them: a Path for each takes as long as the call)
+        status = os.stat(path)  # noqa: PTH116  (thousands of them: creating a Path for each would double the time)
     except OSError:
         return None
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev
@@ -345,7 +345,7 @@ def _parse_head(head: str) -> Mapping[str, object]:
         raise ToolError(msg)
     for text in (head, _quote_description(head)):
         try:
-            # An alias can stand for many: a few hundred bytes become gigabytes.
+            # Aliases can multiply: a few hundred bytes become gigabytes.
             if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.BaseLoader)):
                 msg = "the head of SKILL.md has an alias (*name), which is not read"
                 raise ToolError(msg)

@@ -1,15 +1,15 @@
 """
-A program of its own: starts one command, and stays beside it until nothing of it is left.
+A separate program: starts one command, and supervises it until all its processes have ended.
 
-It needs Python 3.8: where commands run elsewhere it is started there, with its text for ``-c``. It is started as
-``python -I -S supervisor.py PARENT LINE FOLDER LIMITS PROGRAM ARGV...`` in the environment of the command:
-the parent's process id, the descriptors of a socket to the parent and of the folder to work in, limits as
-``RLIMIT_NAME=value`` joined by commas. The command is executed with ``execve`` in a session of its own: no shell reads anything.
+It needs Python 3.8: for commands on another system it is started there, with its text for ``-c``. It is started as
+``python -I -S supervisor.py PARENT LINE FOLDER LIMITS PROGRAM ARGV...`` in the environment of the command. The arguments are the
+parent's process id, the descriptors of a socket to the parent and of the working folder, and limits as ``RLIMIT_NAME=value`` joined
+by commas. The command is executed with ``execve`` in its own session: no shell parses anything.
 
-On the socket it writes ``pid N`` when the command runs or ``errno N`` when it could not be executed, and later ``exit N`` or
-``signal N``. When the parent writes something, or has ended, everything that the command started is killed. On Linux this
-process is its subreaper: what leaves the command's group, its session and its environment becomes a child of this
-process and not of ``init``. The parent's own process is never changed.
+On the socket it writes ``pid N`` when the command runs or ``errno N`` if it could not be executed, and later ``exit N`` or
+``signal N``. When the parent writes anything, or has ended, all processes of the command are killed. On Linux this process is
+its subreaper: a process that leaves the command's group, session and environment becomes a child of this process and not of
+``init``. The parent's own process is never changed.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ PR_SET_PDEATHSIG = 1
 PR_SET_CHILD_SUBREAPER = 36
 """Its number in Linux's ``prctl.h``, which Python does not name."""
 KILL_SECONDS = 4.0
-"""Processes that are killed end within milliseconds; one that is stuck in the kernel, or a fork bomb, does not hold the run."""
+"""Killed processes end within milliseconds; one that is stuck in the kernel, or a fork bomb, does not block the run."""
 PAUSE_SECONDS = 0.002
-"""About as long as the kernel takes to end some processes."""
+"""About the time in which the kernel ends a few processes."""
 
 
 def prctl(option: int, value: int) -> None:
@@ -83,7 +83,7 @@ def start(line: int, folder: int, limits: str, program: str, argv: list[str]) ->
         reason = pipe.read()
     if reason:
         os.waitpid(pid, 0)
-        with contextlib.suppress(OSError):  # nobody listens any more
+        with contextlib.suppress(OSError):  # the parent has ended
             os.write(line, b"errno %b\n" % reason)
         return 0
     return pid
@@ -172,7 +172,7 @@ def main(arguments: list[str]) -> None:
     """Start the command, supervise it, and end its remaining processes."""
     number, line, folder, limits, program, *argv = arguments
     parent = -1
-    with contextlib.suppress(AttributeError, OSError):  # not Linux: then only the socket tells of the parent's end
+    with contextlib.suppress(AttributeError, OSError):  # not Linux: then only the socket shows the parent's end
         parent = os.pidfd_open(int(number))
     if os.getppid() != int(number):
         return
@@ -189,7 +189,7 @@ def main(arguments: list[str]) -> None:
     for fd in (1, 2):
         os.dup2(nothing, fd)
     os.close(int(folder))
-    # Where the parent ended while the command began, nobody listens from the first word on.
+    # If the parent has ended while the command started, writing fails from the first message on.
     with contextlib.suppress(OSError):
         supervise(int(line), parent, command, woken)
     sys.exit(not end_all(command))

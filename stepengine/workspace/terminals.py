@@ -1,7 +1,7 @@
 """
-``Terminals``: terminals of somebody's editor, in which commands can be run where a person sees them.
+``Terminals``: terminals of an editor, in which commands run visibly for a person.
 
-What must not be here: which command may run, and in which folder.
+This module must not decide which command may run, and in which folder.
 """
 
 from __future__ import annotations

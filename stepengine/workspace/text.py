@@ -1,4 +1,4 @@
-"""Text of files: what is text at all, in which encoding, and windows of lines."""
+"""Text of files: detection of text and its encoding, and ranges of lines."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ READ_WHOLE_BYTES = 10_000_000
 SNIFFED_BYTES = 8_192
 """Binary files have a null byte in their first block; git looks at 8,000 bytes."""
 CHUNK_BYTES = 1024 * 1024
-"""Few calls for a large file, and little memory."""
+"""Few calls for a large file, with little memory."""
 COUNTED_BYTES = 256 * CHUNK_BYTES
-"""A quarter of a second for the number of lines; of a longer file it is not told."""
+"""The lines of a file up to this size are counted, in a quarter of a second; for a longer one the number is omitted."""
 BOMS = (
     (codecs.BOM_UTF8, "utf-8"),
     (codecs.BOM_UTF32_LE, "utf-32-le"),
@@ -145,7 +145,7 @@ class _LineWindow:
     """Collects a range of lines from a stream of bytes; of each line only the start is stored."""
 
     KEPT_CHARS = READ_LINE_CHARS * 4 + 64
-    """Of a line that is cut anyway, enough for the part that is shown, at four bytes for a character."""
+    """Enough for the displayed part of a cut line, at four bytes for a character."""
 
     def __init__(self, offset: int, limit: int) -> None:
         self._first, self._after = offset, offset + limit

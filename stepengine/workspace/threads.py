@@ -1,9 +1,9 @@
 """
-``ThreadPool``: where synchronous tool bodies run.
+``ThreadPool``: runs synchronous bodies of tools.
 
-A thread cannot be killed. A body that does not stop when its call ends is *abandoned*: its thread keeps running under a
-name that the run reports, and its place in the pool is given to somebody else, so that it starves nobody.
-Threads are daemons and end when they have had nothing to do for a while.
+A thread cannot be killed. A body that does not stop when its call ends is *abandoned*: its thread continues under a name that the run
+reports. The pool then may start another thread in its place, so that abandoned bodies do not block others.
+Threads are daemons and end after they have been idle for a while.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ if TYPE_CHECKING:
     import asyncio
 
 THREADS = 32
-"""Bodies of tools mostly wait for disks and networks; as many children at once rarely need more, and each takes a stack."""
+"""Tools mostly wait for disks and networks; concurrent children rarely need more threads, and each thread has a stack."""
 CANCEL_GRACE_SECONDS = 5.0
-"""A body that looks at its signal ends in time; a person who stopped a run waits no longer for one that does not."""
+"""A body that checks its signal ends in time; after a stop, people do not wait longer for other bodies."""
 
 IDLE_SECONDS = 10.0
 """Longer than the time between two steps, so that a run keeps its thread."""
 
-Told: TypeAlias = "Callable[[Any, BaseException | None], object]"
-"""Is given what a body returned, or what it raised."""
+ResultCallback: TypeAlias = "Callable[[Any, BaseException | None], object]"
+"""Receives the return value of a body, or its exception."""
 
 
 class CancelSignal(Protocol):
@@ -40,7 +40,7 @@ class CancelSignal(Protocol):
 
 
 CANCELLED: contextvars.ContextVar[CancelSignal | None] = contextvars.ContextVar("stepengine_cancelled", default=None)
-"""What says that the call should stop whose body runs in this thread."""
+"""The signal to stop for the call whose body runs in this thread."""
 
 
 class Settable(CancelSignal, Protocol):
@@ -69,7 +69,11 @@ class _ThreadTask:
     )
 
     def __init__(
-        self, name: str, body: Callable[[], object], loop: asyncio.AbstractEventLoop, tells: Told | None = None
+        self,
+        name: str,
+        body: Callable[[], object],
+        loop: asyncio.AbstractEventLoop,
+        tells: ResultCallback | None = None,
     ) -> None:
         self.name = name
         self.body = body
@@ -89,7 +93,7 @@ class _ThreadTask:
             self.outcome = (False, error)
         with self.lock:
             self.done = True
-        with contextlib.suppress(RuntimeError):  # the loop is closed: nobody waits any more
+        with contextlib.suppress(RuntimeError):  # the loop is closed: no task waits any more
             self.loop.call_soon_threadsafe(self._deliver_result)
 
     def _deliver_result(self) -> None:
@@ -145,7 +149,7 @@ class ThreadPool:
         """
         Run *body* in a thread, and return its result or raise its error.
 
-        On cancellation *signal* is set and the body is waited for; a body that goes on is abandoned and its thread's
+        On cancellation *signal* is set and the body is waited for. A body that continues is abandoned, and its thread's
         name is added to *leaked*. The caller's context variables are visible to the body.
         """
         import asyncio
@@ -153,7 +157,7 @@ class ThreadPool:
         job = _ThreadTask(name, body, asyncio.get_running_loop())
         if signal is not None:
             job.context.run(CANCELLED.set, signal)
-        assert job.future is not None  # noqa: S101 - nobody else is told
+        assert job.future is not None  # noqa: S101 - without a callback it has one
         self._submit_job(job)
         try:
             await job.future
@@ -168,11 +172,11 @@ class ThreadPool:
             return value
         raise value
 
-    def begin(self, name: str, body: Callable[[], Any], tells: Told) -> None:
+    def begin(self, name: str, body: Callable[[], Any], tells: ResultCallback) -> None:
         """
         Start *body* in a thread, and call *tells* in the running event loop when it has ended.
 
-        For what nobody can cancel: it costs a third of the turns of the loop that ``run`` does.
+        For work without cancellation: it needs a third of the iterations of the loop that ``run`` needs.
         """
         import asyncio
 

@@ -1,12 +1,12 @@
 """
-Which web addresses may be reached: the one parser of URLs, and the table of IP addresses.
+Checks of web addresses: the only parser of URLs, and the table of IP addresses.
 
-What the parser returns is what is judged and what is connected to. It takes less than the standards do: a host is a
-dotted-quad IPv4 address, an IPv6 address in brackets, or a name that has an IDNA form; everything that resolvers and
-browsers read in more than one way is refused.
+The parsed target is checked and used for the connection. The parser accepts less than the standards: a host is a dotted-quad IPv4
+address, an IPv6 address in brackets, or a name with an IDNA form. Anything that resolvers and browsers read in more than one
+way raises an error.
 
-The table is our own: the standard library calls several addresses global that lead to this machine, to its network or to
-its cloud host. An IPv4 address inside of an IPv6 address is taken out and judged too; tunnels are refused as such.
+The table is our own. The standard library classifies several addresses as global that lead to this machine, to its network or to its
+cloud host. An IPv4 address inside of an IPv6 address is extracted and checked, too; tunnels raise an error as such.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from urllib.parse import quote, urljoin
 
 from attrs import frozen
 
+from stepengine.data.visible import cut_after
 from stepengine.errors import BlockedAddress, DefinitionError
 
 Address: TypeAlias = ipaddress.IPv4Address | ipaddress.IPv6Address
@@ -78,6 +79,14 @@ def parse_address(text: str) -> Address | None:
         return None
 
 
+def is_loopback_host(host: str) -> bool:
+    """Return whether a host, given as a name or an IP address, is this machine."""
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 def blocked_reason(text: str, allowed: Sequence[Network] = ()) -> str:
     """
     Return why an address is blocked; empty if it may be used.
@@ -115,7 +124,7 @@ SAFE = "/?&=;:@!$'()*+,-._~%[]|"
 MAX_PORT = 65_535
 """A port of TCP has 16 bits."""
 IPV6_VERSION = 6
-"""The number that Python's ``ipaddress`` gives to addresses in brackets."""
+"""The version number of addresses in brackets in Python's ``ipaddress``."""
 
 
 @frozen
@@ -137,7 +146,7 @@ class UrlTarget:
 
     @property
     def authority(self) -> str:
-        """Host and port as the ``Host`` header holds them."""
+        """Host and port in the form of the ``Host`` header."""
         host = f"[{self.host}]" if ":" in self.host else self.host
         return host if self.port == PORTS[self.scheme] else f"{host}:{self.port}"
 
@@ -148,7 +157,7 @@ class UrlTarget:
 
 
 def _blocked_error(url: str, why: str) -> BlockedAddress:
-    shown = url if len(url) <= 200 else f"{url[:200]}..."  # noqa: PLR2004
+    shown = cut_after(url, 200)
     return BlockedAddress(f"{shown!r} is not fetched: {why}")
 
 

@@ -17,10 +17,10 @@ __all__ = ("TEMPORARY", "WalkBudget", "walk")
 LIST_ENTRIES = 20_000
 """A repository without its dependencies has fewer; a listing must not hold a run in a home folder."""
 LIST_SECONDS = 10.0
-"""A slow disk lists all that a model reads within this time."""
+"""A slow disk lists all files that a model can read within this time."""
 
 MAX_DEPTH_LEVELS = 100
-"""Real trees have some twenty levels; each holds an open folder."""
+"""Real trees have about twenty levels; each needs an open folder."""
 
 
 class WalkBudget:
@@ -41,7 +41,7 @@ class WalkBudget:
         self._cancelled = cancelled
         self.cut = ""
 
-    def take(self) -> bool:
+    def use(self) -> bool:
         """Count one entry, and return True if it was within the budget."""
         self._left -= 1
         if self._left < 0:
@@ -90,7 +90,7 @@ def walk(
         place = (*parts, entry.name)
         if is_folder and not enter(place, fd):
             continue
-        if not budget.take():
+        if not budget.use():
             return
         yield place, entry
         if is_folder:

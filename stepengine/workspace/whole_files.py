@@ -1,7 +1,7 @@
 """
-Makes the content of a file, all of it or nothing, and removes what such a write has left that was cut off.
+Writes the content of a file atomically, and removes the temporary files of interrupted writes.
 
-It stands alone, on the standard library of Python 3.8: its text is sent ahead of ``stepengine.workspace.worker``, to do the same elsewhere.
+It needs only the standard library of Python 3.8: its text is sent before ``stepengine.workspace.worker``, to do the same remotely.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ import stat
 import time
 
 TEMPORARY = ".stepengine-"
-"""How the names of files begin that are being written."""
+"""The prefix of temporary files."""
 NEW_MODE = 0o644
-"""What editors give new files: all may read them, within the umask."""
+"""The mode of new files in editors: all may read them, within the umask."""
 STALE_SECONDS = 60
-"""Writing a file takes less, so that an older temporary file belongs to nobody."""
+"""Writing a file is faster, so an older temporary file is abandoned."""
 NAME = re.compile(re.escape(TEMPORARY) + r"(\d+)-[0-9a-f]{16}")
 
 
@@ -34,7 +34,7 @@ def put(folder: int, name: str, data: bytes, mode: int | None) -> None:
     """
     if mode is None:
         mode = NEW_MODE & ~umask()
-    # With the process's number, so that what a dead one has left can be told from what a living one is writing.
+    # With the process id, so that files of ended processes can be distinguished from those of running ones.
     temporary = f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     fd = os.open(temporary, flags, 0o600, dir_fd=folder)
@@ -70,7 +70,7 @@ def umask() -> int:
 
 
 def sweep(folder: int) -> None:
-    """Remove temporary files in a folder that were left by processes that have ended."""
+    """Remove temporary files in a folder from processes that have ended."""
     with os.scandir(folder) as entries:
         names = [e.name for e in entries if e.name.startswith(TEMPORARY)]
     for name in names:

@@ -1,13 +1,13 @@
 """
-A program of its own, of the standard library alone: carries out at the other end of a pipe what tools ask of a system.
+A separate program, with the standard library alone: performs the system calls of tools at the other end of a pipe.
 
-It is sent over the pipe, behind ``whole_files`` as one text, and needs nothing there but Python 3.8. It knows no tools: what it does are calls on open folders and
-files, each the one that ``stepengine.workspace.calls`` makes here, and starting programs, each beside a supervisor. When its
-standard input ends, everything that it started is killed and its private folders are removed.
+It is sent over the pipe, after ``whole_files`` as one text, and needs only Python 3.8. It does not know tools. Its requests are calls on
+open folders and files, the same as in ``stepengine.workspace.calls``, and starting programs, each with a supervisor. When its standard
+input ends, all processes that it started are killed and its private folders are removed.
 
-A frame has two lengths of four bytes, of its head and its data; the head is JSON. A request has ``id`` and ``do``, its answer the
-same ``id``, then ``error`` where it failed and ``more`` where another frame follows. What a program prints comes in frames with
-``on``, the number of the program, of which no more are sent than were allowed for.
+A frame has two lengths of four bytes, of its head and its data; the head is JSON. A request has ``id`` and ``do``. Its answer has the same
+``id``, then ``error`` if it failed and ``more`` if another frame follows. The output of a program is sent in frames with ``on``, the
+number of the program, within the window that was granted.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ LISTED_BYTES = 256 * 1024
 LISTED_ENTRIES = 200_000
 """As many as are looked at for secrets; a folder with more cannot be listed."""
 WINDOW_BYTES = 1024 * 1024
-"""How far a program may print ahead of its reader: no pause at a slow network, and little memory."""
+"""How far a program may print ahead of its reader: no pauses on a slow network, with little memory."""
 LOG_BYTES = 16 * 1024 * 1024
-"""The output of a job that is kept; a server that logs for days must not fill the disk."""
+"""The most stored output of a job; a server that logs for days must not fill the disk."""
 DRAIN_READS = 32
-"""What a program printed last is in the pipes; more comes from a child that holds them open."""
+"""The last output of a program is in the pipes; more comes from a child that still has them open."""
 DEATH_SECONDS = 5.0
-"""More than the supervisor takes to kill everything."""
+"""More than the supervisor needs to kill everything."""
 
 KINDS = {
     "walk": getattr(os, "O_PATH", os.O_RDONLY) | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
@@ -57,7 +57,7 @@ KINDS = {
     "file": os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC,
 }
 SLOW = {"list", "pread", "replace", "remove", "sweep", "spawn", "end_marked", "which"}
-"""What may take its time: each in a thread of its own, while the rest is done in the order in which it comes."""
+"""Requests that may be slow: each runs in its own thread, while the others run in order of arrival."""
 
 
 def read_exactly(fd: int, size: int) -> bytes:
@@ -150,12 +150,12 @@ class Worker:
             reply = {"id": number, **(reply or {})}
         except OSError as error:
             reply, content = {"id": number, "error": errno.errorcode.get(error.errno or 0, "EIO")}, b""
-        except (ValueError, OverflowError):  # of a name or mode that no system has, which none was asked about
+        except (ValueError, OverflowError):  # a name or mode that no system has
             reply, content = {"id": number, "error": "EINVAL"}, b""
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is an answer
+        except Exception as error:  # noqa: BLE001 - any error is sent as an answer
             reply, content = {"id": number, "error": "", "why": "%s: %s" % (type(error).__name__, error)}, b""
         if number is not None:
-            with contextlib.suppress(OSError):  # nobody listens any more; the main thread finds out, too
+            with contextlib.suppress(OSError):  # the other end has closed; the main thread notices it, too
                 self.send(reply, content)
 
     def close(self, handle: int) -> None:
@@ -325,7 +325,7 @@ class Worker:
         put(self.fd(folder), name, data, mode)
 
     def do_sweep(self, folder: int, data: bytes, number: Any) -> None:
-        """Remove temporary files that were left by processes that have ended."""
+        """Remove temporary files from processes that have ended."""
         sweep(self.fd(folder))
 
     # --- programs ---------------------------------------------------------------------------------------------------
@@ -500,7 +500,7 @@ class ChildProcess:
             self.worker.children.pop(self.number, None)
             self.worker.send({"on": self.number, "gone": code})
         except OSError:
-            self.popen.kill()  # nobody listens any more
+            self.popen.kill()  # the other end has closed
         finally:
             with self.lock:
                 self.over = True
@@ -516,8 +516,8 @@ class ChildProcess:
         if self.line not in ready:
             self.send_output(names, [fd for fd in ready if fd in names], 1)
             return True
-        said = self.hear()
-        # What was printed before the end is told before the end.
+        said = self.read_messages()
+        # The output before the end is sent before the end.
         self.send_output(names, list(names), DRAIN_READS)
         if said:
             self.worker.send({"on": self.number, "from": "line"}, said)
@@ -529,7 +529,7 @@ class ChildProcess:
             if not self.forward(fd, names[fd], times):
                 self.worker.send({"on": self.number, "closed": names.pop(fd)})
 
-    def hear(self) -> bytes:
+    def read_messages(self) -> bytes:
         """Read the supervisor's messages; ``b""`` after it has ended in any way."""
         try:
             return os.read(self.line, CHUNK_BYTES)

@@ -1,10 +1,10 @@
 """
-``Workspace``: where the agents of an engine work, and which bundled tools they may use there.
+``Workspace``: the location in which the agents of an engine work, and the bundled tools that they may use there.
 
-The place is a folder of this machine, in a container, or on another machine.
+The location is a folder of this machine, in a container, or on another machine.
 
-Each kind of place is an argument list that gives the standard input and output of a Python there, and nothing more; what runs on it
-is the same for all of them, see ``stepengine.workspace.far``.
+Each kind of location is an argument list that connects to the standard input and output of a Python there. The program in that
+Python is the same for all of them, see ``stepengine.workspace.remote_files``.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from stepengine.workspace.paths import to_path
 
 if TYPE_CHECKING:
     from stepengine.workspace.containers import Container
-    from stepengine.workspace.far import Elsewhere
+    from stepengine.workspace.remote_files import RemoteSystem
 
 START_SECONDS = 60.0
-"""A log-in over a slow network takes seconds; a host that does not answer must not hold a run."""
+"""A log-in over a slow network needs seconds; a host without an answer must not block a run."""
 IMAGE_SECONDS = 600.0
-"""How long a container may take to start: its image may have to be fetched."""
+"""The time limit for the start of a container: its image may have to be downloaded."""
 ALWAYS = ("PATH", "HOME", "USER", "LOGNAME", "LANG", "LC_ALL", "TZ")
-"""What the program that makes a connection sees of our environment: no keys."""
+"""The environment variables for the program that connects: no keys."""
 CONTAINERS = (
     "DOCKER_HOST",
     "DOCKER_CONTEXT",
@@ -51,9 +51,9 @@ ENTERING = (
     "-I", "-S", "-c",
     "import os, sys; os.makedirs(sys.argv[1], exist_ok=True); os.chdir(sys.argv[1]); os.execv(sys.executable, [sys.executable, *sys.argv[2:]])",
 )  # fmt: skip
-"""Makes the folder there, and becomes the Python that works in it: Docker would make it, and Podman refuses one that is not there."""
+"""Creates the folder and becomes the Python that works in it: Docker would create it, and Podman fails without it."""
 WAITING = ("-I", "-S", "-c", "import time\nwhile True: time.sleep(86_400)")
-"""What a container does that is kept: others begin in it."""
+"""The program of a container that is kept: other programs are started in it."""
 LIMITS: Mapping[str, str] = {
     "processes": "RLIMIT_NPROC",
     "memory_bytes": "RLIMIT_AS",
@@ -111,7 +111,7 @@ class Workspace:
             single programs with their arguments, ``"bash"`` also for command lines with pipes, variables and the like. It is no sandbox.
         web: The address of a SearXNG instance, such as ``"http://localhost:8080"``, for ``web_search``, ``read_docs`` and ``read_url``,
             which reach the public web. ``None`` for no web.
-        trusted: Patterns of files that hold no text of third parties, such as ``"docs/**"``; see ``Policy.against_injection``. Tools
+        trusted: Patterns of files that hold no text of third parties, such as ``"docs/**"``; see ``Policy.guard_injection``. Tools
             do not write them.
 
     Raises:
@@ -120,7 +120,7 @@ class Workspace:
 
     root: Path = attrs.field(converter=_to_root)
     cwd: Path = attrs.field(default=attrs.Factory(lambda self: self.root, takes_self=True), converter=Path)
-    system: Elsewhere | None = attrs.field(
+    system: RemoteSystem | None = attrs.field(
         default=None, kw_only=True, repr=lambda system: getattr(system, "name", "None")
     )
     write: bool = attrs.field(default=False, kw_only=True, validator=make_validator(FLAG))
@@ -146,11 +146,11 @@ class Workspace:
         return os.fspath(self.root) if self.system is None else f"{self.system.name}"
 
     @property
-    def here(self) -> Path | None:
+    def local_folder(self) -> Path | None:
         """The local folder of the root; for a container or sandbox the folder mounted there; ``None`` if there is none."""
         if self.system is None:
             return self.root
-        found = self.system.here(os.fspath(self.root))
+        found = self.system.find_local_folder(os.fspath(self.root))
         return Path(found) if found else None
 
     def with_access(
@@ -190,7 +190,7 @@ class Workspace:
     def _copy(self, to: str | os.PathLike[str]) -> Workspace:
         place = None if self.system is None else self.system.place
         kept, again = (None, None) if place is None else (place.kept, place.again)
-        here = self.here
+        here = self.local_folder
         if kept is not None and again is not None and here is None:
             kept.commit(_check_operand(os.fspath(to), kept.program))
             made: Workspace = again(os.fspath(to))
@@ -210,7 +210,7 @@ class Workspace:
 
     def discard(self) -> None:
         """
-        End its processes, and delete the container kept with ``keep=``; any other workspace is only closed.
+        End its processes, and delete the container created with ``keep=``; any other workspace is only closed.
 
         Raises:
             WorkspaceLost: when the container cannot be removed.
@@ -219,7 +219,7 @@ class Workspace:
         if self.system is not None and self.system.place.kept is not None:
             self.system.place.kept.remove()
 
-    # --- places ------------------------------------------------------------------------------------------------------
+    # --- locations ---------------------------------------------------------------------------------------------------
 
     @classmethod
     def from_command(
@@ -302,7 +302,7 @@ class Workspace:
         """
         from stepengine.workspace.containers import (
             Container,
-        )  # only for who names one: workspaces are of the usable import
+        )  # imported only for containers, so that most imports stay light
 
         if bool(image) == bool(container):
             msg = f'Workspace.{program} takes an image or container="...", one of them'
@@ -481,7 +481,7 @@ class Workspace:
         )
 
     @classmethod
-    def named(cls, text: str, folder: str | os.PathLike[str] = ".") -> Workspace:
+    def parse(cls, text: str, folder: str | os.PathLike[str] = ".") -> Workspace:
         """
         Return the workspace that a text describes, as on the command line.
 
@@ -522,13 +522,13 @@ class Workspace:
         kept: Container | None = None,
         again: Callable[[str], Workspace] | None = None,
     ) -> Workspace:
-        from stepengine.workspace.far import Elsewhere, RemotePlace
+        from stepengine.workspace.remote_files import RemotePlace, RemoteSystem
 
         place = RemotePlace(
             name=name, argv=argv, env=_visible_variables(env), limits=resource_limits(limits or {}), start=start, once=once, shown=shown or {},
             kept=kept, again=again,
         )  # fmt: skip
-        return cls(Path(root), system=Elsewhere(place))
+        return cls(Path(root), system=RemoteSystem(place))
 
 
 def _relative_folder(cwd: Path, root: Path) -> Path:
@@ -630,4 +630,4 @@ def resource_limits(given: Mapping[str, int]) -> dict[str, int]:
 
 
 WORKSPACE: contextvars.ContextVar[Workspace | None] = contextvars.ContextVar("stepengine_workspace", default=None)
-"""Where the agents of the engine work, for the function of a ``Perform``, which is given no context."""
+"""The engine's workspace, for the function of a ``Perform``, which receives no context."""

@@ -1,8 +1,8 @@
 """
-Writing to SQLite databases: one connection of this process to each, shared by all who write, beside other processes.
+Writing to SQLite databases: this process has one connection to each, shared by all its writers, next to other processes.
 
 SQLite lets one connection at a time write. Threads of one process wait for each other at a lock, which is fair and has no
-time-out; only processes wait at SQLite's, and they ask often. What is known here is files and connections, no tables.
+time-out. Only processes wait for SQLite's lock, and they retry often. This module knows files and connections, but no tables.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ if TYPE_CHECKING:
 
 PAUSE_SECONDS = 0.005
 """About the time of a commit by another process."""
-# Whoever waits for a writer of another process asks so often: what SQLite does by itself, ten times a second after a while,
-# finds the moment between two commits of a busy process by luck alone.
+# A waiting process retries this often. SQLite by itself retries only ten times a second after a while, and rarely finds
+# the moment between two commits of a busy process.
 TURN_SECONDS = 0.001
 
 
 LOG_FILES = ("-wal", "-shm")
-"""How the files end that SQLite keeps next to a database with a write-ahead log: the log, and its index."""
+"""The endings of the files next to a database with a write-ahead log: the log, and its index."""
 
 
 def is_busy(error: BaseException) -> bool:
-    """Return whether SQLite reports that another connection holds the database."""
+    """Return whether SQLite reports that another connection has locked the database."""
     import sqlite3
 
     return isinstance(error, sqlite3.Error) and getattr(error, "sqlite_errorcode", 0) & 0xFF == sqlite3.SQLITE_BUSY
@@ -49,8 +49,8 @@ def describe_error(error: Exception, seconds: float) -> str:
     Return why a database cannot be used, with advice where SQLite's message is too short.
 
     Args:
-        error: What SQLite or the system said.
-        seconds: How long others were waited for.
+        error: The error of SQLite or the system.
+        seconds: The time of the wait for others.
     """
     import sqlite3
 
@@ -116,7 +116,7 @@ def transaction(database: sqlite3.Connection, seconds: float = 0.0) -> Iterator[
 
 
 def _begin_transaction(database: sqlite3.Connection, seconds: float) -> None:
-    """Begin a transaction; retry while other connections commit within *seconds*."""
+    """Start a transaction; retry while other connections commit within *seconds*."""
     until, seen = 0.0, None
     while True:
         try:
@@ -156,7 +156,7 @@ def _read_status(path: str) -> os.stat_result:
     Raises:
         OSError: when there is none.
     """
-    # Looked at by name and never opened: closing another descriptor of the file would give up SQLite's own locks on it.
+    # Checked by name and never opened: closing another descriptor of the file would release SQLite's own locks on it.
     try:
         return os.lstat(path)
     except FileNotFoundError as error:
@@ -177,28 +177,28 @@ def _read_same_status(path: str, known: os.stat_result) -> os.stat_result:
 
 
 def _make_changed_error(path: str) -> OSError:
-    # The name of the database is said by whoever shows this.
+    # The caller adds the name of the database.
     what = "the file" if not path.endswith(LOG_FILES) else f"its log {os.path.basename(path)!r}"  # noqa: PTH119 - no path object
     return OSError(errno.ESTALE, f"{what} was moved, deleted or replaced since it was opened")
 
 
 class Database:
     """
-    The one connection of this process that writes to an SQLite file, one for reading, and one for reading that takes long.
+    The connections of this process to an SQLite file: one for writing, one for reading, and one for slow reads.
 
-    Made by ``open``, for as long as anybody in the process uses it. No connection is carried through a fork, which SQLite forbids:
-    before one they are closed, after it each process opens its own when it needs it.
+    Made by ``open``, and used while any code in the process needs it. SQLite forbids to use a connection after a fork. So all
+    of them are closed before a fork, and each process opens its own afterwards when it needs them.
 
     Args:
         path: The file.
-        status: What the system says of it; it has to stay this file.
+        status: Its status; the file must not be replaced.
         seconds: How long to wait for other processes.
 
     Attributes:
-        lock: Who holds it has the connection that writes.
-        looking: Who holds it has the connection that reads.
-        scanning: Who holds it has the connection for reads that take long.
-        waiting: What users want to be stored by the next transaction, whoever makes it.
+        lock: The lock of the connection for writing.
+        looking: The lock of the connection for reading.
+        scanning: The lock of the connection for slow reads.
+        waiting: Data of users for the next transaction of any user.
     """
 
     _known: ClassVar[dict[tuple[int, int], Database]] = {}
@@ -242,7 +242,7 @@ class Database:
             if self._users:
                 return
             self._known.pop((self._status.st_dev, self._status.st_ino), None)
-            # Counting goes on afterwards: a fork in between would carry connections over of which nobody knows any more.
+            # The lock of the count is released only after this: a fork in between would copy connections that no code knows.
             with self.lock, self.looking, self.scanning:
                 self.disconnect()
 
@@ -265,9 +265,9 @@ class Database:
             self._writer, self._has_written = database, False
         return self._writer
 
-    # SQLite writes to the files that it opened. On Linux these accept writes after they were deleted or replaced, and every
-    # commit would succeed and be lost. Two looks at three names take microseconds, a commit takes milliseconds: the first one
-    # refuses what would be lost, the second one notices what happened meanwhile.
+    # SQLite writes to the files that it opened. Linux accepts writes to a deleted or replaced file, so every commit would
+    # succeed and be lost. Two checks of three names need microseconds, a commit needs milliseconds. The first check prevents
+    # a lost commit, the second one detects a change during it.
     @contextmanager
     def writing(self) -> Iterator[sqlite3.Connection]:
         """
@@ -322,7 +322,7 @@ class Database:
     def _connected(self) -> GuardedConnection:
         from stepengine.workspace.guarded_database import open_guarded
 
-        # A thread whose caller was cancelled goes on: what it opened after the last user had gone, nobody would ever close.
+        # The thread of a cancelled caller continues: a connection opened after the last user closed would never be closed.
         if not self._users:
             raise OSError(errno.EBADF, "it was closed")
         self._check_same()
@@ -340,7 +340,7 @@ class Database:
     def _check_files(self) -> None:
         """Raise unless database, log and index of the log are those that were opened; called inside or after a transaction."""
         path = str(self.path)
-        # Inside of a transaction all three exist. As long as a connection is open, nobody who uses SQLite removes one.
+        # Inside of a transaction all three exist. While a connection is open, no user of SQLite removes one.
         known = self._files or (self._status, *[_read_status(path + end) for end in LOG_FILES])
         files = [_read_same_status(path + end, one) for end, one in zip(("", *LOG_FILES), known, strict=True)]
         is_cut = any(now.st_size < before.st_size for now, before in zip(files, known, strict=True))

@@ -1,7 +1,7 @@
 """
-What a tool's write leaves behind, so that it can be undone: ``FileWrite`` and ``OldFile``, and their form in a journal.
+The data for undoing a tool's write: ``FileWrite`` and ``OldFile``, and their form in a journal.
 
-A record names the root by a hash and the file by its path below it: no journal tells where a folder lies.
+A record names the root by a hash and the file by its path below it, so no journal reveals the location of a folder.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stepengine.data.json import compact
 from stepengine.errors import DataError
 
 UNDO_BYTES = 4 * 1024 * 1024
-"""The most that a tool writes, so that each of its files can be brought back; a record of a journal has room for it."""
+"""The largest file that a tool writes, so that each write can be undone; a record of a journal has room for it."""
 
 LARGE = "large"
 SECRET = "secret"  # noqa: S105  (a reason, not a password)

@@ -12,7 +12,7 @@ import pytest
 
 from stepengine import AgentCall, AgentDefinition, AgentState, AssistantMessage, RunStatus, UserMessage, load_agent
 from stepengine.context import SystemPrompt
-from stepengine.testing import failure, thinking, tool_call
+from stepengine.testing import failure, tool_call, with_thinking
 
 from .common import asked, called, run
 
@@ -42,7 +42,7 @@ def asking(child: str, **call: Any) -> AgentDefinition[Any]:
     ("replies", "message"),
     [
         (["Yes, since both write."], "Yes, since both write."),
-        ([thinking("hm", "<think>a\nb</think> Yes. ")], "Yes."),
+        ([with_thinking("hm", "<think>a\nb</think> Yes. ")], "Yes."),
         (["  <think>deep</think>\n  The answer."], "The answer."),
         (["It is hard, but yes.\n</think>\n\nYes."], "Yes."),
         (["The tag <think> opens thoughts."], "The tag <think> opens thoughts."),

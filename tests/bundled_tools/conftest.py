@@ -23,7 +23,7 @@ import pytest
 from stepengine.errors import DefinitionError
 from stepengine.tools.bundled import bundled
 from stepengine.tools.bundled.shell import process
-from stepengine.workspace.far import Elsewhere
+from stepengine.workspace.remote_files import RemoteSystem
 from stepengine.workspace.workspace import Workspace
 
 from .places import OLD, why_not
@@ -59,7 +59,7 @@ def in_a_sandbox(root: Any) -> Workspace:
         at = given.index("--")
         return [*given[:at], *more, *given[at:]]
 
-    return attrs.evolve(made, system=Elsewhere(attrs.evolve(place, argv=argv)))
+    return attrs.evolve(made, system=RemoteSystem(attrs.evolve(place, argv=argv)))
 
 
 class Sshd:

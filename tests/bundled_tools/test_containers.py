@@ -74,7 +74,7 @@ def named() -> str:
 pytestmark = [pytest.mark.deep]
 
 
-@pytest.mark.spec("reliability:WS1", "reliability:WS2")
+@pytest.mark.spec("remote:WS1", "remote:WS2")
 async def test_tools_work_in_a_container_in_a_new_folder(make: Make) -> None:
     with make(root="/made/for/this") as place:
         tools = tools_of(place)
@@ -86,7 +86,7 @@ async def test_tools_work_in_a_container_in_a_new_folder(make: Make) -> None:
     assert ("one\\n" in read.text, "root:x" in read.text) == (True, False)
 
 
-@pytest.mark.spec("reliability:WS4", "reliability:WS7")
+@pytest.mark.spec("remote:WS4", "remote:WS7")
 async def test_a_container_sees_no_host_data_and_has_no_network(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -116,7 +116,7 @@ ATTACKS = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-@pytest.mark.spec("reliability:WS6")
+@pytest.mark.spec("remote:WS6")
 async def test_exhausting_a_container_leaves_the_host_unharmed(make: Make, name: str) -> None:
     command = ["/usr/bin/python3", "-c", ATTACKS[name]]
     with make(processes=32, memory="256m") as place:
@@ -132,7 +132,7 @@ async def test_exhausting_a_container_leaves_the_host_unharmed(make: Make, name:
         assert 0 == (await did(place, "/usr/bin/echo", "fine"))["exit_code"]
 
 
-@pytest.mark.spec("reliability:WS9")
+@pytest.mark.spec("remote:WS9")
 async def test_a_kept_container_is_reused_until_it_is_discarded(make: Make, program: Podman) -> None:
     name = named()
     with make(keep=name) as place:
@@ -148,7 +148,7 @@ async def test_a_kept_container_is_reused_until_it_is_discarded(make: Make, prog
         assert 0 != (await did(place, "/usr/bin/cat", "a.txt"))["exit_code"]
 
 
-@pytest.mark.spec("reliability:WS9")
+@pytest.mark.spec("remote:WS9")
 async def test_a_container_of_others_is_neither_used_nor_removed(make: Make, program: Podman) -> None:
     name = named()
     ran(
@@ -174,7 +174,7 @@ async def test_a_container_of_others_is_neither_used_nor_removed(make: Make, pro
     # The fixture would try to throw it away, too, which is not there any more.
 
 
-@pytest.mark.spec("reliability:WS10")
+@pytest.mark.spec("remote:WS10")
 async def test_a_run_is_forked_from_the_snapshot_of_a_container(make: Make, tmp_path: Path) -> None:
     image, journal = f"localhost/{named()}:1", tmp_path / "run.jsonl"
 
@@ -199,7 +199,7 @@ async def test_a_run_is_forked_from_the_snapshot_of_a_container(make: Make, tmp_
     make(image)  # which the fixture removes then
 
 
-@pytest.mark.spec("reliability:WS10")
+@pytest.mark.spec("remote:WS10")
 async def test_a_container_without_snapshots_refuses_one(make: Make, tmp_path: Path) -> None:
     (tmp_path / "project").mkdir()
     for place in (make(), make(keep=named(), mounts={tmp_path / "project": "/workspace"})):
@@ -209,7 +209,7 @@ async def test_a_container_without_snapshots_refuses_one(make: Make, tmp_path: P
         make(keep=named()).snapshot("--all")
 
 
-@pytest.mark.spec("reliability:FS26", "reliability:WS1")
+@pytest.mark.spec("reliability:FS26", "remote:WS1")
 def test_mounting_the_home_folder_as_root_needs_allow_wide_root(
     make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

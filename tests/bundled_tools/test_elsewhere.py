@@ -23,7 +23,7 @@ from stepengine.journal import FileJournal, undo
 from stepengine.testing import ScriptedModel, tool_call
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import FileChangeHook, change_hook_tools, file_tools, search_tools, shell_tools
-from stepengine.workspace import far
+from stepengine.workspace import remote_files
 from tests.waits import until_async
 
 from .places import why_not
@@ -60,7 +60,7 @@ OF_SSH = {
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:WS1", "reliability:WS2")
+@pytest.mark.spec("remote:WS1", "remote:WS2")
 @pytest.mark.parametrize("part", SUITE)
 @pytest.mark.parametrize("way", ["old", "ssh", "bubblewrap", "podman", "docker"])
 def test_the_tool_suite_passes_in_every_remote_workspace(way: str, part: str, tmp_path: Path) -> None:
@@ -106,7 +106,7 @@ async def ran(tools: ToolRegistry, command: Any, **more: Any) -> Any:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("reliability:WS4")
+@pytest.mark.spec("remote:WS4")
 async def test_local_keys_and_variables_never_reach_the_workspace(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("OPENAI_API_KEY", "MY_SECRET", "SSH_AUTH_SOCK", "STEPENGINE_MODEL", "DOCKER_HOST"):
         monkeypatch.setenv(name, f"the {name} of here")
@@ -121,7 +121,7 @@ async def test_local_keys_and_variables_never_reach_the_workspace(root: Path, mo
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("reliability:WS4")
+@pytest.mark.spec("remote:WS4")
 async def test_allowed_variables_have_the_values_of_the_workspace(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORKS_WITH", "here")
     with Workspace.from_command(["env", "WORKS_WITH=there"], root, python=sys.executable) as place:
@@ -131,7 +131,7 @@ async def test_allowed_variables_have_the_values_of_the_workspace(root: Path, mo
 
 
 @pytest.mark.skipif(bool(why_not("bubblewrap")), reason="needs bubblewrap and the right to use it")
-@pytest.mark.spec("reliability:WS4", "reliability:WS7")
+@pytest.mark.spec("remote:WS4", "remote:WS7")
 async def test_a_sandbox_finds_programs_but_has_no_local_variables(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -163,7 +163,7 @@ async def test_a_sandbox_finds_programs_but_has_no_local_variables(
 
 
 @pytest.mark.skipif(bool(why_not("bubblewrap")), reason="needs bubblewrap and the right to use it")
-@pytest.mark.spec("reliability:WS7")
+@pytest.mark.spec("remote:WS7")
 async def test_a_sandbox_runs_home_programs_without_showing_keys(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -197,7 +197,7 @@ async def test_a_sandbox_runs_home_programs_without_showing_keys(
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:WS4", "reliability:WS1")
+@pytest.mark.spec("remote:WS4", "remote:WS1")
 async def test_over_ssh_the_environment_is_that_of_the_other_machine(
     root: Path, sshd: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -231,7 +231,7 @@ async def lose_connection(place: Workspace, root: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("reliability:WS5")
+@pytest.mark.spec("remote:WS5")
 async def test_a_lost_connection_is_reopened_between_calls(root: Path) -> None:
     with there(root) as place:
         tools = ToolRegistry([*file_tools(place, write=True), *shell_tools(place)])
@@ -247,7 +247,7 @@ async def test_a_lost_connection_is_reopened_between_calls(root: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("reliability:WS5")
+@pytest.mark.spec("remote:WS5")
 async def test_a_command_with_a_lost_connection_is_in_doubt(root: Path) -> None:
     with there(root) as place:
         tools = ToolRegistry(shell_tools(place))
@@ -278,7 +278,7 @@ def sleeping(root: Path) -> list[str]:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("reliability:WS5")
+@pytest.mark.spec("remote:WS5")
 async def test_a_model_gets_an_unknown_outcome_and_continues(root: Path) -> None:
     asked = [
         tool_call("run_terminal_command", {"command": given})
@@ -297,7 +297,7 @@ async def test_a_model_gets_an_unknown_outcome_and_continues(root: Path) -> None
 
 async def test_a_cancelled_read_does_not_wait_for_its_answer(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Whoever waited for it would wait for longer than a test may take.
-    monkeypatch.setattr(far, "CALL_SECONDS", 3_000)
+    monkeypatch.setattr(remote_files, "CALL_SECONDS", 3_000)
     with there(root) as place:
         tools = ToolRegistry(file_tools(place))
         await tools.execute("read_files", {"paths": ["a.txt"]})
@@ -331,7 +331,7 @@ async def test_many_calls_at_once_share_a_connection(root: Path) -> None:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("reliability:WS1", "reliability:WS8")
+@pytest.mark.spec("remote:WS1", "remote:WS8")
 async def test_undo_of_a_remote_run_restores_the_remote_files(root: Path, tmp_path: Path) -> None:
     def handler(ctx: Any) -> Iterator[Any]:
         yield ToolCall("write_file", {"path": "new/b.txt", "content": "b"})
@@ -363,7 +363,7 @@ async def test_change_hooks_run_in_the_workspace(root: Path) -> None:
     assert "one\n" == result.data[0]["stdout"]  # type: ignore[index,call-overload]
 
 
-@pytest.mark.spec("reliability:WS3")
+@pytest.mark.spec("remote:WS3")
 @pytest.mark.parametrize(
     ("make", "said"),
     [
@@ -378,8 +378,8 @@ async def test_change_hooks_run_in_the_workspace(root: Path) -> None:
         (lambda: Workspace.kubernetes("pod", namespace="-x"), "cannot be given to kubectl"),
         (lambda: Workspace.bubblewrap("/"), "folder that is not /"),
         (lambda: Workspace.bubblewrap("/nowhere"), "cannot be opened as a folder: it does not exist"),
-        (lambda: Workspace.named("docker"), "names no workspace"),
-        (lambda: Workspace.named("over:'x"), "cannot be read"),
+        (lambda: Workspace.parse("docker"), "names no workspace"),
+        (lambda: Workspace.parse("over:'x"), "cannot be read"),
     ],
     ids=itertools.count(),
 )
@@ -400,7 +400,7 @@ def test_an_unreachable_workspace_raises_a_typed_error_with_its_output(root: Pat
         file_tools(Workspace.from_command(argv, root))
 
 
-@pytest.mark.spec("reliability:WS8")
+@pytest.mark.spec("remote:WS8")
 def test_local_only_options_are_refused_for_a_remote_workspace(root: Path) -> None:
     with there(root) as place:
         with pytest.raises(DefinitionError, match="sandbox="):
@@ -424,7 +424,7 @@ os.execv({python!r}, [{python!r}, *words[at + 1:]])
 """
 
 
-@pytest.mark.spec("reliability:WS3")
+@pytest.mark.spec("remote:WS3")
 @pytest.mark.parametrize("program", ["docker", "podman", "kubectl"])
 async def test_container_workspaces_start_with_the_documented_command_lines(
     root: Path, tmp_path: Path, program: str, monkeypatch: pytest.MonkeyPatch
@@ -469,7 +469,7 @@ async def test_container_workspaces_start_with_the_documented_command_lines(
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("reliability:WS5")
+@pytest.mark.spec("remote:WS5")
 async def test_an_ended_container_is_not_replaced_by_an_empty_one(
     root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

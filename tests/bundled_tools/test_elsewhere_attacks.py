@@ -79,7 +79,7 @@ READING = {
 }
 
 
-@pytest.mark.spec("reliability:WS7")
+@pytest.mark.spec("remote:WS7")
 @pytest.mark.parametrize("way", READING)
 async def test_no_sandboxed_program_reads_a_hidden_secret(
     way: str, place: Workspace, root: Path, monkeypatch: pytest.MonkeyPatch
@@ -98,7 +98,7 @@ WRITING = {
 }
 
 
-@pytest.mark.spec("reliability:WS7")
+@pytest.mark.spec("remote:WS7")
 @pytest.mark.parametrize("way", WRITING)
 async def test_no_program_writes_outside_of_the_root(way: str, place: Workspace, root: Path) -> None:
     bystander = subprocess.Popen(["sleep", "60"])
@@ -129,7 +129,7 @@ TAKING = {
 }
 
 
-@pytest.mark.spec("reliability:WS7", "reliability:WS6")
+@pytest.mark.spec("remote:WS7", "remote:WS6")
 @pytest.mark.parametrize("what", TAKING)
 async def test_a_resource_exhausting_command_is_ended_and_tools_keep_working(
     what: str, place: Workspace, monkeypatch: pytest.MonkeyPatch
@@ -178,7 +178,7 @@ async def test_a_folder_swapped_for_a_link_is_never_followed(place: Workspace, r
     assert not (root.parent / "made").exists()
 
 
-@pytest.mark.spec("reliability:WS7")
+@pytest.mark.spec("remote:WS7")
 @pytest.mark.parametrize("way", ["loopback", "an abstract socket", "a socket in a file"])
 async def test_no_program_talks_to_this_machine(way: str, place: Workspace, tmp_path: Path) -> None:
     with socket.socket(socket.AF_INET if way == "loopback" else socket.AF_UNIX) as server:

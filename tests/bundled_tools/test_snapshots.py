@@ -28,7 +28,7 @@ def project(tmp_path: Path) -> Path:
     return made
 
 
-@pytest.mark.spec("reliability:WS10")
+@pytest.mark.spec("remote:WS10")
 async def test_a_folder_snapshot_is_an_independent_copy_with_its_links(project: Path, tmp_path: Path) -> None:
     os.mkfifo(project / "pipe")
     with socket.socket(socket.AF_UNIX) as listening:
@@ -48,7 +48,7 @@ async def test_a_folder_snapshot_is_an_independent_copy_with_its_links(project: 
     assert copy.exists()
 
 
-@pytest.mark.spec("reliability:WS10")
+@pytest.mark.spec("remote:WS10")
 def test_snapshot_refuses_existing_targets_and_unsupported_workspaces(project: Path, tmp_path: Path) -> None:
     for to, error, words in (
         (tmp_path / "outside", DefinitionError, "is there already"),
@@ -65,7 +65,7 @@ def test_snapshot_refuses_existing_targets_and_unsupported_workspaces(project: P
 
 
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
-@pytest.mark.spec("reliability:WS10")
+@pytest.mark.spec("remote:WS10")
 async def test_a_snapshot_of_a_sandbox_is_a_sandbox(project: Path, tmp_path: Path) -> None:
     with Workspace.bubblewrap(project).snapshot(tmp_path / "copy") as place:
         result = await ToolRegistry(shell_tools(place)).execute(

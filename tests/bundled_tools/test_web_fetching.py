@@ -33,7 +33,7 @@ def fetcher_for(there: Site, **options: Any) -> SafeFetcher:
     return SafeFetcher(**{"allow": "public", "ports": [there.port], "resolve": Names(), **LOOPBACK, **options})
 
 
-@pytest.mark.spec("reliability:NW06", "reliability:NW14")
+@pytest.mark.spec("remote:NW06", "remote:NW14")
 async def test_a_request_sends_no_cookies_credentials_or_extra_headers(
     there: Site, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -56,7 +56,7 @@ async def test_a_request_sends_no_cookies_credentials_or_extra_headers(
     assert "Accept: text/*, application/json\r\n" in there.heads[0]
 
 
-@pytest.mark.spec("reliability:WP3")
+@pytest.mark.spec("remote:WP3")
 async def test_system_resolver_is_used_by_default_and_addresses_are_checked(
     there: Site, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -82,7 +82,7 @@ async def test_system_resolver_is_used_by_default_and_addresses_are_checked(
     )
 
 
-@pytest.mark.spec("reliability:WP3")
+@pytest.mark.spec("remote:WP3")
 async def test_the_connection_goes_to_the_address_that_was_checked(there: Site) -> None:
     names = Names(["127.0.0.1"], ["10.0.0.1"])
     there.answers = {"/": answer("one")}
@@ -95,7 +95,7 @@ async def test_the_connection_goes_to_the_address_that_was_checked(there: Site) 
     assert 1 == there.connections
 
 
-@pytest.mark.spec("reliability:WP3")
+@pytest.mark.spec("remote:WP3")
 async def test_a_host_that_rebinds_between_redirects_is_checked_again(there: Site) -> None:
     there.answers = {"/": redirect("/again"), "/again": answer("never")}
     with pytest.raises(BlockedAddress, match="link-local"):
@@ -109,7 +109,7 @@ async def test_the_next_address_is_tried_if_one_refuses_connections(there: Site)
     assert b"ok" == found.body
 
 
-@pytest.mark.spec("reliability:WP3", "reliability:NW01", "reliability:NW06")
+@pytest.mark.spec("remote:WP3", "remote:NW01", "remote:NW06")
 @pytest.mark.parametrize(
     "location",
     [
@@ -125,7 +125,7 @@ async def test_each_redirect_is_checked_like_a_new_address(there: Site, location
     assert 1 == there.connections
 
 
-@pytest.mark.spec("reliability:WP3", "generator-contract:T17")
+@pytest.mark.spec("remote:WP3", "generator-contract:T17")
 async def test_five_redirects_are_followed_and_a_sixth_is_not(there: Site) -> None:
     there.answers = {f"/{n}": redirect(f"/{n - 1}", "307 Temporary Redirect") for n in range(1, 12)} | {
         "/0": answer("end")
@@ -140,7 +140,7 @@ async def test_five_redirects_are_followed_and_a_sixth_is_not(there: Site) -> No
     assert 6 + 6 + 6 == there.connections
 
 
-@pytest.mark.spec("reliability:WP3")
+@pytest.mark.spec("remote:WP3")
 async def test_pages_that_refresh_are_pages_and_no_redirects(there: Site) -> None:
     html = "<meta http-equiv=refresh content='0;url=http://10.0.0.1/'>"
     there.answers = {"/": answer(html, "text/html", refresh="0; url=/other"), "/bare": answer("x", status="302 Found")}
@@ -149,7 +149,7 @@ async def test_pages_that_refresh_are_pages_and_no_redirects(there: Site) -> Non
     assert ["/", "/bare"] == there.paths
 
 
-@pytest.mark.spec("reliability:NW06")
+@pytest.mark.spec("remote:NW06")
 async def test_head_gives_no_body(there: Site) -> None:
     there.answers = {"/": answer("x" * 10)}
     found = await fetcher_for(there).fetch(there.url(), method="HEAD")
@@ -167,7 +167,7 @@ async def endless(path: str, writer: asyncio.StreamWriter) -> None:
         await writer.drain()
 
 
-@pytest.mark.spec("reliability:WP4")
+@pytest.mark.spec("remote:WP4")
 async def test_no_more_than_two_million_bytes_are_read(there: Site) -> None:
     there.answers = {"/endless": endless, "/exact": answer(b"x" * 2_000_000), "/more": answer(b"x" * 2_000_001)}
     there.answers["/zip"] = zipped(bytes(range(256)) * 10_000)
@@ -177,7 +177,7 @@ async def test_no_more_than_two_million_bytes_are_read(there: Site) -> None:
     assert [(2_000_000, True), (2_000_000, False), (2_000_000, True)] == [(len(f.body), f.truncated) for f in found]
 
 
-@pytest.mark.spec("reliability:WP4")
+@pytest.mark.spec("remote:WP4")
 @pytest.mark.parametrize(
     ("made", "why"),
     [
@@ -203,7 +203,7 @@ async def test_answers_that_would_hurt_are_errors(there: Site, made: bytes | Cal
         await fetcher_for(there).fetch(there.url())
 
 
-@pytest.mark.spec("reliability:WP4")
+@pytest.mark.spec("remote:WP4")
 async def test_endless_data_after_a_compressed_body_is_cut_off(there: Site) -> None:
     async def trailing(path: str, writer: asyncio.StreamWriter) -> None:
         writer.write(
@@ -216,7 +216,7 @@ async def test_endless_data_after_a_compressed_body_is_cut_off(there: Site) -> N
     assert (b"x", True) == (found.body, found.truncated)
 
 
-@pytest.mark.spec("reliability:WP4")
+@pytest.mark.spec("remote:WP4")
 async def test_ordinary_compression_is_undone(there: Site) -> None:
     text = b"words and words, " * 5_000
     there.answers = {"/a": zipped(text), "/b": answer(zlib.compress(text), content_encoding="deflate")}
@@ -235,7 +235,7 @@ async def silent(path: str, writer: asyncio.StreamWriter) -> None:
     await asyncio.sleep(60)
 
 
-@pytest.mark.spec("reliability:WP4")
+@pytest.mark.spec("remote:WP4")
 async def test_a_slow_server_or_resolver_ends_at_the_fetch_timeout(there: Site) -> None:
     async def hangs(host: str, port: int) -> list[str]:
         await asyncio.sleep(60)
@@ -253,7 +253,7 @@ async def test_a_slow_server_or_resolver_ends_at_the_fetch_timeout(there: Site) 
     assert all("did not answer within 0.3 s" in str(error) for error in found), found
 
 
-@pytest.mark.spec("reliability:WP4")
+@pytest.mark.spec("remote:WP4")
 async def test_an_idle_connection_ends_after_the_idle_timeout(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     from stepengine.tools.bundled.web import fetcher
 
@@ -264,7 +264,7 @@ async def test_an_idle_connection_ends_after_the_idle_timeout(there: Site, monke
             await fetcher_for(there).fetch(there.url("/silent"))
 
 
-@pytest.mark.spec("reliability:WP4")
+@pytest.mark.spec("remote:WP4")
 async def test_four_fetches_at_a_time_go_to_one_host(there: Site) -> None:
     four = asyncio.Event()
 
@@ -281,7 +281,7 @@ async def test_four_fetches_at_a_time_go_to_one_host(there: Site) -> None:
     assert (12, 4) == (there.connections, there.most_open)
 
 
-@pytest.mark.spec("reliability:NW12")
+@pytest.mark.spec("remote:NW12")
 @pytest.mark.parametrize("kind", ["application/pdf", "image/png"])
 async def test_a_body_of_a_binary_type_is_not_read(there: Site, kind: str) -> None:
     there.answers = {"/": answer(b"x" * 1_000, kind)}
@@ -319,7 +319,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.spec("reliability:WP3", "reliability:NW14")
+@pytest.mark.spec("remote:WP3", "remote:NW14")
 async def test_tls_keeps_the_name_and_is_never_given_up(certificate: Path) -> None:
     serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     serving.load_cert_chain(certificate)
@@ -347,7 +347,7 @@ async def test_tls_keeps_the_name_and_is_never_given_up(certificate: Path) -> No
             await fetcher_for(there, ports=[there.port]).fetch(there.url(scheme="https"))
 
 
-@pytest.mark.spec("reliability:WP5")
+@pytest.mark.spec("remote:WP5")
 async def test_a_proxy_is_used_only_when_it_is_given(there: Site) -> None:
     there.answers = {"http://elsewhere.test/x": answer("through the proxy")}
     proxied = SafeFetcher(allow="public", proxy=f"http://127.0.0.1:{there.port}", proxy_enforces_policy=True)

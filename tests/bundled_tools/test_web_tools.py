@@ -60,7 +60,7 @@ PAGE = """<!doctype html><html><head><title> A  &amp; B </title><meta name="Desc
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("generator-contract:T35", "generator-contract:T17", "reliability:NW12")
+@pytest.mark.spec("generator-contract:T35", "generator-contract:T17", "remote:NW12")
 async def test_a_page_becomes_markdown_without_hidden_content(there: Site) -> None:
     there.answers = {"/a/page": answer(PAGE, "text/html; charset=utf-8"), "/old": redirect("/a/page")}
 
@@ -76,7 +76,7 @@ async def test_a_page_becomes_markdown_without_hidden_content(there: Site) -> No
     } == await read(there, "/old")
 
 
-@pytest.mark.spec("generator-contract:T17", "reliability:WP4")
+@pytest.mark.spec("generator-contract:T17", "remote:WP4")
 async def test_page_text_is_cut_at_max_chars_and_marked_truncated(there: Site) -> None:
     there.answers = {
         "/": answer("x" * 30_000),
@@ -94,7 +94,7 @@ async def test_page_text_is_cut_at_max_chars_and_marked_truncated(there: Site) -
         assert "max_chars" in (await registry.execute("read_url", {"url": there.url(), "max_chars": wrong})).text
 
 
-@pytest.mark.spec("reliability:NW12")
+@pytest.mark.spec("remote:NW12")
 @pytest.mark.parametrize(
     ("body", "kind", "text"),
     [
@@ -117,7 +117,7 @@ async def test_text_is_decoded_by_its_declared_charset(there: Site, body: bytes,
     assert text == (await read(there))["text"]
 
 
-@pytest.mark.spec("reliability:NW12")
+@pytest.mark.spec("remote:NW12")
 @pytest.mark.parametrize(("body", "kind"), [(b"%PDF-1", "application/pdf"), (b"\x89PNG", "image/png"), (b"MZ\0\0", ""), (b"a\0b", "text/plain")])  # fmt: skip
 async def test_a_binary_body_gives_its_type_only(there: Site, body: bytes, kind: str) -> None:
     there.answers = {"/": answer(body, kind)}
@@ -125,7 +125,7 @@ async def test_a_binary_body_gives_its_type_only(there: Site, body: bytes, kind:
     assert ("", "this is no text, so only its type is shown") == (found["text"], found["message"])
 
 
-@pytest.mark.spec("reliability:NW12", "reliability:R23")
+@pytest.mark.spec("remote:NW12", "reliability:R23")
 @pytest.mark.parametrize("comments", [b"<!---->" * 60, b"<!--" * 2_000, b"\n" * 8_000])
 async def test_a_text_is_found_behind_comments(comments: bytes) -> None:
     page = await read_page(Fetched("http://x.test/", 200, "text/plain", comments + b"plain <html>"))
@@ -135,7 +135,7 @@ async def test_a_text_is_found_behind_comments(comments: bytes) -> None:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("reliability:NW12")
+@pytest.mark.spec("remote:NW12")
 @pytest.mark.parametrize("start", [b"", b" \n", b"<!-- a --><!--b-->\n<!---->"])
 async def test_html_is_seen_behind_comments(start: bytes) -> None:
     page = await read_page(Fetched("http://x.test/", 200, "text/plain", start + b"<!DOCTYPE  html><p>x</p>"))
@@ -143,7 +143,7 @@ async def test_html_is_seen_behind_comments(start: bytes) -> None:
     assert page.text == "x"
 
 
-@pytest.mark.spec("reliability:NW12", "reliability:R23")
+@pytest.mark.spec("remote:NW12", "reliability:R23")
 @pytest.mark.parametrize("charset", ["punycode", "unicode_escape", "x" * 500])
 async def test_only_charsets_of_the_web_are_decoded(charset: str) -> None:
     """
@@ -154,7 +154,7 @@ async def test_only_charsets_of_the_web_are_decoded(charset: str) -> None:
     assert (await read_page(found)).text.startswith("a\\u0041a")
 
 
-@pytest.mark.spec("reliability:NW12", "reliability:WP4")
+@pytest.mark.spec("remote:NW12", "remote:WP4")
 @pytest.mark.deep
 async def test_a_page_of_a_million_nested_tags_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     from stepengine.tools.bundled.web import pages
@@ -169,14 +169,14 @@ async def test_a_page_of_a_million_nested_tags_times_out(monkeypatch: pytest.Mon
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("reliability:NW12", "reliability:WP4")
+@pytest.mark.spec("remote:NW12", "remote:WP4")
 async def test_absolute_links_do_not_inflate_a_page_beyond_its_limit() -> None:
     where = f"http://x.test/{'a' * 4_000}/"
     page = await read_page(Fetched(where, 200, "text/html", b"<a href=x>l</a>" * 1_000))
     assert 2_000_000 == len(page.text)
 
 
-@pytest.mark.spec("reliability:NW12")
+@pytest.mark.spec("remote:NW12")
 async def test_cancelling_a_page_conversion_kills_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
     begin, begun, workers = asyncio.create_subprocess_exec, asyncio.Event(), []
 
@@ -222,7 +222,7 @@ async def test_html_without_the_web_extra_is_an_error_naming_it(there: Site, mon
     assert ["plain", "{}"] == [(await read(there, path))["text"] for path in ("/text", "/json")]
 
 
-@pytest.mark.spec("reliability:NW14", "reliability:NW06", "reliability:WP6", "requirements:F21")
+@pytest.mark.spec("remote:NW14", "remote:NW06", "remote:WP6", "requirements:F21")
 def test_a_model_chooses_only_address_and_size_of_network_tools() -> None:
     tools = web_tools(
         SearxngSearch("http://x"),
@@ -236,7 +236,7 @@ def test_a_model_chooses_only_address_and_size_of_network_tools() -> None:
     assert all((s.category, s.annotations) == ("network", ToolAnnotations(open_world=True)) for s in specs.values())
 
 
-@pytest.mark.spec("reliability:WP4")
+@pytest.mark.spec("remote:WP4")
 async def test_a_tree_of_runs_fetches_at_most_two_hundred_pages() -> None:
     class Nothing:
         async def fetch(self, url: str) -> Fetched:
@@ -256,7 +256,7 @@ async def test_a_tree_of_runs_fetches_at_most_two_hundred_pages() -> None:
         assert refused == ("fetched 200 pages" in result.text)
 
 
-@pytest.mark.spec("reliability:WP4")
+@pytest.mark.spec("remote:WP4")
 async def test_pages_of_documentation_count_towards_the_two_hundred() -> None:
     class Links:
         async def fetch(self, url: str) -> Fetched:
@@ -312,7 +312,7 @@ async def test_searxng_query_asks_for_json_and_deep_fetches_two_pages(there: Sit
     assert 3 == len(there.paths)
 
 
-@pytest.mark.spec("generator-contract:T35", "generator-contract:T17", "reliability:NW17")
+@pytest.mark.spec("generator-contract:T35", "generator-contract:T17", "remote:NW17")
 async def test_brave_gets_its_key_in_a_header(there: Site) -> None:
     there.answers = {
         "/res/v1/web/search": answer(
@@ -329,7 +329,7 @@ async def test_brave_gets_its_key_in_a_header(there: Site) -> None:
     assert "secret" not in repr(brave)
 
 
-@pytest.mark.spec("reliability:NW17")
+@pytest.mark.spec("remote:NW17")
 @pytest.mark.parametrize(
     "made",
     [
@@ -350,7 +350,7 @@ async def test_no_error_of_a_search_shows_the_key(there: Site, made: bytes) -> N
     assert 1 == there.connections
 
 
-@pytest.mark.spec("reliability:WP4", "reliability:NW06")
+@pytest.mark.spec("remote:WP4", "remote:NW06")
 async def test_a_search_without_an_answer_times_out(there: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     async def silent(path: str, writer: asyncio.StreamWriter) -> None:
         await asyncio.sleep(60)

@@ -469,7 +469,7 @@ def test_model_command_rejects_unknown_providers_and_shows_the_price(
     assert ["openai/gpt-4o"] == [call.model for call in model.calls]
     assert "now: openai/gpt-4o\n" in result.stdout
     assert re.search(r"  price    input \$[\d.]+, output \$[\d.]+.* per million tokens", result.stdout)
-    assert "names the provider 'nowhere'" in refused.stdout
+    assert "unknown provider 'nowhere'" in refused.stdout
     assert "from the next turn on" not in refused.stdout
 
 

@@ -4,6 +4,7 @@ What the commands say of runs that a crash cut off, that are damaged, that end o
 
 from __future__ import annotations
 
+import io
 import json
 import shlex
 from pathlib import Path
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from stepengine.cli import TerminalInteractor
 from stepengine.cli.app import app
+from stepengine.data.questions import Answer, Question
 from stepengine.journal import FileJournal, MemoryJournal
 from tests.cli.command import command
 from tests.cli.recordings import copy_recording, recording
@@ -96,7 +99,7 @@ def at_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Somebody sits there.
     """
-    monkeypatch.setattr("stepengine.cli.commands.resume.is_terminal", lambda *_: True)
+    monkeypatch.setattr("stepengine.cli.commands.resume.can_ask", lambda: True)
 
 
 @pytest.mark.spec("requirements:X73")
@@ -121,6 +124,25 @@ def test_resume_at_a_terminal_asks_about_an_effect_in_doubt(
     assert '"args":[2]' in result.stderr
     assert said in result.stderr
     assert paid == (Path("paid.txt").read_text() if Path("paid.txt").exists() else "")
+
+
+@pytest.mark.spec("requirements:X73")
+@pytest.mark.parametrize(
+    ("typed", "answer"),
+    [
+        ("1", Answer(selected=("yes",))),
+        ("N", Answer(selected=("no",))),
+        ('what?\nresult:{"sum": 2}', Answer(result={"sum": 2}, by="command line")),
+        ("/skip", None),
+        ("", None),
+    ],
+)
+async def test_interactor_asks_about_an_effect_in_doubt(typed: str, answer: Answer | None) -> None:
+    shown = io.StringIO()
+    question = Question("doubt:#1", "Do it again?", ("yes", "no"), details={"args": [2]})
+
+    assert answer == await TerminalInteractor(input=io.StringIO(f"{typed}\n"), output=shown).ask(question)
+    assert '| with: {"args":[2]}' in shown.getvalue()
 
 
 @pytest.mark.spec("requirements:X73")

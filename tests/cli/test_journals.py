@@ -220,7 +220,9 @@ def test_show_as_json_holds_every_effect_and_the_open_questions(asked: str) -> N
         ("#3", 2, "model_call"),
         ("#4", 2, "ask"),
     ]
-    assert told["questions"] == [{"id": "q4", "text": "Ship it?", "options": ["yes", "no"]}]
+    (question,) = told["questions"]
+    assert (question["id"], question["text"], question["options"]) == ("q4", "Ship it?", ["yes", "no"])
+    assert [choice["label"] for choice in question["choices"]] == ["yes", "no", "No answer"]
     assert told["effects"][-1]["outcome"] is None
 
 

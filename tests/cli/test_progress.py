@@ -88,7 +88,9 @@ def test_a_run_of_two_steps_reads_from_top_to_bottom() -> None:
 
 
 def test_waiting_tool_call_is_shown_as_waiting() -> None:
-    waiting = ev.ToolFinished(tool_name="release", tool_call_id="c1", result=ToolResult.pending("0.q2"), duration_ms=22)
+    waiting = ev.ToolFinished(
+        tool_name="release", tool_call_id="c1", result=ToolResult.make_pending("0.q2"), duration_ms=22
+    )
     assert "          < release waits, 22 ms\n" == shown(waiting)
 
 

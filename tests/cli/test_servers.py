@@ -12,7 +12,7 @@ import pytest
 from stepengine.cli.bench import make_pricing
 from stepengine.cli.options import Options
 from stepengine.data.usage import Usage
-from stepengine.models.pricing import cost_of
+from stepengine.models.pricing import LIST_PRICES
 from tests.cli.command import command
 from tests.faults.chat_server import ChatServer, serving
 
@@ -178,6 +178,6 @@ def test_price_option_applies_to_unpriced_models_only() -> None:
     used = Usage(input_tokens=1_000_000)
 
     assert 0 == elsewhere("anthropic/claude-sonnet-4-5", used, NOW)
-    assert here("anthropic/claude-sonnet-4-5", used, NOW) == cost_of("anthropic/claude-sonnet-4-5", used, NOW) > 0
+    assert here("anthropic/claude-sonnet-4-5", used, NOW) == LIST_PRICES("anthropic/claude-sonnet-4-5", used, NOW) > 0
     assert 0 == here("ollama/llama", used, NOW)
     assert elsewhere("anthropic/claude-sonnet-4-5", None, NOW) is None

@@ -12,6 +12,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,6 +21,7 @@ from typer.testing import CliRunner, Result
 from stepengine import AgentDefinition, Engine, load_agent, load_agents
 from stepengine.cli import code_trust
 from stepengine.cli.app import app
+from stepengine.cli.screen import confirm
 from stepengine.data.outcomes import Value
 from stepengine.data.state import ChildResult
 from stepengine.engine import trust, trust_folder
@@ -504,6 +506,16 @@ def test_a_person_at_a_terminal_is_asked_once(
     assert "is not trusted" in first.stderr
     assert (code != 0) == ("is not trusted" in second.stderr)
     assert (code == 0) == place.ran.exists()
+
+
+@pytest.mark.spec("requirements:X72")
+@pytest.mark.parametrize("marker", ["", "0" * 32])
+def test_a_command_of_a_tool_asks_for_no_confirmation(monkeypatch: pytest.MonkeyPatch, marker: str) -> None:
+    stream = SimpleNamespace(isatty=lambda: True)
+    monkeypatch.setattr(confirm, "sys", SimpleNamespace(stdin=stream, stderr=stream))
+    monkeypatch.setenv(MARKER, marker)
+
+    assert confirm.can_ask() == (not marker)
 
 
 @pytest.mark.spec("requirements:X72")

@@ -29,7 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.spec("reliability:WP6", "generator-contract:T35")
+@pytest.mark.spec("remote:WP6", "generator-contract:T35")
 def test_the_web_is_not_reached_without_the_flag(folder: Path) -> None:
     done = command("run", "reader.py", code=2)
 
@@ -38,7 +38,7 @@ def test_the_web_is_not_reached_without_the_flag(folder: Path) -> None:
     )
 
 
-@pytest.mark.spec("reliability:NW01")
+@pytest.mark.spec("remote:NW01")
 def test_web_flag_searches_its_instance_and_blocks_private_addresses(folder: Path) -> None:
     done = command("run", "reader.py", "--web", "http://127.0.0.1:1", "--journal", "run.jsonl")
 

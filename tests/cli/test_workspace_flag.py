@@ -40,7 +40,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("reliability:WS1")
+@pytest.mark.spec("remote:WS1")
 def test_tools_replay_and_undo_use_the_workspace(folder: Path) -> None:
     words = [
         "run",
@@ -86,7 +86,7 @@ agent = AgentDefinition(id="asker", tools=["write_file"], handle_steps=handle_st
 
 @pytest.mark.deep
 @pytest.mark.smoke
-@pytest.mark.spec("reliability:WS11", "replay:J11")
+@pytest.mark.spec("remote:WS11", "replay:J11")
 def test_run_of_another_workspace_does_not_resume_here(folder: Path) -> None:
     (folder / "asker.py").write_text(ASKER)
     more = ["--write", "--cwd", "project"]

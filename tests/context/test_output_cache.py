@@ -25,7 +25,8 @@ from stepengine import (
     UserMessage,
     call,
 )
-from stepengine.context import find_output, output_cache
+from stepengine.context import output_cache
+from stepengine.context.outputs import find_output
 from stepengine.data.codec import from_json, to_json
 from stepengine.data.messages import ImagePart, TextPart, ToolCallPart
 from stepengine.data.transcript import Transcript

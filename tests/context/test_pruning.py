@@ -16,7 +16,7 @@ from stepengine.context.pruning import (
     MEMORY_TAG,
     SEPARATOR,
     SUMMARY_TAG,
-    cut_middle,
+    cut_to_tokens,
 )
 from stepengine.data.codec import to_json
 from stepengine.data.estimate import message_tokens
@@ -108,7 +108,7 @@ def test_late_request_makes_the_cache_cold(messages: Any, options: Any, since: A
     asked = None if since is None else NOW - since
     limits = ContextLimits(max_tokens=policy.max_tokens or 0)
 
-    assert reason == policy.reason(Transcript(messages), limits, NOW, asked)
+    assert reason == policy.find_reason(Transcript(messages), limits, NOW, asked)
     assert (reason is None) == (policy.rewrite(Transcript(messages), limits, NOW, asked) is None)
     ctx = context(messages, context={} if asked is None else {LAST_REQUEST: asked.isoformat()})
     change = policy(ctx)
@@ -184,18 +184,18 @@ def test_long_texts_are_cut_in_the_middle_and_blanks_dropped() -> None:
     result = pruned(prompt(long), prompt("  \n "), prompt("", PNG), said, AssistantMessage(()), prompt("live"))
     user, note = texts(result)
 
-    assert user == f"[USER]\n{cut_middle(long, 13_000)}"
+    assert user == f"[USER]\n{cut_to_tokens(long, 13_000)}"
     # A tag in the middle of a text takes nothing of it away.
-    assert note == f"Progress note: {cut_middle(f'{long}<think>no tag', 1_300)}"
+    assert note == f"Progress note: {cut_to_tokens(f'{long}<think>no tag', 1_300)}"
     for tokens in (13_000, 1_300):
         kept = tokens * 3 - 50
-        head, notice, tail = cut_middle(long, tokens).split("\n")
+        head, notice, tail = cut_to_tokens(long, tokens).split("\n")
         assert (int(kept * 0.8), kept) == (len(head), len(head) + len(tail))
         assert long.startswith(head)
         assert long.endswith(tail)
         assert f"[... {50_000 - kept} characters left out ...]" == notice
-        assert len(cut_middle(long, tokens)) <= tokens * 3
-    assert "short" == cut_middle("short", 2)
+        assert len(cut_to_tokens(long, tokens)) <= tokens * 3
+    assert "short" == cut_to_tokens("short", 2)
     assert [PNG] == [p for p in result[0].content if isinstance(p, ImagePart)]
 
 

@@ -221,7 +221,7 @@ def test_summarized_history_is_paired_and_keeps_its_end(kinds: list[str], keep: 
         else:
             asked, result = exchange(number)
             pending = ToolMessage.from_result(
-                attrs.evolve(ToolResult.pending("q1"), tool_call_id=f"c{number}", tool_name="dig")
+                attrs.evolve(ToolResult.make_pending("q1"), tool_call_id=f"c{number}", tool_name="dig")
             )
             messages += [asked, pending if kind == "pending" else result]
     ctx = context(*messages)
@@ -247,7 +247,9 @@ def test_summarized_history_is_paired_and_keeps_its_end(kinds: list[str], keep: 
 @pytest.mark.parametrize("wire", FOUR)
 async def test_pending_calls_have_results_in_a_summary_request(wire: str) -> None:
     asked = AssistantMessage((ToolCallPart("c1", "ask_user", {"question": "Where?"}),))
-    waiting = ToolMessage.from_result(attrs.evolve(ToolResult.pending("q1"), tool_call_id="c1", tool_name="ask_user"))
+    waiting = ToolMessage.from_result(
+        attrs.evolve(ToolResult.make_pending("q1"), tool_call_id="c1", tool_name="ask_user")
+    )
     state = AgentState.from_messages([PROMPT, asked, waiting])
     model = ScriptedModel([text("the summary"), text("done")])
     result = await engine(model).run(worker(summarize(1, model=f"{MODEL}")), "go on", previous=state)

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from stepengine.context import ContextLimits, mask_tool_results, output_cache, prune_to_summary, summarize, truncate
-from stepengine.context.policy import limits_for_hook
+from stepengine.context.policy import make_hook_limits
 from stepengine.context.truncation import GAP_TAG
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.estimate import Measured
@@ -85,8 +85,8 @@ def test_system_prompt_tools_and_step_prompt_count_for_the_size() -> None:
     agent = AgentDefinition("a", step_prompt="p" * 400)
     fields: dict[str, Any] = {"system_prompt": "s" * 400, "tool_definitions": {"look": spec}}
     plain, full = (
-        limits_for_hook(context([prompt("x")])),
-        limits_for_hook(context([prompt("x")], agent=agent, **fields)),
+        make_hook_limits(context([prompt("x")])),
+        make_hook_limits(context([prompt("x")], agent=agent, **fields)),
     )
 
     assert 0 == plain.overhead
@@ -98,16 +98,16 @@ def test_system_prompt_tools_and_step_prompt_count_for_the_size() -> None:
 @pytest.mark.spec("requirements:X45")
 def test_provider_reported_size_scales_the_limit() -> None:
     view = Transcript(HISTORY)
-    estimate = limits_for_hook(context(view)).size(view)
+    estimate = make_hook_limits(context(view)).size(view)
     twice = context(view, measured=Measured("", view, 2 * estimate))
     half = context(view, measured=Measured("", view, estimate // 2))
 
-    assert 2 * estimate == limits_for_hook(twice).size(view)
+    assert 2 * estimate == make_hook_limits(twice).size(view)
     assert truncate(estimate + 1)(context(view)) is None
     cut = truncate(estimate + 1, free_ratio=0)(twice)
     assert cut is not None
     assert cut.view is not None
-    assert limits_for_hook(context(cut.view)).size(cut.view) <= (estimate + 1) // 2
+    assert make_hook_limits(context(cut.view)).size(cut.view) <= (estimate + 1) // 2
     assert truncate(estimate - 1)(context(view)) is not None
     assert truncate(estimate - 1)(half) is None
 

@@ -4,19 +4,23 @@ The answers that a question offers, and the text of the call that it is about, a
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+from attrs import evolve
 
 from stepengine.data.call_text import PreviewPart, call_subject, diff_of, preview_parts
 from stepengine.data.choices import (
     answer_for_choice,
     answer_from_form,
+    answer_from_json,
     answer_schema,
     approval,
     describe_scope,
     list_choices,
     make_lasting_approval,
+    question_to_json,
 )
 from stepengine.data.json import JsonDict
 from stepengine.data.questions import Answer, Question, answer_problem
@@ -39,7 +43,7 @@ COLOUR = Question("q2", "Which?", ["red", "blue, dark"], descriptions=["warm"])
 def test_permission_offers_lasting_approvals_except_any_input() -> None:
     assert [
         ("yes", "Allow", "allow", True), ("always", "Always: exactly this call", "always", True),
-        ("always1", "Always: all edits of files", "always", True), ("no", "Refuse", "deny", False),
+        ("always1", "Always: all edits of files", "always", True), ("no", "Deny", "deny", False),
     ] == [(one.id, one.label, one.kind, one.answer.agrees) for one in list_choices(MAY_IT)]  # fmt: skip
     assert make_lasting_approval(EDITS) == answer_for_choice(MAY_IT, "always1")
     assert ["yes", "no"] == [one.id for one in list_choices(PLAIN)]
@@ -60,6 +64,58 @@ def test_every_choice_is_an_answer_to_its_question(question: Question) -> None:
 
 def test_a_choice_that_is_not_offered_denies_the_call() -> None:
     assert [Answer(text="no")] * 2 == [answer_for_choice(MAY_IT, chosen) for chosen in ("always2", None)]
+
+
+def test_an_approval_of_any_input_must_be_confirmed() -> None:
+    widest = list_choices(MAY_IT, can_confirm=True)[-2]
+
+    assert ("always2", "ANY call of run, with any input") == (widest.id, widest.scope)
+    assert "Every later call of run runs without approval, with any input." == widest.confirm
+    assert {""} == {one.confirm for one in list_choices(MAY_IT)}
+    assert widest.answer == answer_for_choice(MAY_IT, "always2", is_confirmed=True)
+
+
+def test_an_effect_in_doubt_cannot_be_declined() -> None:
+    doubt = Question("doubt:3", "Do it again?", ["yes", "no"])
+
+    assert ["yes", "no"] == [one.label for one in list_choices(doubt)]
+    assert ("no",) == answer_for_choice(doubt, None).selected
+
+
+def test_question_as_json_has_choices_with_scope_and_answer() -> None:
+    sent = question_to_json(evolve(MAY_IT, details={"what": "x"}))
+
+    assert {
+        "id": "always1", "label": "Always: all edits of files", "kind": "always", "description": "",
+        "answer": {"text": "yes", "remember": "session", "covers": "edits"}, "scope": "all edits of files", "confirm": "",
+        "rule": {"id": "edits", "decision": "allow", "match": {"category": "write"}},
+    } == sent["choices"][2]  # fmt: skip
+    assert [{"text": "yes"}, {"text": "no"}] == [sent["choices"][n]["answer"] for n in (0, -1)]
+    assert [{"kind": "member", "name": "what", "value": "x"}] == sent["preview_parts"]
+    assert [{"selected": ["red"]}, {"selected": ["blue, dark"]}, {"declined": True}] == [
+        one["answer"] for one in question_to_json(COLOUR)["choices"]
+    ]
+    assert sent == json.loads(json.dumps(sent))
+
+
+@pytest.mark.parametrize("question", [MAY_IT, PLAIN, COLOUR], ids=["rules", "permission", "options"])
+def test_the_answer_of_every_choice_is_read_back(question: Question) -> None:
+    choices = list_choices(question, can_confirm=True)
+
+    assert [one.answer for one in choices] == [
+        answer_from_json(one["answer"]) for one in question_to_json(question)["choices"]
+    ]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        None, 5, {}, [1], {"approved": "yes"}, {"approved": True, "reason": 5}, {"approved": True, "editedInput": 5}, {"selected": [1]},
+        {"text": 5}, {"text": "yes", "by": "root"}, {"remember": "always"}, {"result": "done"},
+    ],
+)  # fmt: skip
+def test_other_json_of_a_page_is_no_answer(value: object) -> None:
+    assert answer_from_json(value) is None
 
 
 @pytest.mark.parametrize(
@@ -143,6 +199,7 @@ def test_preview_parts_are_ordered_and_command_is_not_repeated() -> None:
     ] == list(preview_parts({"action": "List", "details": details}))  # fmt: skip
     assert [PreviewPart("member", "", "to Bo")] == list(preview_parts({"details": "to Bo"}))
     assert [PreviewPart("member", "cwd", ".")] == list(preview_parts({"details": {"cwd": "."}}))
+    assert [] == list(preview_parts({"details": None}))
 
 
 def test_the_diff_of_a_permission_is_that_of_its_preview() -> None:

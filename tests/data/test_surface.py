@@ -1,5 +1,5 @@
 """
-What importing the data floor loads.
+What importing the package `data` loads.
 """
 
 from __future__ import annotations

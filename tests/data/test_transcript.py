@@ -363,14 +363,14 @@ def test_every_version_knows_its_own_calls_and_no_others(actions: list[tuple[int
 
 
 @given(st.lists(st.sampled_from("abc"), max_size=8), st.lists(st.sampled_from("abcd"), max_size=8), st.integers(0, 8))
-def test_left_out_of_returns_each_missing_message_in_order(before: list[str], after: list[str], shared: int) -> None:
+def test_find_missing_returns_each_missing_message_in_order(before: list[str], after: list[str], shared: int) -> None:
     whole = Transcript([UserMessage(word) for word in before])
     for shorter, words in (
         (Transcript([UserMessage(word) for word in after]), after),
         (Transcript(whole[:shared]).extend([UserMessage(word) for word in after]), [*before[:shared], *after]),
         (whole.extend([UserMessage(word) for word in after]), [*before, *after]),
     ):
-        left = [message.text for message in whole.left_out_of(shorter)]
+        left = [message.text for message in whole.find_missing(shorter)]
 
         assert Counter(before) - Counter(words) == Counter(left)
         assert set(left) <= set(before)

@@ -145,13 +145,13 @@ def test_the_default_limits_are_the_documented_ones() -> None:
 @given(strategies.settings, strategies.settings)
 @settings(max_examples=20)
 def test_merged_settings_prefer_values_of_the_override(base: ModelSettings, over: ModelSettings) -> None:
-    merged = base.merged(over)
+    merged = base.merge(over)
 
     for name in (a.name for a in attrs.fields(ModelSettings)):
         is_set = getattr(over, name) != getattr(ModelSettings(), name)
         assert getattr(over if is_set else base, name) == getattr(merged, name)
-    assert base.merged(None) == base.merged(ModelSettings()) == ModelSettings().merged(base) == base
-    assert merged.merged(over) == merged
+    assert base.merge(None) == base.merge(ModelSettings()) == ModelSettings().merge(base) == base
+    assert merged.merge(over) == merged
 
 
 # --- hooks ----------------------------------------------------------------------------------------------------------
@@ -269,8 +269,8 @@ def test_tool_result_text_builds_on_class_and_reads_on_instance() -> None:
 def test_results_expose_error_state_and_data() -> None:
     assert ToolResult.error("no").is_error
     assert "denied" == ToolResult.error("no", status="denied").status
-    assert not ToolResult.pending("q1").is_error
-    assert "waiting for the answer to question q1" in ToolResult.pending("q1").text
+    assert not ToolResult.make_pending("q1").is_error
+    assert "waiting for the answer to question q1" in ToolResult.make_pending("q1").text
     assert {"a": 1} == ToolResult.json({"a": 1}).data
     assert ToolResult("text").data is None
     assert "x\ufffdy" == ToolResult.error("x\udce9y").text

@@ -84,7 +84,11 @@ UNPACKED: dict[str, tuple[Any, dict[str, Any], Any]] = {
     "GenerateN": (GenerateN(2), {"n_responses": ("a", "b")}, ("a", "b")),
     "Complete": (Complete("hi"), {"value": reply}, reply),
     "ToolCall": (ToolCall("t"), {"tool_results": (ok,)}, ok),
-    "ToolCall pending": (ToolCall("t"), {"tool_results": (ToolResult.pending("q1"),)}, ToolResult.pending("q1")),
+    "ToolCall pending": (
+        ToolCall("t"),
+        {"tool_results": (ToolResult.make_pending("q1"),)},
+        ToolResult.make_pending("q1"),
+    ),
     "AgentCall": (AgentCall("kid"), {"value": child}, "out"),
     "Perform": (Perform(fetch, "u"), {"value": [1]}, [1]),
     "Ask": (Ask("sure?"), {"value": "yes"}, "yes"),

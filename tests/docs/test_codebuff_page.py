@@ -192,7 +192,7 @@ OTHERWISE: dict[str, Callable[[Path], None]] = {
     "a direct call of an agent is stored as `spawn_agents`": direct_calls_keep_their_name,
     "`context-pruner` forgets outputs of `file-picker`, `basher` and others": pruner_defaults,
 }
-"""Lines that no test of the floor that they are about holds."""
+"""Lines that no test of the package that they are about holds."""
 
 
 @pytest.mark.parametrize("line", OTHERWISE)

@@ -22,6 +22,7 @@ NAMES = (
     "promises",
     "words",
     "hooks",
+    "system-prompt",
     "first-questions",
     "install",
     "human-in-the-loop",

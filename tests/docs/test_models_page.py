@@ -20,8 +20,9 @@ from tests.faults.media_server import media_server, running
 
 from .pages import blocks_of, execute, page
 
-COMMANDS = "models.md"
+COMMANDS = "local-models.md"
 PAGES = (
+    "models.md",
     COMMANDS,
     "clouds.md",
     "model-settings.md",

@@ -83,7 +83,7 @@ def test_the_site_is_complete_without_a_network(site: Path) -> None:
     foreign = re.compile(r'(?:src|<link[^>]+href)="https?://')
 
     assert [] == [str(page) for page in site.rglob("*.html") if foreign.search(page.read_text(encoding="utf-8"))]
-    assert {"step.svg", "run.svg", "exchange.svg", "floors.svg"} <= {p.name for p in (site / "_images").iterdir()}
+    assert {"step.svg", "run.svg", "exchange.svg", "layers.svg"} <= {p.name for p in (site / "_images").iterdir()}
 
 
 def test_every_page_is_in_one_toctree_and_in_llms_txt() -> None:

@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 
+from stepengine.testing import ScriptedModel
 from tests.debugging.browser import CHROMIUM, browser
 from tests.waits import until
 
@@ -90,7 +91,7 @@ def posted(port: int, token: str, path: str, body: Any) -> tuple[int, list[Any]]
 @pytest.mark.spec("interfaces:IF42", "interfaces:IF43", "interfaces:IF44")
 def test_the_application_serves_both_protocols_and_resumes_after_a_restart(tmp_path: Path) -> None:
     assert "(../examples/web_page/app.py)" in page("web-pages.md")
-    assert {"ts", "sh"} == {block.kind for block in blocks_of(page("web-pages.md"))}
+    assert {"ts", "sh", "python"} == {block.kind for block in blocks_of(page("web-pages.md"))}
     user = {"id": "1", "role": "user", "content": "Paint."}
     with served(tmp_path) as (port, link):
         token = entered(port, link)
@@ -116,6 +117,31 @@ def test_the_application_serves_both_protocols_and_resumes_after_a_restart(tmp_p
         _, chunks = posted(port, token, "/vercel/painter", answer)
         assert ("m", "stop") == (chunks[0]["messageId"], chunks[-1]["finishReason"])
         assert "The door is red now." in [chunk.get("output") for chunk in chunks]
+
+
+async def test_the_function_of_another_server_answers_a_page() -> None:
+    (block,) = [block.text for block in blocks_of(page("web-pages.md")) if block.kind == "python"]
+    names: dict[str, Any] = {"__name__": "page", "model": ScriptedModel(["The door is red.", "Still red."])}
+    exec(block.replace("sessions=sessions)", "sessions=sessions, models=model)"), names)
+
+    async def ask(text: str) -> list[dict[str, Any]]:
+        message = {"id": text, "role": "user", "content": text}
+        body = {
+            "threadId": "t",
+            "runId": "r",
+            "state": {},
+            "messages": [message],
+            "tools": [],
+            "context": [],
+            "forwardedProps": {},
+        }
+        return [json.loads(line.removeprefix("data: ")) async for line in names["respond"](body)]
+
+    first, second = await ask("Paint."), await ask("And now?")
+
+    assert ("The door is red.", "Still red.") == (first[-1]["result"], second[-1]["result"])
+    assert "Paint." == names["model"].calls[-1].messages[0].text
+    await names["engine"].aclose()
 
 
 @pytest.mark.deep

@@ -80,7 +80,7 @@ def test_the_agent_of_the_page_gets_all_its_tools(tmp_path: Path) -> None:
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:WS1")
+@pytest.mark.spec("remote:WS1")
 def test_program_and_command_of_the_page_work_in_a_container(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """
     With an agent in the place of the page's, whose handler needs no model.
@@ -100,7 +100,7 @@ def test_program_and_command_of_the_page_work_in_a_container(project: Path, monk
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:WS9", "reliability:WS10")
+@pytest.mark.spec("remote:WS9", "remote:WS10")
 def test_the_container_example_keeps_its_snapshot_and_discards_the_rest(project: Path) -> None:
     names: dict[str, Any] = {"__name__": "page"}
     execute(KEPT, PAGE, names)
@@ -120,7 +120,7 @@ PLACES = {
 }
 
 
-@pytest.mark.spec("reliability:WS3")
+@pytest.mark.spec("remote:WS3")
 @pytest.mark.parametrize("place", [*PLACES, "bubblewrap(folder)"])
 def test_each_workspace_starts_with_the_documented_command(place: str, tmp_path: Path) -> None:
     rows = dict(re.findall(r"^\| `Workspace\.(\w+\([^`]*\))` \| `([^`]+) \.\.\.` \|$", page(PAGE), re.MULTILINE))

@@ -179,15 +179,9 @@ async def five_hundred(db: str, until) -> float:
     return (sizes[1] - sizes[0]) / 250
 
 
-@pytest.mark.deep
-@pytest.mark.spec("durable:UF11", "durable:U21", "durable:U37")
-async def test_five_hundred_waiting_runs_are_answered_at_once(db: str, until):
-    await five_hundred(db, until)
-
-
 @pytest.mark.memory
-@pytest.mark.spec("durable:UF11")
-async def test_waiting_run_costs_little_memory(db: str, until):
+@pytest.mark.spec("durable:UF11", "durable:U21", "durable:U37")
+async def test_hundreds_of_waiting_runs_cost_little_and_are_answered(db: str, until):
     assert await five_hundred(db, until) < 50_000
 
 

@@ -30,9 +30,9 @@ from stepengine import (
     call,
     tool,
 )
-from stepengine.durable import DatabaseUnavailable, DurableEngine, Operator
+from stepengine.durable import DurableEngine, Operator
 from stepengine.durable.deployment import Deployment
-from stepengine.errors import DefinitionError, InputError, JournalCorrupt, StepEngineError
+from stepengine.errors import DatabaseUnavailable, DefinitionError, InputError, JournalCorrupt, StepEngineError
 from stepengine.testing import RunScript, ScriptedModel
 
 from .shared import priced, worker_of

@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from stepengine.durable import DatabaseUnavailable, DeploymentMaintenance, ExecutorBusy, Operator, migrate
+from stepengine.durable import DeploymentMaintenance, Operator, migrate
 from stepengine.durable.database import open_connection
+from stepengine.errors import DatabaseUnavailable, ExecutorBusy
 
 from . import postgres
 

@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 
 from stepengine.data.outcomes import Stop
-from stepengine.durable.database import DatabaseUnavailable, ReopeningConnection
+from stepengine.durable.database import ReopeningConnection
 from stepengine.durable.event_order import PLACE, EventOrder
 from stepengine.durable.executions import Activity, ExecutionEnd
 from stepengine.durable.shared_events import RecordLooks
-from stepengine.errors import ReplayDivergence
+from stepengine.errors import DatabaseUnavailable, ReplayDivergence
 from stepengine.journal.records import Input, Result
 
 

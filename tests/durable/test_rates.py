@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from stepengine import STEP, AgentDefinition, Perform, RateLimit, StepContext
 from stepengine.cli.app import app
-from stepengine.durable import DatabaseUnavailable, DeploymentMaintenance, DurableEngine
+from stepengine.durable import DeploymentMaintenance, DurableEngine
 from stepengine.durable.rates import SharedRates
-from stepengine.errors import DefinitionError, StepEngineError
+from stepengine.errors import DatabaseUnavailable, DefinitionError, StepEngineError
 from stepengine.models import Models
 from stepengine.testing import ScriptedModel, text
 
@@ -32,7 +32,7 @@ class Named(ScriptedModel):
         super().__init__([])
         self._account = account
 
-    def account(self) -> str:
+    def get_account(self) -> str:
         return self._account
 
 

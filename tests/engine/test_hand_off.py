@@ -9,7 +9,7 @@ from stepengine import STEP_ALL, AgentDefinition, Ask, Engine, Hooks, Limits, Pe
 from stepengine.events import TextCompleted
 from stepengine.journal import MemoryJournal
 from stepengine.sessions import MemorySessions
-from stepengine.testing import ScriptedModel, simulate, text, thinking, tool_call, tool_calls
+from stepengine.testing import ScriptedModel, simulate, text, tool_call, tool_calls, with_thinking
 
 
 @tool
@@ -98,7 +98,7 @@ async def test_result_lists_calls_and_children_of_all_agents(way):
         "desk": ScriptedModel([tool_call("look_up", {"order": "1"}), HANDS]),
         "billing": ScriptedModel([tool_call("clerk", {"prompt": "2"}), tool_call("hand_off", {"agent": "last"})]),
         "clerk": ScriptedModel(["Hm."]),
-        "last": ScriptedModel([thinking("Which?", tool_call("look_up", {"order": "3"})), text("Done.")]),
+        "last": ScriptedModel([with_thinking("Which?", tool_call("look_up", {"order": "3"})), text("Done.")]),
     }
     journal = MemoryJournal()
     async with Engine([desk], models=models) as engine:

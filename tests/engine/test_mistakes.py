@@ -380,7 +380,7 @@ def test_text_from_a_tool_annotated_otherwise_is_reported(annotation: Any, is_to
             lambda: Evaluation("x", [], {}, replies=[]),
             "takes no 'replies'; write Case(id, replies=[...]). It takes: name, ",
         ),
-        (lambda: Models("anthropic"), "Models takes providers by prefix"),
+        (lambda: Models("anthropic"), "Models expects providers by prefix"),
         (lambda: FileJournal(5), "FileJournal(path) is a path"),
         (lambda: load_agent(5), "an agent file is a path"),
         (lambda: Engine().step_sync("go"), "step() takes an AgentState"),

@@ -205,9 +205,9 @@ def test_the_policy_judges_the_input_that_a_hook_made(world):
 
 
 def only(x):
-    from stepengine.permissions import When
+    from stepengine.permissions import CallsWhere
 
-    return When(lambda request: request.input["x"] == x)
+    return CallsWhere(lambda request: request.input["x"] == x)
 
 
 @pytest.mark.spec("requirements:M15", "requirements:M17", "reliability:R2", "reliability:R8")
@@ -464,7 +464,7 @@ def test_permanent_permission_is_shared_by_processes_with_one_policy_file(world,
     assert (0, [False, False]) == (asked, [call.is_error for call in result.tool_calls])
     assert [PUTS] == [rule.id for rule in file.remembered]
     assert Policy([Rule.allow_tool("get")], remembered=file.remembered) == Policy.load(policy_file)
-    file.forget(PUTS)
+    file.remove_rules(PUTS)
     assert () == file.remembered
     assert 2 == shared(world, policy_file, replies, False)[1]
 

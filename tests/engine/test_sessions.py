@@ -266,7 +266,7 @@ async def test_repair_at_session_load_is_reported_once():
     first, second = await engine.run(BOT, "Hello?", session_id="x"), await engine.run(BOT, "Hm?", session_id="x")
 
     assert 2 == len(first.warnings)
-    assert "the session 'x' was mended: the call 't1' of add had no result" == first.warnings[0]
+    assert "the session 'x' was repaired: the call 't1' of add had no result" == first.warnings[0]
     assert () == second.warnings
     assert ["Add.", "", "Well?", "Hello?", "Sorry."] == [m.text for m in store.kept["x"] if m.role != "tool"][:5]
 
@@ -688,7 +688,7 @@ async def test_later_save_of_another_process_is_a_conflict(kind, tmp_path):
     late = await engine.run(BOT, "slow", session_id="x")
 
     assert (RunStatus.COMPLETED, "to slow", False) == (late.status, late.output, late.session_saved)
-    assert "was not saved: SessionConflict: the session 'x' was saved by somebody else" in late.warnings[0]
+    assert "was not saved: SessionConflict: the session 'x' was saved by another writer" in late.warnings[0]
     assert ["quick", "quick!"] == [m.text for m in store_of(kind, tmp_path).load("x").messages]
 
 
@@ -783,7 +783,7 @@ async def test_newest_journals_of_a_session_are_kept_and_deleted_together(store)
     engine = Engine([BOT], models=ScriptedModel([text(f"reply {n}") for n in range(13)]), sessions=store)
     results = [await engine.run(BOT, f"message {n}", session_id="x") for n in range(12)]
     await engine.run(BOT, "message", session_id="y")
-    place = store.turn_place("x")
+    place = store.get_journal_location("x")
     replayed = await Engine([BOT]).replay(results[-1].journal)
 
     assert ("reply 11", results[-1].state) == (replayed.output, replayed.state)

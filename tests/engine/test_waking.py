@@ -14,7 +14,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -44,7 +44,16 @@ from stepengine.errors import (
     JournalMissing,
     StepEngineError,
 )
-from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, run_end, send_message
+from stepengine.journal import (
+    FileJournal,
+    Journal,
+    LineJournal,
+    MemoryJournal,
+    SqliteJournal,
+    WakePlace,
+    run_end,
+    send_message,
+)
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.mailbox import FileMailbox, MailboxMessage
 from stepengine.journal.pending_items import find_waits, open_questions
@@ -671,6 +680,79 @@ async def test_waker_resumes_due_runs_but_none_waiting_for_a_person(tmp_path: Pa
     assert {f"s{n}": "woke" for n in range(3)} == woken
     assert [("q", "woken", RunStatus.COMPLETED)] == [(o.run, o.state, o.result and o.result.status) for o in told]
     assert [] == indexed(place)
+
+
+class StoredElsewhere(LineJournal):
+    """
+    A journal in a store of another project, which has a folder for its wake times.
+    """
+
+    def __init__(self, store: dict[str, bytes], run: str, folder: Path) -> None:
+        super().__init__()
+        self.store, self.run, self.place = store, run, folder
+
+    @property
+    def name(self) -> str:
+        return f"elsewhere/{self.run}"
+
+    def read_bytes(self, start: int) -> bytes:
+        return self.store.get(self.run, b"")[start:]
+
+    def append_bytes(self, data: bytes, at: int) -> None:
+        assert at == len(self.read_bytes(0))
+        self.store[self.run] = self.read_bytes(0) + data
+
+    def replace_bytes(self, data: bytes) -> None:
+        self.store[self.run] = data
+
+    def lock(self) -> Callable[[], None]:
+        return lambda: None
+
+    def letters(self) -> LineJournal:
+        return StoredElsewhere(self.store, f"{self.run}/mail", self.place)
+
+    def wake_place(self) -> WakePlace:
+        return WakePlace(self.place, self.run, JournalsElsewhere(self.store, self.place))
+
+
+class JournalsElsewhere(Mapping[str, Journal]):
+    def __init__(self, store: dict[str, bytes], folder: Path) -> None:
+        self.store, self.folder = store, folder
+
+    def __getitem__(self, run: str) -> Journal:
+        if run not in self.store:
+            raise KeyError(run)
+        return StoredElsewhere(self.store, run, self.folder)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter([run for run in self.store if not run.endswith("/mail")])
+
+    def __len__(self) -> int:
+        return len(list(iter(self)))
+
+
+@pytest.mark.spec("waiting:WT21")
+async def test_waker_resumes_runs_of_a_store_of_another_project(tmp_path: Path) -> None:
+    store, told, day = dict[str, bytes](), list[WakeResult](), timedelta(days=1)
+    journals = JournalsElsewhere(store, tmp_path)
+    async with Engine([agent(sleeps), agent(receives, "receiver")]) as engine:
+        for run, handler in [("one", "napper"), ("two", "receiver"), ("three", "napper")]:
+            journal = StoredElsewhere(store, run, tmp_path)
+            await engine.run(handler, "7200" if handler == "napper" else "", journal=journal)
+        assert ["one", "three", "two"] == [one.run for one in indexed(tmp_path)]
+        (tmp_path / WAKING).unlink()  # it is rebuilt from the store
+        send_message(journals["two"], "go", 7)
+        await waker(tmp_path, engine, told, journals=journals).once()
+        early = [(one.run, one.state, one.result and one.result.output) for one in told]
+    del store["three"]
+    told.clear()
+    async with Engine([agent(sleeps)], clock=ShiftedClock(day)) as engine:
+        await waker(tmp_path, engine, told, day, journals=journals).once()
+    late = sorted([(one.run, one.state, one.result and one.result.output) for one in told], key=str)
+
+    assert [("two", "woken", 7)] == early
+    assert [("one", "woken", "woke"), ("three", "gone", None)] == late
+    assert [] == indexed(tmp_path)
 
 
 @pytest.mark.spec("waiting:WT21")

@@ -19,7 +19,8 @@ from stepengine.errors import DataError, ModelError
 from stepengine.evaluation import blame
 from stepengine.evaluation.blame import expected_calls, find_change_point
 from stepengine.evaluation.checks import Check
-from stepengine.journal import MemoryJournal
+from stepengine.evaluation.samples import CostEstimate
+from stepengine.journal import MemoryJournal, SharedBudget
 from stepengine.testing import ScriptedModel, failure, text, tool_call
 
 PASSED = Check.of_expression("text == 'passed'")
@@ -151,6 +152,28 @@ async def test_a_waiting_run_is_unmeasurable_and_unanswered_calls_unpriced() -> 
     assert "not measurable: most runs wait for an answer" in report.why
     assert (8, Decimal("0.08")) == expected_calls(waiting, 8)
     assert (8, None) == expected_calls(failed, 8)
+
+
+@pytest.mark.spec("evaluation:JG86")
+async def test_confirm_approves_the_estimate_and_sets_the_budget() -> None:
+    work, estimates = Work(steps=2), []
+    passed, failed = work.recorded(0), work.recorded(1)
+
+    def refuse(estimate: CostEstimate) -> None:
+        estimates.append(estimate)
+        raise DataError("too expensive")
+
+    async def approve(_: CostEstimate) -> SharedBudget:
+        return SharedBudget("0.01", allow_unpriced=True)
+
+    with pytest.raises(DataError, match="too expensive"):
+        await work.blamed(failed, k=2, confirm=refuse)
+    assert [] == work.done
+    assert "this run passes" in (await work.blamed(passed, k=2, confirm=refuse)).why
+    report = await work.blamed(failed, k=2, confirm=approve)
+
+    assert [CostEstimate(6, Decimal("0.06"), Decimal("0.12"))] == estimates
+    assert "the budget is spent" in report.stopped
 
 
 @pytest.mark.deep

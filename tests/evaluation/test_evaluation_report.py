@@ -9,9 +9,12 @@ from typing import Any
 import attrs
 import pytest
 
-from stepengine import AgentDefinition
-from stepengine.errors import DataError
-from stepengine.evaluation import Case, Evaluation, contains, evaluate, evaluate_sync, max_cost
+from stepengine import AgentDefinition, Engine
+from stepengine.errors import DataError, DefinitionError, LimitExceeded
+from stepengine.evaluation import Case, Evaluation, EvaluationReport, contains, evaluate, evaluate_sync, max_cost
+from stepengine.evaluation.case_runs import Sample
+from stepengine.evaluation.samples import CostEstimate
+from stepengine.journal import SharedBudget
 from stepengine.testing import ScriptedModel, text, tool_call
 
 pytestmark = pytest.mark.spec("evaluation:JG99")
@@ -102,3 +105,132 @@ def test_max_cost_fails_only_above_its_amount(cost: str, said: str) -> None:
     (sample,) = report.scores.outcome.samples
     assert said == sample.scores["max_cost"].reason
     assert report.passed is not bool(said)
+
+
+FINE = [text("Hello Ann and Bob", cost="0.01")]
+
+
+def samples(report: EvaluationReport) -> list[tuple[str, str, str]]:
+    return [(sample.case, sample.side, sample.reused) for sample in report.scores.outcome.samples]
+
+
+@pytest.mark.parametrize(
+    ("options", "chosen"),
+    [({"cases": "A*"}, ["Ann"]), ({"tags": ["short"]}, ["Bob"]), ({"cases": ["A*", "Bob"], "tags": "short"}, ["Bob"])],
+)
+def test_cases_are_chosen_by_id_and_tag(options: Any, chosen: list[str]) -> None:
+    cases = [attrs.evolve(case, tags=["short"] if case.id == "Bob" else []) for case in GREETING.cases]
+    evaluation = attrs.evolve(GREETING, cases=cases)
+
+    assert chosen == [case for case, _, _ in samples(evaluate_sync(evaluation, replies=FINE, **options))]
+    with pytest.raises(DataError, match="no case of the evaluation 'greeting' has a chosen id and tag; it has"):
+        evaluate_sync(evaluation, replies=FINE, cases="C*")
+
+
+def test_given_agents_replace_those_of_the_evaluation(tmp_path: Path) -> None:
+    (tmp_path / "short.py").write_text(
+        'from stepengine import AgentDefinition\nagent = AgentDefinition("short", model="test/one")\n'
+    )
+    report = evaluate_sync(
+        GREETING, replies=FINE, agents={"old": GREETER, "new": "short.py"}, root=tmp_path, gates=["new.pass >= 1"]
+    )
+
+    assert report.passed
+    assert {"old", "new"} == {side for _, side, _ in samples(report)}
+
+
+def test_a_missing_tool_is_refused_before_confirmation() -> None:
+    with pytest.raises(DefinitionError, match="no_such_tool"):
+        evaluate_sync(
+            attrs.evolve(GREETING, agents={"base": attrs.evolve(GREETER, tools=["no_such_tool"])}),
+            confirm=lambda _: pytest.fail("it asked"),
+        )
+
+
+def test_earlier_results_are_compared_rechecked_and_resumed(tmp_path: Path) -> None:
+    first = evaluate_sync(GREETING, replies=FINE, n=2, seed=7, cases="Ann", folder=tmp_path / "a")
+    asked: list[object] = []
+    live = {"models": ScriptedModel(lambda _: asked.append(0) or FINE[0])}
+
+    against = evaluate_sync(GREETING, n=2, against=tmp_path / "a", folder=tmp_path / "b", **live)
+    assert [("Ann", "base", "journal")] * 2 + [("Bob", "base", "new")] * 2 == samples(against)
+    resumed = evaluate_sync(GREETING, resume=tmp_path / "a", **live)
+    assert (tmp_path / "a", 2, 7) == (resumed.folder, resumed.scores.outcome.n, resumed.scores.outcome.seed)
+    assert samples(against) == samples(resumed)
+    stricter = attrs.evolve(GREETING, checks=[contains("Hello Bob")], gates=())
+    rechecked = evaluate_sync(stricter, recheck=tmp_path / "a", confirm=lambda _: pytest.fail("it asked"), **live)
+    assert 4 == len(asked)
+    assert (1.0, 0.0) == (first.mean(), rechecked.mean())
+    with pytest.raises(DataError, match="exclude each other"):
+        evaluate_sync(GREETING, recheck=tmp_path / "a", resume=tmp_path / "a")
+    with pytest.raises(DataError, match="is not a folder of results"):
+        evaluate_sync(GREETING, recheck=tmp_path / "gone")
+
+
+@pytest.mark.parametrize("keep", [False, True])
+def test_working_copies_are_kept_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keep: bool) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    evaluate_sync(attrs.evolve(GREETING, files={"a.txt": "x"}), replies=FINE, keep=keep, folder=tmp_path / "out")
+
+    assert (2 if keep else 0) == len([*tmp_path.glob("stepengine-eval-*/work/a.txt")])
+
+
+async def test_confirm_refuses_or_sets_the_budget_of_live_runs(tmp_path: Path) -> None:
+    estimates: list[CostEstimate] = []
+
+    def refuse(estimate: CostEstimate) -> None:
+        estimates.append(estimate)
+        raise DataError("too many")
+
+    async def approve(_: CostEstimate) -> SharedBudget:
+        return SharedBudget("0.005", allow_unpriced=True)
+
+    with pytest.raises(DataError, match="too many"):
+        await evaluate(GREETING, n=3, confirm=refuse, folder=tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+    assert [CostEstimate(6, None, None)] == estimates
+    assert (await evaluate(GREETING, replies=FINE, confirm=refuse)).passed
+    with pytest.raises(LimitExceeded, match=r"max_cost_usd is 0\.005"):
+        await evaluate(GREETING, models=ScriptedModel(lambda _: FINE[0]), confirm=approve, concurrency=1)
+
+
+def test_samples_are_reported_when_they_end() -> None:
+    ended: list[Sample] = []
+    report = evaluate_sync(GREETING, replies=FINE, on_sample=ended.append)
+
+    assert {sample.case for sample in report.scores.outcome.samples} == {sample.case for sample in ended}
+
+
+def test_results_and_pages_are_written_without_secrets(tmp_path: Path) -> None:
+    key = f"sk-ant-api03-{'a1B2' * 20}"
+    said = [text(f"Hello Ann and Bob {key}")]
+    evaluation = attrs.evolve(GREETING, checks=[contains("Eve")])
+    evaluate_sync(evaluation, replies=said, folder=tmp_path, render_page=lambda journal: journal.name)
+
+    results = json.loads((tmp_path / "results.json").read_text())
+    assert ("stepengine.eval/1", 1) == (results["format"], results["n"])
+    assert "1.jsonl" == (tmp_path / "cases" / "Ann" / "base" / "1.html").read_text()
+    page = (tmp_path / "report.html").read_text()
+    assert "cases/Ann/base/1.html" in page
+    assert key not in page + json.dumps(results)
+
+
+def test_files_of_another_program_stay_unchanged(tmp_path: Path) -> None:
+    (tmp_path / "results.json").write_text("{}")
+    with pytest.raises(DataError, match="was left unchanged"):
+        evaluate_sync(GREETING, replies=FINE, folder=tmp_path)
+    assert ["results.json"] == [path.name for path in tmp_path.iterdir()]
+
+
+def test_agents_and_engines_are_made_by_the_caller(tmp_path: Path) -> None:
+    made: list[tuple[str, bool]] = []
+
+    def make(agent: AgentDefinition, root: Path, *, performs: bool) -> Engine:
+        made.append((agent.id, performs))
+        return Engine([agent], models=ScriptedModel(lambda _: FINE[0]))
+
+    evaluation = attrs.evolve(GREETING, agents={"base": "by name"})
+    report = evaluate_sync(evaluation, load_agent=lambda name: GREETER, make_engine=make, folder=tmp_path)
+
+    assert report.passed
+    assert {("greeter", True)} == {*made}

@@ -5,6 +5,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import AsyncExitStack
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ from hypothesis import strategies as st
 
 from stepengine import STEP, AgentDefinition, Engine
 from stepengine.cli.exits import Exit
-from stepengine.evaluation.impact import ForkSample, Impact, Judged, RepeatedJournal, first_difference
-from stepengine.evaluation.samples import Course
+from stepengine.evaluation.impact import ForkSample, Impact, Judged, RepeatedJournal, first_difference, impact
+from stepengine.evaluation.samples import CostEstimate, Course
 from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.testing import ScriptedModel, text
 from tests.phrases import NO_AGENT
@@ -416,3 +417,22 @@ async def test_a_cut_run_with_equal_effects_counts_as_same(
 
     async with Engine([COUNTER], models=ScriptedModel(), pricing=None) as engine:
         assert "same" == (await first_difference(engine, "cut", journal)).kind
+
+
+@pytest.mark.spec("evaluation:JG86", "evaluation:JG72")
+async def test_runs_of_several_engines_have_one_confirmation_and_report() -> None:
+    estimates: list[CostEstimate] = []
+    async with AsyncExitStack() as stack:
+        found = []
+        for name in ("one", "two"):
+            journal, model = MemoryJournal(), ScriptedModel(lambda _: text("Fine.", cost="0.01"))
+            async with Engine([AgentDefinition(name, model="t/m")], models=model, pricing=None) as engine:
+                await engine.run(name, "Go", journal=journal)
+            changed = AgentDefinition(name, model="t/m", system_prompt="Be short.")
+            engine = await stack.enter_async_context(Engine([changed], models=model, pricing=None))
+            found.append(await first_difference(engine, name, journal))
+        report = await impact(engine, found, n=2, confirm=estimates.append)
+
+    assert [CostEstimate(4, Decimal("0.04"), Decimal("0.08"))] == estimates
+    assert "one, two" == report.agent
+    assert [2, 2] == [len(one.samples) for one in report.journals]

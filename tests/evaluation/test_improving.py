@@ -27,7 +27,7 @@ from stepengine.errors import DataError, DefinitionError, LimitExceeded
 from stepengine.evaluation.alterations import AgentFile
 from stepengine.evaluation.reply_book import Buyer, ReplyBook
 from stepengine.models import ModelReply, ModelRequest, Models, Provider
-from stepengine.models.pricing import cost_of
+from stepengine.models.pricing import LIST_PRICES
 from stepengine.testing import ScriptedModel, text
 from tests.phrases import NO_AGENT
 
@@ -257,13 +257,13 @@ async def test_a_book_keeps_replies_and_counts_interrupted_calls(tmp_path: Path)
     file = tmp_path / "book.jsonl"
     with ReplyBook(file, Decimal(1)) as book:
         await Buyer(
-            book, "a", Models.from_value(ScriptedModel([text("one", cost="0.2")])), cost_of, may_be_unpriced=True
+            book, "a", Models.from_value(ScriptedModel([text("one", cost="0.2")])), LIST_PRICES, may_be_unpriced=True
         ).complete(asking(1))
     with file.open("a") as torn:
         torn.write('{"number": 7, "most": "0.5"}\n{"number": 8, "mo')
     with ReplyBook(file, Decimal(1)) as book:
-        again = Buyer(book, "a", Models.from_value(ScriptedModel()), cost_of)
-        other = Buyer(book, "b", Models.from_value(ScriptedModel()), cost_of, before=["a"])
+        again = Buyer(book, "a", Models.from_value(ScriptedModel()), LIST_PRICES)
+        other = Buyer(book, "b", Models.from_value(ScriptedModel()), LIST_PRICES, before=["a"])
 
         assert Decimal("0.7") == book.spent
         assert "one" == (await again.complete(asking(1))).text == (await other.complete(asking(1))).text

@@ -18,7 +18,7 @@ from stepengine.cli.exits import Exit
 from stepengine.evaluation import price
 from stepengine.evaluation.prices import RecordedCall, model_family, price_calls, recorded_calls
 from stepengine.journal import FileJournal
-from stepengine.models.pricing import cost_of
+from stepengine.models.pricing import LIST_PRICES
 from stepengine.testing import text, tool_call
 
 NOW = datetime(2026, 6, 1, tzinfo=UTC)
@@ -75,7 +75,7 @@ def test_the_price_command_fails_where_there_is_no_price(folder: Any) -> None:
     folder.record("run.jsonl", "go", replies)
     report = folder.json("compare", "price", "run.jsonl", "--model", MODEL, "--model", "openai/gpt-5-mini")
     mine, other = report["runs"][0]["models"]
-    whole = 2 * cost_of(MODEL, Usage(1000, 100), NOW)
+    whole = 2 * LIST_PRICES(MODEL, Usage(1000, 100), NOW)
 
     assert "stepengine.price/1" == report["format"]
     assert report["runs"][0]["models"] == [one.to_json() for one in price("run.jsonl", MODEL, "openai/gpt-5-mini")]

@@ -25,7 +25,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, ModelError
 from stepengine.journal import FileJournal
 from stepengine.models import AnthropicProvider, Batched, GoogleProvider, OpenAIChatProvider, OpenAIProvider
-from stepengine.models.pricing import cost_of
+from stepengine.models.pricing import LIST_PRICES
 from stepengine.testing import ScriptedModel
 from tests.faults.batch_server import BatchServer
 from tests.faults.media_server import running
@@ -87,7 +87,9 @@ async def test_a_reply_of_a_batch_costs_half(wire: str, tmp_path: Path) -> None:
     async with batching(wire, tmp_path / "batches.db", wait=0) as (_, batched):
         reply = await batched.complete(asked(wire, "a"))
     alone = attrs.evolve(reply, provider_data={k: v for k, v in reply.provider_data.items() if k != "processing"})
-    half, whole = [cost_of.of_reply(f"{wire}/{MODELS[wire]}", each, datetime.now(UTC)) for each in (reply, alone)]
+    half, whole = [
+        LIST_PRICES.price_reply(f"{wire}/{MODELS[wire]}", each, datetime.now(UTC)) for each in (reply, alone)
+    ]
 
     # What came from a cache has a price of its own, of which a batch takes off less at some models.
     assert Decimal("0.5") <= half / whole < Decimal("0.52")
@@ -180,7 +182,7 @@ async def test_a_file_of_batches_belongs_to_one_process(tmp_path: Path) -> None:
     async with batching("anthropic", tmp_path / "batches.db") as (_, batched):
         await batched.complete(asked("anthropic", "a"))
         async with batching("anthropic", tmp_path / "batches.db") as (_, other):
-            with pytest.raises(DataError, match="another process uses it; give each process its own"):
+            with pytest.raises(DataError, match="another process uses it; use a separate file for each process"):
                 await other.complete(asked("anthropic", "a"))
     async with batching("anthropic", tmp_path / "batches.db") as (_, batched):
         assert "A" == (await batched.complete(asked("anthropic", "a"))).text
@@ -195,7 +197,7 @@ async def test_a_file_that_is_no_database_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("wrong", [{"wait": -1}, {"most": 0}, {"most": 10_001}, {"poll": 0}])
 def test_impossible_numbers_are_refused(wrong: dict[str, Any], tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="seconds from 0 on"):
+    with pytest.raises(DataError, match="wait must be at least 0"):
         Batched(AnthropicProvider("k"), tmp_path / "b", **wrong)
 
 
@@ -205,7 +207,7 @@ def test_impossible_numbers_are_refused(wrong: dict[str, Any], tmp_path: Path) -
 def test_a_provider_without_batches_is_refused_before_any_request(make: Callable[[], Any], tmp_path: Path) -> None:
     batched = Batched(make(), tmp_path / "batches.db")
 
-    with pytest.raises(ModelError, match="takes no batches; anthropic, openai and google do"):
+    with pytest.raises(ModelError, match="has no batches; use anthropic, openai or google"):
         batched.check("groq/llama")
     assert not (tmp_path / "batches.db").exists()
 

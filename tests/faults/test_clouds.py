@@ -631,7 +631,7 @@ def test_a_missing_setting_is_named_with_a_valid_example(nothing, monkeypatch):
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET_KEY)
     with pytest.raises(ModelError, match=r"has no region: set AWS_REGION, such as AWS_REGION=us-east-1") as region:
         Models.standard().check(f"bedrock/anthropic.{SONNET}")
-    with pytest.raises(ModelError, match="access_key= and secret_key= belong together"):
+    with pytest.raises(ModelError, match="pass both access_key= and secret_key="):
         BedrockProvider(access_key=ACCESS_KEY)
     with pytest.raises(ModelError, match=r"has no project: set GOOGLE_CLOUD_PROJECT") as project:
         VertexProvider(credentials="a-token-0123456789").check("vertex/gemini-2.5-pro")
@@ -658,7 +658,7 @@ def test_a_missing_setting_is_named_with_a_valid_example(nothing, monkeypatch):
     ],
 )
 def test_a_missing_extra_is_named_when_its_cloud_is_configured(model, brought, variables, nothing, monkeypatch):
-    monkeypatch.setattr("stepengine.models._access.find_spec", lambda name: None)
+    monkeypatch.setattr("stepengine.models._cloud_auth.find_spec", lambda name: None)
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     package, extra = brought
@@ -720,7 +720,7 @@ async def test_a_profile_gives_region_and_credentials(name, server, nothing, mon
 async def test_missing_aws_credentials_are_reported_at_the_first_request(name, server, nothing):
     provider = BedrockProvider(base_url=server.url, region="eu-north-1")
     nothing.setenv("STEPENGINE_KEY_HOSTS", "127.0.0.1")
-    with pytest.raises(MissingKey, match=r"has no credentials that can be used.*Requests went to eu-north-1") as caught:
+    with pytest.raises(MissingKey, match=r"has no usable credentials.*Requests went to eu-north-1") as caught:
         await provider.complete(asked(WAYS[name].model))
     await provider.close()
 
@@ -754,7 +754,7 @@ def test_explicit_project_and_location_win_over_the_environment(monkeypatch):
     for given in (("mine", "eu"), (None, None)):
         provider = VertexProvider(*given, credentials="a-token-0123456789")
         wires = provider._get_provider("vertex/claude-x"), provider._get_provider("vertex/gemini-x")
-        found[given] = [wires[0]._path_of("claude-x", stream=False), *[wire.settings().base_url for wire in wires]]
+        found[given] = [wires[0]._make_path("claude-x", stream=False), *[wire.settings().base_url for wire in wires]]
 
     assert [
         "/projects/mine/locations/eu/publishers/anthropic/models/claude-x:rawPredict",
@@ -834,7 +834,7 @@ async def test_clouds_drop_and_report_the_fast_mode_of_claude(name, server, acco
     provider = way.make(server, account)
     model = way.model.replace("sonnet-4-5", "opus-4-8")
     reply = await provider.complete(asked(model, service_tier="fast"))
-    with pytest.raises(ModelError, match="has no word for service_tier="):
+    with pytest.raises(ModelError, match="does not support service_tier="):
         await provider.complete(asked(model, service_tier="fast", unsupported="error"))
     await provider.close()
 
@@ -846,7 +846,7 @@ async def test_clouds_drop_and_report_the_fast_mode_of_claude(name, server, acco
 @pytest.mark.spec("providers:PV91")
 async def test_only_the_bedrock_runtime_endpoint_refuses_to_open_pages(server):
     for tool_ in (WebSearch(), UrlContext()):
-        with pytest.raises(ModelError, match=r"nothing there opens pages") as caught:
+        with pytest.raises(ModelError, match=r"it cannot open web pages there") as caught:
             encoded(signed(server, None), asked(WAYS["bedrock"].model, server_tools=[tool_]))
         assert "settings" == caught.value.kind
         mantle = signed(server, None, endpoint="mantle")
@@ -870,7 +870,7 @@ async def test_our_tool_search_replaces_the_missing_one_of_bedrock(server):
 async def test_features_missing_on_vertex_are_refused_or_dropped(server, account):
     provider = vertex(server, account)
     model = "vertex/gemini-3-pro-preview"
-    with pytest.raises(ModelError, match=r"on Vertex AI it stands beside neither"):
+    with pytest.raises(ModelError, match=r"on Vertex AI it cannot be combined with"):
         encoded(provider, asked(model, server_tools=[WebSearch()]))
     alone = attrs.evolve(asked(model, server_tools=[WebSearch()]), tools=())
     with pytest.raises(ModelError, match="FileSearch"):
@@ -880,7 +880,7 @@ async def test_features_missing_on_vertex_are_refused_or_dropped(server, account
     assert [{"googleSearch": {}}] == body["tools"]
     assert "toolConfig" not in body
     assert "store" not in encoded(provider, asked(model, store=True))
-    assert ("store",) == provider._get_provider(model)._dropped_settings(asked(model, store=True))
+    assert ("store",) == provider._get_provider(model)._list_dropped_settings(asked(model, store=True))
 
 
 @pytest.mark.spec("providers:PV91", "providers:PV93", "providers:PV96", "providers:PV53")
@@ -891,11 +891,11 @@ async def test_a_cloud_refuses_files_and_batches_before_any_request(name, server
     held = DocumentPart(file_id="file_1", provider="anthropic", mime_type="application/pdf")
     with pytest.raises(ModelError) as part:
         await provider.complete(asked(way.model, UserMessage([TextPart("Read."), held])))
-    with pytest.raises(ModelError, match="holds no files") as upload:
+    with pytest.raises(ModelError, match="stores no files") as upload:
         await provider.upload(PDF, mime_type="application/pdf")
-    with pytest.raises(ModelError, match="holds no files"):
+    with pytest.raises(ModelError, match="stores no files"):
         await provider.delete_file("file_1")
-    with pytest.raises(ModelError, match="takes no batches"):
+    with pytest.raises(ModelError, match="has no batches"):
         provider.batch_member(asked(way.model))
     await provider.close()
 
@@ -937,15 +937,15 @@ async def test_the_platform_has_the_address_and_api_of_the_sdk(make, home, serve
     provider = make(server, account, base_url=None)
     request = asked(f"{provider.name}/claude-opus-4-6", service_tier="fast")
     if make is on_google:
-        await provider._google.find(request.model)
+        await provider._google.find_credentials(request.model)
     async with httpx2.AsyncClient() as http_client:
-        client = provider._client(*provider._access(), http_client)
+        client = provider._make_client(*provider._resolve_access(), http_client)
     await provider.close()
 
     assert home == f"{str(client.base_url).rstrip('/')}/"
     assert WORKSPACE == client.workspace_id
     assert provider.batch_member(asked(request.model)).content is not None
-    assert () == provider._dropped_settings(request)
+    assert () == provider._list_dropped_settings(request)
     assert "anthropic" == provider_list(provider.name)
 
 
@@ -1032,7 +1032,7 @@ async def test_path_and_body_equal_those_of_the_sdk(name, model, stream, server,
     request = asked(f"{name.partition('-')[0]}/{model}", cache="off")
     wire = provider._get_provider(request.model)
     if name == "vertex-claude":
-        await wire._google.find(request.model)
+        await wire._google.find_credentials(request.model)
     ours = wire._encode(request, stream=stream)
     direct = AnthropicProvider("k" * 20)._encode(attrs.evolve(request, model=f"anthropic/{model}"), stream=stream)
     caught: list[httpx2.Request] = []
@@ -1042,8 +1042,8 @@ async def test_path_and_body_equal_those_of_the_sdk(name, model, stream, server,
         return httpx2.Response(200, json={})
 
     async with httpx2.AsyncClient(transport=httpx2.MockTransport(catch)) as http_client:
-        credentials, url = wire._access()
-        client = wire._client(credentials, url, http_client)
+        credentials, url = wire._resolve_access()
+        client = wire._make_client(credentials, url, http_client)
         await client.post("/v1/messages", body=json.loads(direct.content), cast_to=object)
         await client.post(ours.path, content=ours.content, cast_to=object)
     await provider.close()
@@ -1060,30 +1060,33 @@ async def test_path_and_body_equal_those_of_the_sdk(name, model, stream, server,
 @pytest.mark.smoke
 @pytest.mark.spec("providers:PV78", "reliability:MP03")
 async def test_a_cloud_reply_is_priced_by_the_clouds_own_list(server, account):
-    from stepengine.models.pricing import cost_of
+    from stepengine.models.pricing import LIST_PRICES
 
     at, costs = datetime(2026, 11, 1, tzinfo=UTC), {}
     for name in ("bedrock", "vertex-claude", "vertex-gemini", "foundry", "azure", "azure-responses"):
         way = WAYS[name]
         provider = way.make(server, account)
         reply = await provider.complete(asked(way.model))
-        costs[name] = cost_of.of_reply(way.model, reply, at)
+        costs[name] = LIST_PRICES.price_reply(way.model, reply, at)
         await provider.close()
         if name == "vertex-claude":
             long = {"cache_creation_input_tokens": 1_000, "cache_creation": {"ephemeral_1h_input_tokens": 1_000}}
             usage = {**reply.provider_data["usage"], **long}
             longer = attrs.evolve(reply, provider_data={**reply.provider_data, "usage": usage})
             direct = attrs.evolve(longer, provider_data={**longer.provider_data, "provider": "anthropic"})
-            special = [cost_of.of_reply(way.model, longer, at), cost_of.of_reply(f"anthropic/{SONNET}", direct, at)]
+            special = [
+                LIST_PRICES.price_reply(way.model, longer, at),
+                LIST_PRICES.price_reply(f"anthropic/{SONNET}", direct, at),
+            ]
     reply = attrs.evolve(reply, model="bedrock/claude-sonnet-5")
     here, everywhere = (
-        cost_of.of_reply(f"bedrock/{place}.anthropic.claude-sonnet-5", reply, at) for place in ("us", "global")
+        LIST_PRICES.price_reply(f"bedrock/{place}.anthropic.claude-sonnet-5", reply, at) for place in ("us", "global")
     )
 
     assert None not in costs.values()
     assert here > everywhere
     assert costs["vertex-claude"] < special[0] == special[1]
-    assert cost_of("azure/my-deployment", Usage(input_tokens=5), at) is None
+    assert LIST_PRICES("azure/my-deployment", Usage(input_tokens=5), at) is None
 
 
 async def test_cloud_secrets_are_registered_for_redaction(server, account):
@@ -1102,9 +1105,9 @@ async def test_cloud_secrets_are_registered_for_redaction(server, account):
 def test_requests_are_counted_by_the_account_in_the_cloud():
     """Limits that several processes share hold for a key, a profile or a project, and for both wires of a cloud together."""
     first, other = ({"access_key": f"AKIA{n}" * 4, "secret_key": "s" * 40, "region": REGION} for n in (1, 2))
-    accounts = [BedrockProvider(**keys).account() for keys in (first, first, other)]
+    accounts = [BedrockProvider(**keys).get_account() for keys in (first, first, other)]
     projects = [
-        VertexProvider(name, place, "a-token-0123456789").account()
+        VertexProvider(name, place, "a-token-0123456789").get_account()
         for name, place in (("a", "us"), ("a", "eu"), ("b", "us"))
     ]
 
@@ -1124,7 +1127,7 @@ def test_entra_credentials_of_the_environment_go_to_their_resource_only(where, n
         monkeypatch.setenv("ANTHROPIC_FOUNDRY_BASE_URL", elsewhere)
     given = {"base_url": elsewhere} if where == "argument" else {}
 
-    with pytest.raises(MissingKey, match=r"the address of 'foundry' is 'elsewhere.test'"):
+    with pytest.raises(MissingKey, match=r"the host of 'foundry' is 'elsewhere.test'"):
         FoundryProvider(**given).check(f"foundry/{SONNET}")
     FoundryProvider(token_provider=entra, **given).check(f"foundry/{SONNET}")
     monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "elsewhere.test")
@@ -1137,15 +1140,18 @@ def test_entra_credentials_of_the_environment_go_to_their_resource_only(where, n
 @pytest.mark.parametrize(
     ("make", "words"),
     [
-        (partial(BedrockProvider, session_token="s" * 20), "session_token= without the access_key= and secret_key="),
+        (
+            partial(BedrockProvider, session_token="s" * 20),
+            "session_token= without an access key; pass access_key= and secret_key=",
+        ),
         (partial(FoundryProvider, AZURE_KEY, token_provider=entra), "was given api_key= and token_provider="),
         (
             partial(BedrockProvider, "k" * 20, access_key=ACCESS_KEY, secret_key=SECRET_KEY),
-            "was given api_key= and access_key=; give the one that is to be used",
+            "was given api_key= and access_key=; pass only one of them",
         ),
         (
             partial(BedrockProvider, endpoint="bedrock-mantle"),
-            "endpoint='bedrock-mantle' is none .*'runtime', 'mantle' or 'converse'",
+            "unknown endpoint='bedrock-mantle' .*'runtime', 'mantle' or 'converse'",
         ),
     ],
 )

@@ -137,25 +137,25 @@ REFUSED = [
     ("openai", DocumentPart(data=b"x", mime_type="application/zip"), "images, PDF, text and office files"),
     ("anthropic", DocumentPart(data=WAV, mime_type="audio/wav"), "images, PDF and plain text"),
     ("anthropic", DocumentPart("https://x/a.docx", mime_type=DOCX), "images, PDF and plain text"),
-    ("anthropic", DocumentPart("https://x/a.txt", mime_type="text/plain"), "text as bytes or uploaded"),
+    ("anthropic", DocumentPart("https://x/a.txt", mime_type="text/plain"), "text as bytes or as an uploaded file"),
     ("anthropic", DocumentPart(mime_type=DOCX, file_id="file-1", provider="anthropic"), r"CodeExecution\(\)"),
     ("anthropic", ImagePart(data=b"x", mime_type="image/tiff"), "JPEG, PNG, GIF and WebP"),
     ("openai_chat", DocumentPart(data=b"PK", mime_type=DOCX), "PDF as bytes or uploaded"),
     ("openai_chat", DocumentPart("https://x/a.pdf"), "PDF as bytes or uploaded"),
-    ("openai_chat", ImagePart(file_id="file-1", provider="openai"), "images as bytes or by address"),
+    ("openai_chat", ImagePart(file_id="file-1", provider="openai"), "images as bytes or by URL"),
     ("openai_chat", DocumentPart("https://x/a.wav", mime_type="audio/wav"), "WAV and MP3 as bytes"),
-    ("deepseek", DocumentPart(data=PDF), "text as bytes, images as bytes or by address"),
-    ("mistral", DocumentPart(data=WAV, mime_type="audio/wav"), "PDF as bytes or by address"),
+    ("deepseek", DocumentPart(data=PDF), "text as bytes, images as bytes or by URL"),
+    ("mistral", DocumentPart(data=WAV, mime_type="audio/wav"), "PDF as bytes or by URL"),
     ("google", DocumentPart(data=b"PK", mime_type=DOCX), "images, audio, video, text and PDF"),
     ("google", DocumentPart(data=bytes(15_000_001)), "15,000,001 bytes, and a request holds 15,000,000; upload it"),
     (
         "anthropic",
         DocumentPart(file_id="file-1", provider="openai"),
-        "openai holds that file; .* upload it to anthropic",
+        "the file is stored at openai; .* upload it to anthropic",
     ),
-    ("openai", ImagePart(file_id="file-1", provider="anthropic"), "anthropic holds that file"),
-    ("openai_chat", DocumentPart(file_id="f", provider="google"), "google holds that file"),
-    ("google", DocumentPart(file_id="file-1", provider="openai"), "openai holds that file"),
+    ("openai", ImagePart(file_id="file-1", provider="anthropic"), "the file is stored at anthropic"),
+    ("openai_chat", DocumentPart(file_id="f", provider="google"), "the file is stored at google"),
+    ("google", DocumentPart(file_id="file-1", provider="openai"), "the file is stored at openai"),
 ]
 
 
@@ -176,7 +176,7 @@ async def test_an_unsupported_part_is_refused_before_sending_with_alternatives(w
         with pytest.raises(ModelError, match=why) as caught:
             await provider.complete(asked)
     assert caught.value.kind == "unsupported_part"
-    assert caught.value.message.startswith(f"{name} cannot take the {type(part).__name__}")
+    assert caught.value.message.startswith(f"{name} does not accept the {type(part).__name__}")
     assert not server.seen
 
 
@@ -314,15 +314,15 @@ async def test_an_office_file_goes_into_the_container_where_code_runs():
 
 async def test_an_impossible_upload_is_refused_with_the_reason(tmp_path):
     async with served() as (server, models), Engine(models=models) as engine:
-        with pytest.raises(InputError, match=r"'odd\.zzz' is not known by its ending; give mime_type="):
+        with pytest.raises(InputError, match=r"'odd\.zzz' is unknown; pass mime_type="):
             await engine.files.upload(b"x", to="openai", name="odd.zzz")
         with pytest.raises(InputError, match="cannot be read"):
             await engine.files.upload(tmp_path / "none.pdf", to="openai")
-        with pytest.raises(ModelError, match="mistral holds no files"):
+        with pytest.raises(ModelError, match="mistral stores no files"):
             await engine.files.upload(PDF, to="mistral", name="a.pdf")
-        with pytest.raises(ModelError, match="keeps every file for 48 hours"):
+        with pytest.raises(ModelError, match="stores every file for 48 hours"):
             await engine.files.upload(PDF, to="google", name="a.pdf", expires_in=3600)
-        with pytest.raises(DataError, match=r"what engine\.files\.upload\(\.\.\.\) returned"):
+        with pytest.raises(DataError, match=r"the result of engine\.files\.upload\(\.\.\.\)"):
             await engine.files.delete({"file_id": 5})
         assert not server.seen
         for name in ("anthropic", "openai"):

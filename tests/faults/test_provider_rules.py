@@ -213,7 +213,7 @@ async def test_the_phase_of_a_text_goes_back_with_any_item():
 async def test_a_background_reply_is_refused_before_the_request(extra):
     async with fault_server(json_answer(OPENAI.reply(*SAID))) as server:
         provider = OpenAIProvider(api_key="k", base_url=server.url)
-        with pytest.raises(ModelError, match="not polled") as caught:
+        with pytest.raises(ModelError, match="in the background, which is not supported") as caught:
             await provider.complete(OPENAI.request(settings=ModelSettings(extra=extra)))
         await provider.close()
     assert not caught.value.retryable
@@ -335,8 +335,8 @@ async def test_only_the_wanted_tool_is_offered_where_demands_are_impossible(mode
 async def test_a_model_that_always_thinks_is_warned_about_once(caplog):
     for _ in range(2):
         await asked(Claude(), "claude-mythos-5-named", thinking=Thinking("none"))
-    warned = [record.getMessage() for record in caplog.records if "kept from thinking" in record.getMessage()]
-    assert warned == ["claude-mythos-5-named cannot be kept from thinking; Thinking('none') asks it for low effort"]
+    warned = [record.getMessage() for record in caplog.records if "always thinks" in record.getMessage()]
+    assert warned == ["claude-mythos-5-named always thinks; Thinking('none') requests low effort"]
 
 
 @pytest.mark.spec("providers:PV1", "providers:PV4", "providers:PV82")

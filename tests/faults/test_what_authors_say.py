@@ -104,7 +104,7 @@ async def test_unsupported_settings_can_be_made_an_error(wire):
     strict = ModelSettings(cache_key="docs", safety={"harassment": "off"}, seed=1, cache="1h", unsupported="error")
     async with fault_server(rule := Rule(wire.reply(*SAID))) as server:
         provider = wire.make(server.url)
-        with pytest.raises(ModelError, match="has no word for") as caught:
+        with pytest.raises(ModelError, match="does not support") as caught:
             await provider.complete(wire.request(settings=strict))
         await provider.complete(wire.request(settings=ModelSettings(unsupported="error", temperature=0.5)))
         await provider.close()
@@ -639,12 +639,12 @@ async def test_openrouter_searches_and_says_where_it_found_things():
 
 REFUSED = [
     (ANTHROPIC, "claude-opus-5", FileSearch("s"), "no such tool"),
-    (ANTHROPIC, "claude-opus-5", CodeExecution(files="f"), "part of a message"),
+    (ANTHROPIC, "claude-opus-5", CodeExecution(files="f"), "parts of a message"),
     (ANTHROPIC, "claude-opus-5", WebSearch(allowed_domains="a.org", blocked_domains="b.org"), "not both"),
     (RESPONSES, "gpt-5", UrlContext(), "give it WebSearch"),
-    (RESPONSES, "gpt-5", WebSearch(blocked_domains="a.org"), "allowed_domains only"),
+    (RESPONSES, "gpt-5", WebSearch(blocked_domains="a.org"), "only allowed_domains"),
     (CHAT, "gpt-4o", WebSearch(), "no such tool"),
-    (GOOGLE, "gemini-3-pro", WebSearch(allowed_domains="a.org"), "held to domains"),
+    (GOOGLE, "gemini-3-pro", WebSearch(allowed_domains="a.org"), "restricted to domains"),
     (GOOGLE, "gemini-3-pro", CodeExecution(files="f"), "no files"),
     (GOOGLE, "gemini-2.5-flash", WebSearch(), "before Gemini 3"),
 ]

@@ -30,12 +30,12 @@ from stepengine.errors import (
     JournalLocked,
     JournalMissing,
     JournalWriteFailed,
+    SecretFound,
     StepEngineError,
 )
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, mailbox
 from stepengine.journal.mailbox import Mailbox, MailboxMessage, StoredMessage, mailbox_path
 from stepengine.journal.records import encode_line
-from stepengine.redaction import SecretFound
 from tests.journal.forked import FORKS, in_child
 from tests.strategies import json_values
 

@@ -25,8 +25,8 @@ from stepengine import (
     Tool,
     ToolCall,
 )
-from stepengine.errors import PerformError
-from stepengine.journal import FileJournal, MemoryJournal, Redactor, SecretFound, check, scrub
+from stepengine.errors import PerformError, SecretFound
+from stepengine.journal import FileJournal, MemoryJournal, Redactor, check, scrub
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import file_tools
 

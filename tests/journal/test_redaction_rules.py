@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from stepengine import AgentDefinition, Engine, ToolCall, tool
-from stepengine.errors import DataError
-from stepengine.journal import FileJournal, Redactor, SecretFound
+from stepengine.errors import DataError, SecretFound
+from stepengine.journal import FileJournal, Redactor
 from stepengine.journal.secret_scan import scan
 from stepengine.journal.show import machine_data
 from stepengine.redaction import (
@@ -23,7 +23,7 @@ from stepengine.redaction import (
     RedactionRules,
     RedactPattern,
     RedactValue,
-    digest_of,
+    digest_secret,
     make_redactor,
 )
 from stepengine.testing.cassette_files import RecordedRequest, RecordedResponse
@@ -107,12 +107,12 @@ def _nothing(ctx):
 @pytest.mark.spec("replay:K9")
 def test_allowed_hash_is_neither_redacted_nor_reported():
     text = f"the example key is {KEY}, the real one {OTHER}"
-    redactor = Redactor({}, shapes=True, rules=RedactionRules(allowed=[digest_of(KEY)]))
+    redactor = Redactor({}, shapes=True, rules=RedactionRules(allowed=[digest_secret(KEY)]))
 
     assert f"the example key is {KEY}, the real one <redacted:github-token>" == redactor.text(text)
     assert ["github-token"] == [rule for _, rule in redactor.findings({"x": text})]
     assert {"password": "example"} == Redactor(
-        {}, shapes=True, rules=RedactionRules(allowed=[digest_of("example")])
+        {}, shapes=True, rules=RedactionRules(allowed=[digest_secret("example")])
     ).value({"password": "example"})  # fmt: skip
     with pytest.raises(DataError, match="never the values themselves"):
         RedactionRules(allowed=[KEY])

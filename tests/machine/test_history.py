@@ -53,7 +53,7 @@ def test_last_answer_is_found_behind_any_number_of_calls(calls):
 
 @pytest.mark.spec("requirements:X11")
 def test_reopened_step_returns_its_calls_and_later_messages():
-    waiting = ToolResult.pending("q1", tool_name="look", tool_call_id="c1")
+    waiting = ToolResult.make_pending("q1", tool_name="look", tool_call_id="c1")
     past = history(said("a"))
     past.commit(calling("c1"), [waiting])
     past.add([said("are you there?")])

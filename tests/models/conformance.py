@@ -33,7 +33,7 @@ from stepengine.data.json import thaw
 from stepengine.data.models import ModelReply
 from stepengine.errors import ModelError, TruncatedReply
 from stepengine.models._failures import error_from_body
-from stepengine.models.pricing import cost_of
+from stepengine.models.pricing import LIST_PRICES
 from tests.models.loops import Loop, judge, loops
 from tests.models.recorded import FOLDER, NAMES, Recording, index_of, json_in, recordings
 from tests.models.second_readers import differences, ours_of, theirs_of
@@ -241,7 +241,7 @@ def compare_bills(recording: Recording, reply: ModelReply, found: Found) -> None
     stated = stated_in(raw, recording)
     if stated is not None:
         at = datetime(2026, 11, 1, tzinfo=UTC)
-        ours = reply.cost if reply.cost is not None else cost_of.of_reply(recording.call.model, reply, at)
+        ours = reply.cost if reply.cost is not None else LIST_PRICES.price_reply(recording.call.model, reply, at)
         if stated != ours:
             found.differ(f"the service says that it cost {stated}, ours {ours}")
     total = raw.get("total_tokens", raw.get("totalTokenCount"))

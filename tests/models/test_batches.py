@@ -328,7 +328,7 @@ async def test_a_batch_without_an_id_is_a_final_failure(wire: str, named: Any) -
     taken = {"json": {"id": named, "name": named}}
     provider = adapter(wire, *([{"json": {"id": "file-1", "object": "file"}}] if wire == "openai" else []), taken)
 
-    with pytest.raises(ModelError, match=f"{wire} took a batch, but gave it no") as caught:
+    with pytest.raises(ModelError, match=f"{wire} accepted a batch, but returned no") as caught:
         await provider.submit_batch({"call-1": provider.batch_member(asked_of(wire))})
     await provider.close()
     assert (False, "protocol") == (caught.value.retryable, caught.value.kind)
@@ -371,7 +371,7 @@ async def test_batch_result_without_an_id_is_ignored(wire: str) -> None:
 async def test_refused_batch_with_malformed_errors_still_raises(errors: Any) -> None:
     provider = adapter("openai", {"json": {"status": "failed", "errors": errors}})
 
-    with pytest.raises(ModelError, match="refused the batch b: no reason given"):
+    with pytest.raises(ModelError, match="rejected the batch b: no reason given"):
         await provider.batch_results("b")
     await provider.close()
 
@@ -416,5 +416,5 @@ async def test_signature_refused_in_a_batch_is_dropped_on_retry() -> None:
 def test_headers_that_a_batch_cannot_carry_are_reported(wire: str) -> None:
     request = asked_of(wire, extra={"headers": {"x-title": "t"}}, unsupported="error")
 
-    with pytest.raises(ModelError, match=r"no word for extra\['headers'\]= of ModelSettings"):
+    with pytest.raises(ModelError, match=r"does not support extra\['headers'\]= of ModelSettings"):
         adapter(wire).batch_member(request)

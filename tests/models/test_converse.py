@@ -45,7 +45,7 @@ from stepengine.models.bedrock_converse.decode import decode
 from stepengine.models.bedrock_converse.encode import BETWEEN
 from stepengine.models.bedrock_converse.families import find_family
 from stepengine.models.bedrock_converse.stream import ConverseAccumulator
-from stepengine.models.pricing import cost_of, find_model_info
+from stepengine.models.pricing import LIST_PRICES, find_model_info
 from tests.faults.cloud_server import converse_frames
 from tests.faults.cloud_server import message as framed
 from tests.faults.scripts import CONVERSE_USAGE, converse_events, converse_reply
@@ -233,11 +233,11 @@ def test_media_are_sent_as_bytes_or_s3_location(mime):
 @pytest.mark.parametrize(
     ("part", "words"),
     [
-        (ImagePart("https://x/i.png"), "addresses in S3"),
-        (ImagePart(file_id="f", provider=NAME), "addresses in S3"),
-        (ImagePart(data=b"x", mime_type="image/tiff"), "it takes PNG"),
-        (DocumentPart(data=b"x", mime_type="application/rtf"), "it takes PNG"),
-        (DocumentPart(data=b"x", mime_type="application/zip"), "it takes PNG"),
+        (ImagePart("https://x/i.png"), "URLs in S3"),
+        (ImagePart(file_id="f", provider=NAME), "URLs in S3"),
+        (ImagePart(data=b"x", mime_type="image/tiff"), "it accepts PNG"),
+        (DocumentPart(data=b"x", mime_type="application/rtf"), "it accepts PNG"),
+        (DocumentPart(data=b"x", mime_type="application/zip"), "it accepts PNG"),
     ],
 )
 def test_unsupported_media_are_refused_before_sending(part, words):
@@ -292,7 +292,7 @@ def test_forced_call_is_sent_where_supported_and_else_reported_dropped(model, ch
     settings = ModelSettings(tool_choice=choice, parallel_tool_calls=False)
     sent = body(model, settings=settings)
     request = ModelRequest(f"{NAME}/{model}", messages=Transcript([UserMessage("x")]), tools=(TOOL,), settings=settings)
-    dropped = provider()._get_provider(model)._dropped_settings(request)
+    dropped = provider()._get_provider(model)._list_dropped_settings(request)
 
     assert expected == sent["toolConfig"].get("toolChoice")
     assert ("tool_choice" in dropped) == (expected is None and choice != "auto")
@@ -376,7 +376,7 @@ def test_nova_drops_and_reports_limits_at_highest_effort():
     low = attrs.evolve(settings, thinking=Thinking(effort="low"))
 
     assert {"stopSequences": ["x"]} == json.loads(wire._encode(request, stream=False).content)["inferenceConfig"]
-    assert ("max_tokens", "temperature") == wire._dropped_settings(request)
+    assert ("max_tokens", "temperature") == wire._list_dropped_settings(request)
     assert 500 == body(NOVA_2, settings=low)["inferenceConfig"]["maxTokens"]
 
 
@@ -395,7 +395,7 @@ def test_schema_is_sent_natively_or_as_a_tool():
     assert [True] == [tool["toolSpec"].get("strict") for tool in promised["toolConfig"]["tools"]]
     assert "outputConfig" not in asked
     assert [None, None] == [tool["toolSpec"].get("strict") for tool in asked["toolConfig"]["tools"]]
-    dropped = provider()._get_provider(LLAMA)._dropped_settings(ModelRequest(LLAMA, tools=strict))
+    dropped = provider()._get_provider(LLAMA)._list_dropped_settings(ModelRequest(LLAMA, tools=strict))
     assert ("strict",) == dropped
 
 
@@ -797,12 +797,12 @@ def test_every_known_converse_reply_member_is_read_or_kept():
 def test_cost_uses_the_cloud_price_with_cache_reads(prefix):
     reply = whole({"text": "x"}, usage={"inputTokens": 1_000_000, "outputTokens": 0, "totalTokens": 1_000_000})
     cached = whole({"text": "x"}, usage={"inputTokens": 0, "outputTokens": 0, "cacheReadInputTokens": 1_000_000})
-    costs = [cost_of.of_reply(f"{prefix}/{NOVA}", one, AT) for one in (reply, cached)]
+    costs = [LIST_PRICES.price_reply(f"{prefix}/{NOVA}", one, AT) for one in (reply, cached)]
 
     assert [Decimal("0.8"), Decimal("0.2")] == costs
-    assert cost_of(f"{prefix}/{NOVA}", reply.usage, AT) == costs[0]
-    assert cost_of.of_reply(f"{prefix}/{LLAMA}", reply, AT) is not None
-    assert cost_of.of_reply(f"{prefix}/ai21.jamba-1-5-large-v1:0", reply, AT) is None
+    assert LIST_PRICES(f"{prefix}/{NOVA}", reply.usage, AT) == costs[0]
+    assert LIST_PRICES.price_reply(f"{prefix}/{LLAMA}", reply, AT) is not None
+    assert LIST_PRICES.price_reply(f"{prefix}/ai21.jamba-1-5-large-v1:0", reply, AT) is None
     assert 300_000 == find_model_info(f"{prefix}/{NOVA}").context_window
 
 
@@ -811,7 +811,7 @@ def test_hour_cache_writes_cost_the_hourly_cache_price():
     def cost(lifetime: str) -> Decimal | None:
         written = {"cacheWriteInputTokens": 1_000_000, "cacheDetails": [{"ttl": lifetime, "inputTokens": 1_000_000}]}
         reply = whole({"text": "x"}, usage={"inputTokens": 0, "outputTokens": 0, **written})
-        return cost_of.of_reply(f"{NAME}/{CLAUDE}", reply, AT)
+        return LIST_PRICES.price_reply(f"{NAME}/{CLAUDE}", reply, AT)
 
     assert [Decimal("4.125"), Decimal("6.6")] == [cost("5m"), cost("1h")]
 
@@ -822,10 +822,10 @@ def test_unpriced_tier_or_tool_makes_the_cost_a_lower_bound():
     priority = whole({"text": "x"}, serviceTier={"type": "priority"})
     plain = whole({"text": "x"}, serviceTier={"type": "default"}, performanceConfig={"latency": "standard"})
     ran = whole(CODE, RAN, {"text": "2"}, usage={**CONVERSE_USAGE, "serverToolUsage": {"webGrounding": 2}})
-    told = [cost_of.unpriced(f"{NAME}/{NOVA}", reply, AT) for reply in (fast, priority, plain, ran)]
+    told = [LIST_PRICES.list_unpriced(f"{NAME}/{NOVA}", reply, AT) for reply in (fast, priority, plain, ran)]
 
     assert [("optimized",), ("priority",), (), ("webGrounding",)] == told
-    assert cost_of.of_reply(f"{NAME}/{NOVA}", whole({"text": "x"}, serviceTier={"type": "reserved"}), AT) is None
+    assert LIST_PRICES.price_reply(f"{NAME}/{NOVA}", whole({"text": "x"}, serviceTier={"type": "reserved"}), AT) is None
 
 
 def test_equal_document_names_become_unique_and_stay_stable():

@@ -32,7 +32,7 @@ from stepengine.errors import ModelError, TruncatedReply
 from stepengine.models import GoogleInteractionsProvider
 from stepengine.models._byte_reader import ReplyReader
 from stepengine.models.google.interactions.decode import InteractionsAccumulator, decode
-from stepengine.models.pricing import cost_of
+from stepengine.models.pricing import LIST_PRICES
 from tests.faults.scripts import interactions_reply, interactions_stream
 from tests.models.histories import histories, users
 from tests.models.wires import TOOL, call, made, result
@@ -181,7 +181,7 @@ def test_media_thinking_and_tools_use_the_api_terms():
     assert sent == taken
     names = [tool["type"] for tool in sent["tools"]]
     assert ["function", "google_search", "file_search"] == names
-    with pytest.raises(ModelError, match="it takes images"):
+    with pytest.raises(ModelError, match="it accepts images"):
         body(UserMessage([DocumentPart(data=b"x", mime_type="application/zip")]))
 
 
@@ -226,7 +226,7 @@ def test_schema_is_sent_with_tools_and_oversized_media_are_refused():
 @pytest.mark.spec("providers:PV137")
 @pytest.mark.parametrize("extra", [{"background": True}, {"body": {"previous_interaction_id": "v1_1"}}])
 def test_background_or_linked_interactions_are_refused(extra):
-    with pytest.raises(ModelError, match="holds its whole history") as caught:
+    with pytest.raises(ModelError, match="contains its whole history") as caught:
         body(settings=ModelSettings(extra=extra))
 
     assert "settings" == caught.value.kind
@@ -440,7 +440,7 @@ def test_an_error_in_a_stream_is_that_error():
 def test_interactions_cost_equals_generate_content_and_search_is_unpriced():
     at, usage = datetime(2026, 11, 1, tzinfo=UTC), {"total_input_tokens": 1_000_000, "total_output_tokens": 0}
     reply = whole(BACK["search"], FOUND, usage={**usage, "total_tokens": 1_000_000})
-    found = [cost_of.of_reply(f"{prefix}/gemini-2.5-flash", reply, at) for prefix in (NAME, "google")]
+    found = [LIST_PRICES.price_reply(f"{prefix}/gemini-2.5-flash", reply, at) for prefix in (NAME, "google")]
 
     assert [Decimal("0.3"), Decimal("0.3")] == found
-    assert ("google_search_call",) == cost_of.unpriced(f"{NAME}/gemini-2.5-flash", reply, at)
+    assert ("google_search_call",) == LIST_PRICES.list_unpriced(f"{NAME}/gemini-2.5-flash", reply, at)

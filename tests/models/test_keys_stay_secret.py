@@ -233,12 +233,18 @@ def test_account_depends_on_the_key_without_revealing_it(monkeypatch):
     read = OpenAIChatProvider("vllm", base_url="http://there.example/v1", key_env="SOME_KEY")
     other = OpenAIChatProvider("vllm", base_url="http://here.example/v1", api_key=KEY)
     none, near = (OpenAIChatProvider("vllm", base_url=url) for url in ("http://here.example/v1", "http://localhost/v1"))
-    here = near.account()
+    here = near.get_account()
     monkeypatch.setattr("socket.gethostname", lambda: "another-machine")
 
-    assert given.account() == read.account() == Models({"p": given}, aliases={"m": "p/x"}).provider_for("m").account()
-    assert 4 == len({given.account(), other.account(), none.account(), here})
+    assert (
+        given.get_account()
+        == read.get_account()
+        == Models({"p": given}, aliases={"m": "p/x"}).provider_for("m").get_account()
+    )
+    assert 4 == len({given.get_account(), other.get_account(), none.get_account(), here})
     # What runs on this machine is another server on another one; a key and an address elsewhere are the same everywhere.
-    assert here != near.account()
-    assert "" == ScriptedModel([]).account()
-    assert all(len(p.account()) == 24 and set(p.account()) <= set("0123456789abcdef") for p in (given, other, none))
+    assert here != near.get_account()
+    assert "" == ScriptedModel([]).get_account()
+    assert all(
+        len(p.get_account()) == 24 and set(p.get_account()) <= set("0123456789abcdef") for p in (given, other, none)
+    )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from decimal import Decimal
+from urllib.parse import urlsplit
 
 import httpx2
 import pytest
@@ -40,6 +41,12 @@ def body(name, *messages, model="m", stream=True, **fields):
     return json.loads(provider._encode(request, stream=stream).content)
 
 
+def test_each_preset_names_a_page_of_documentation():
+    pages = [urlsplit(preset.page) for preset in PRESETS.values()]
+
+    assert all(page.scheme == "https" and page.hostname for page in pages)
+
+
 async def sent_to(name, monkeypatch, **environment):
     """What one request to a service looks like, and where it goes."""
     for variable, value in environment.items():
@@ -50,7 +57,7 @@ async def sent_to(name, monkeypatch, **environment):
         seen.append(request)
         return httpx2.Response(500, json={})
 
-    provider = Models.standard()._provider(name)
+    provider = Models.standard()._get_provider(name)
     provider._transport = httpx2.MockTransport(answer)
     with pytest.raises(Exception, match="500"):
         await provider.complete(ModelRequest(f"{name}/m"))
@@ -112,7 +119,7 @@ async def test_each_service_is_asked_at_its_address_with_its_key(name, variable,
 @pytest.mark.spec("providers:PV89")
 def test_service_without_an_address_asks_for_base_url(monkeypatch):
     monkeypatch.setenv("SNOWFLAKE_TOKEN", "k")
-    with pytest.raises(ModelError, match=r"no address for 'snowflake': pass base_url=$"):
+    with pytest.raises(ModelError, match=r"no base URL for 'snowflake': pass base_url=$"):
         Models.standard().check("snowflake/claude-sonnet-4-5")
 
 
@@ -353,7 +360,7 @@ def test_the_longest_registered_prefix_serves_a_model():
     special = OpenAIChatProvider("special", base_url="http://x")
     models.register("openrouter/anthropic", special)
     assert models.provider_for("openrouter/anthropic/claude-x") is special
-    assert special.bare("openrouter/anthropic/claude-x") == "claude-x"
+    assert special.strip_prefix("openrouter/anthropic/claude-x") == "claude-x"
     assert str(models.parse("openrouter:anthropic/claude-x")) == "openrouter/anthropic/claude-x"
     assert models.parse("openrouter/openai/gpt-5").provider == "openrouter"
     assert models.parse("openrouter/anthropic").provider == "openrouter"

@@ -22,7 +22,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import ModelError
 from stepengine.models import OpenAIChatProvider
-from stepengine.models.pricing import cost_of, find_model_info, nearest_names
+from stepengine.models.pricing import LIST_PRICES, find_model_info, find_nearest_names
 from stepengine.testing import ScriptedModel
 from tests.faults.scripts import event
 from tests.models.wires import made, reader
@@ -38,11 +38,11 @@ from tests.models.wires import made, reader
     ],
 )
 def test_misspelt_model_finds_near_names_of_its_provider(model: str, near: str) -> None:
-    found = nearest_names(model)
+    found = find_nearest_names(model)
 
     assert near in found
     assert len(found) <= 3
-    assert () == nearest_names(f"nobody/{near}")
+    assert () == find_nearest_names(f"nobody/{near}")
 
 
 def price_of_the_library(provider: str, model: str, usage: Usage, at: datetime) -> Decimal | None:
@@ -71,7 +71,7 @@ def test_cost_equals_the_price_library_in_every_tier_and_time() -> None:
             at = now - timedelta(hours=random.randrange(10_000))
             expected = price_of_the_library(provider.id, model.id, usage, at)
 
-            assert expected == cost_of(f"{provider.id}/{model.id}", usage, at), (provider.id, model.id, usage, at)
+            assert expected == LIST_PRICES(f"{provider.id}/{model.id}", usage, at), (provider.id, model.id, usage, at)
             compared += 1
             priced += bool(expected)
     assert priced > compared / 2 > 150
@@ -83,26 +83,28 @@ def test_a_tier_begins_above_its_start(prompt: int) -> None:
     at = datetime(2026, 11, 1, tzinfo=UTC)
     usage = Usage(prompt, 10)
 
-    assert price_of_the_library("google", "gemini-2.5-pro", usage, at) == cost_of("google/gemini-2.5-pro", usage, at)
+    assert price_of_the_library("google", "gemini-2.5-pro", usage, at) == LIST_PRICES(
+        "google/gemini-2.5-pro", usage, at
+    )
 
 
 @pytest.mark.spec("requirements:G18")
 def test_unlisted_model_has_no_price_and_no_window() -> None:
-    assert cost_of("ollama/llama3", Usage(1, 1), datetime.now(UTC)) is None
-    assert cost_of("anthropic/claude-sonnet-4-5", None, datetime.now(UTC)) is None
+    assert LIST_PRICES("ollama/llama3", Usage(1, 1), datetime.now(UTC)) is None
+    assert LIST_PRICES("anthropic/claude-sonnet-4-5", None, datetime.now(UTC)) is None
     assert find_model_info("ollama/llama3").context_window is None
     assert 200_000 <= find_model_info("anthropic/claude-sonnet-4-5").context_window
 
 
 def test_replaced_price_data_is_used() -> None:
     at, usage = datetime(2026, 11, 1, tzinfo=UTC), Usage(1_000, 1_000)
-    before = cost_of("anthropic/claude-sonnet-4-5", usage, at)
+    before = LIST_PRICES("anthropic/claude-sonnet-4-5", usage, at)
     try:
         set_custom_snapshot(DataSnapshot(providers=[], from_auto_update=False))
-        assert cost_of("anthropic/claude-sonnet-4-5", usage, at) is None
+        assert LIST_PRICES("anthropic/claude-sonnet-4-5", usage, at) is None
     finally:
         set_custom_snapshot(None)
-    assert before == cost_of("anthropic/claude-sonnet-4-5", usage, at)
+    assert before == LIST_PRICES("anthropic/claude-sonnet-4-5", usage, at)
 
 
 # --- what providers report beside text ----------------------------------------------------------------------------------
@@ -127,7 +129,9 @@ def test_unknown_usage_forms_cost_their_tokens(told, more):
     content = [OpaquePart("openai_chat", {"type": "web_search_call", "action": "search"}), TextPart("x")]
     reply = ModelReply(content, usage=Usage(10, 10), provider_data=data)
 
-    assert cost_of("openai_chat/gpt-4o", Usage(10, 10), AT) == cost_of.of_reply("openai_chat/gpt-4o", reply, AT)
+    assert LIST_PRICES("openai_chat/gpt-4o", Usage(10, 10), AT) == LIST_PRICES.price_reply(
+        "openai_chat/gpt-4o", reply, AT
+    )
 
 
 @pytest.mark.spec("requirements:G17", "reliability:MP61")
@@ -135,7 +139,7 @@ def test_usage_the_price_library_cannot_read_costs_its_tokens():
     raw = {"promptTokenCount": 10, "candidatesTokenCount": 5, "promptTokensDetails": [{"modality": 5, "tokenCount": 3}]}
     reply = ModelReply("x", usage=Usage(10, 5), provider_data={"provider": "google", "usage": raw})
     model = "google/gemini-2.5-flash"
-    assert cost_of(model, Usage(10, 5), AT) == cost_of.of_reply(model, reply, AT) is not None
+    assert LIST_PRICES(model, Usage(10, 5), AT) == LIST_PRICES.price_reply(model, reply, AT) is not None
 
 
 def reply_with(provider: str, usage: dict[str, object], *parts: object, **data: object) -> ModelReply:
@@ -215,7 +219,7 @@ def reply_with(provider: str, usage: dict[str, object], *parts: object, **data: 
     ],
 )
 def test_cost_includes_tiers_searches_caches_and_side_work(model: str, reply: ModelReply, dollars: str) -> None:
-    assert Decimal(dollars) == cost_of.of_reply(model, reply, AT)
+    assert Decimal(dollars) == LIST_PRICES.price_reply(model, reply, AT)
 
 
 @pytest.mark.spec("requirements:G17")
@@ -311,7 +315,7 @@ def test_substitute_model_is_counted_once_and_named(before, tokens, dollars, str
     reply = stood_in_for(stood_in(*before), stream=stream)
 
     assert (f"anthropic/{SERVED}", tokens, False) == (reply.model, reply.usage.total_tokens, reply.usage.at_least)
-    assert dollars == cost_of.of_reply(f"anthropic/{ASKED}", reply, AT)
+    assert dollars == LIST_PRICES.price_reply(f"anthropic/{ASKED}", reply, AT)
 
 
 @pytest.mark.spec("ecosystem:EC91")
@@ -378,9 +382,9 @@ def test_tools_of_xai_cost_something_where_no_bill_is_stated(wire: str) -> None:
         reply, content=[TextPart("x")], provider_data={"provider": "xai", "usage": {"input_tokens": 1_000_000, "prompt_tokens": 1_000_000, "output_tokens": 0, "completion_tokens": 0}}
     )  # fmt: skip
 
-    tokens = cost_of.of_reply("xai/grok-4", nothing_run, AT)
+    tokens = LIST_PRICES.price_reply("xai/grok-4", nothing_run, AT)
     assert tokens is not None
-    assert tokens + Decimal("0.035") == cost_of.of_reply("xai/grok-4", reply, AT)
+    assert tokens + Decimal("0.035") == LIST_PRICES.price_reply("xai/grok-4", reply, AT)
 
 
 def test_xai_search_in_a_stream_needs_no_client() -> None:
@@ -568,13 +572,13 @@ def opaque(kind: str, **members: object) -> OpaquePart:
     ],
 )  # fmt: skip
 async def test_unpriced_work_makes_the_cost_a_lower_bound(model, reply, unpriced) -> None:
-    assert unpriced == cost_of.unpriced(model, reply, AT)
+    assert unpriced == LIST_PRICES.list_unpriced(model, reply, AT)
 
     async with Engine(models={model.partition("/")[0]: ScriptedModel([reply])}) as engine:
         result = await engine.run(AgentDefinition("a", model=model), "go")
     assert bool(unpriced) == result.usage.at_least
     assert (result.cost is None) == (model == "ollama/nobodys")
-    assert (cost_of.of_reply(model, reply, AT) or 0) == (result.cost or 0)
+    assert (LIST_PRICES.price_reply(model, reply, AT) or 0) == (result.cost or 0)
 
 
 @pytest.mark.spec("requirements:X76", "providers:PV78")
@@ -594,12 +598,12 @@ async def test_unpriced_work_makes_the_cost_a_lower_bound(model, reply, unpriced
 )  # fmt: skip
 def test_flex_costs_the_batch_price_and_unknown_tiers_are_unknown(model, reply, dollars) -> None:
     """All of these cost what the ordinary tier does before; Groq's flex still does."""
-    assert (None if dollars is None else Decimal(dollars)) == cost_of.of_reply(model, reply, AT)
+    assert (None if dollars is None else Decimal(dollars)) == LIST_PRICES.price_reply(model, reply, AT)
 
 
 @pytest.mark.spec("requirements:X76", "providers:PV79")
 def test_openai_searches_and_images_are_billed_by_its_counts() -> None:
-    plain = cost_of.of_reply("openai/gpt-5-mini", reply_with("openai", MILLIONS), AT)
+    plain = LIST_PRICES.price_reply("openai/gpt-5-mini", reply_with("openai", MILLIONS), AT)
     counted = reply_with(
         "openai",
         MILLIONS,
@@ -609,7 +613,7 @@ def test_openai_searches_and_images_are_billed_by_its_counts() -> None:
     )
 
     drawn = Decimal("0.0005") + Decimal("0.04")  # 100 tokens for 5 dollars, 1,000 for 40, a million
-    assert plain + Decimal("0.03") + drawn == cost_of.of_reply("openai/gpt-5-mini", counted, AT)
+    assert plain + Decimal("0.03") + drawn == LIST_PRICES.price_reply("openai/gpt-5-mini", counted, AT)
 
 
 @pytest.mark.spec("requirements:X76", "providers:PV81")

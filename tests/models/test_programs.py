@@ -100,7 +100,7 @@ def test_claude_programs_share_one_container_and_drop_strict_tools():
     assert not any("strict" in tool for tool in found["tools"])
     assert "tool_choice" not in found
     request = ModelRequest(f"anthropic/{CLAUDE}", "", Transcript([UserMessage("hi")]), (TOOL, FIND), settings=settings)
-    assert {"strict", "parallel_tool_calls"} == set(AnthropicProvider("k")._dropped_settings(request))
+    assert {"strict", "parallel_tool_calls"} == set(AnthropicProvider("k")._list_dropped_settings(request))
 
 
 REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
@@ -108,8 +108,12 @@ REFUSED: dict[str, tuple[Callable[[], Any], str, str]] = {
     "has no such tool for it": (lambda: OpenAIChatProvider("openrouter", "k"), "openrouter/openai/gpt-5", "look"),
     "xai has no such tool": (lambda: OpenAIProvider("k", name="xai"), "xai/grok-4", "look"),
     "from Claude 4.5 on": (lambda: AnthropicProvider("k"), "anthropic/claude-sonnet-4-0", "look"),
-    "none of 'lok' is offered, only 'look', 'find'": (lambda: AnthropicProvider("k"), f"anthropic/{CLAUDE}", "lok"),
-    "none of 'lok' is offered": (lambda: OpenAIProvider("k"), f"openai/{GPT}", "lok"),
+    "none of 'lok' is among the agent's tools: 'look', 'find'": (
+        lambda: AnthropicProvider("k"),
+        f"anthropic/{CLAUDE}",
+        "lok",
+    ),
+    "none of 'lok' is among": (lambda: OpenAIProvider("k"), f"openai/{GPT}", "lok"),
 }
 
 

@@ -27,7 +27,7 @@ class Echo(Provider):
 
     async def complete(self, request):
         self.asked.append(request.model)
-        return ModelReply(f"you asked {self.bare(request.model)}")
+        return ModelReply(f"you asked {self.strip_prefix(request.model)}")
 
     async def close(self):
         self.closed += 1
@@ -65,7 +65,7 @@ def test_model_string_splits_at_first_slash_or_by_pattern(model, provider, name)
     assert str(ref) == f"{provider}/{name}"
     assert models.parse(str(ref)) == ref
     assert models.provider_for(model).name == provider
-    assert models.provider_for(model).bare(str(ref)) == name
+    assert models.provider_for(model).strip_prefix(str(ref)) == name
 
 
 def test_early_registration_replaces_the_packaged_provider_in_order():
@@ -127,7 +127,7 @@ def test_openrouter_family_error_shows_the_full_model_string(model, written, nea
 def test_a_model_that_fits_several_providers_must_be_written_out():
     models = Models({"a": Echo("a", ("m.*",)), "b": Echo("b", ("m-1",))})
     assert models.parse("m-2").provider == "a"
-    with pytest.raises(UnknownModel, match=r"fits several providers; write one of 'a/m-1', 'b/m-1'"):
+    with pytest.raises(UnknownModel, match=r"matches several providers; write one of 'a/m-1', 'b/m-1'"):
         models.parse("m-1")
 
 
@@ -154,14 +154,14 @@ async def test_alias_forwards_token_counts_and_recorded_calls():
             self.asked.append(request.model)
             return 7
 
-        def answered(self, request):
+        def skip_reply(self, request):
             self.asked.append(request.model)
 
     echo = Counting()
     provider = Models({"echo": echo}, aliases={"default": "echo/one"}).provider_for("default")
 
     assert 7 == await provider.count_tokens(ModelRequest("default"))
-    provider.answered(ModelRequest("default"))
+    provider.skip_reply(ModelRequest("default"))
     assert ["echo/one", "echo/one"] == echo.asked
 
 
@@ -248,9 +248,9 @@ def test_local_server_needs_no_key_and_explicit_key_wins(monkeypatch):
     with pytest.raises(ModelError, match="STEPENGINE_OPENAI_CHAT_BASE_URL"):
         OpenAIChatProvider("my-server").check("m")
     monkeypatch.setenv("OPENAI_API_KEY", "of-openai")
-    assert OpenAIChatProvider(base_url="http://localhost:1")._access()[0].key is None
-    assert OpenAIChatProvider("openai")._access()[0].source == "OPENAI_API_KEY"
-    explicit = OpenAIChatProvider("openai", api_key=" mine ")._access()[0]
+    assert OpenAIChatProvider(base_url="http://localhost:1")._resolve_access()[0].key is None
+    assert OpenAIChatProvider("openai")._resolve_access()[0].source == "OPENAI_API_KEY"
+    explicit = OpenAIChatProvider("openai", api_key=" mine ")._resolve_access()[0]
     assert (explicit.key, explicit.source) == (Secret("mine"), "api_key=")
 
 
@@ -260,18 +260,22 @@ def test_environment_key_is_sent_only_to_its_own_host(monkeypatch):
     monkeypatch.setenv("ANTHROPIC_BASE_URL", "https://evil.example/v1")
     for provider in (AnthropicProvider(), AnthropicProvider(base_url="https://api.anthropic.com.evil.example")):
         with pytest.raises(
-            MissingKey, match=r"evil.example'.*not sent elsewhere by itself.*STEPENGINE_KEY_HOSTS="
+            MissingKey, match=r"evil.example'.*not sent elsewhere automatically.*STEPENGINE_KEY_HOSTS="
         ) as caught:
             provider.check("m")
         assert "of-anthropic" not in str(caught.value)
 
-    assert AnthropicProvider(base_url="http://127.0.0.1:1")._access()[0].key is None
-    assert AnthropicProvider(base_url="https://api.anthropic.com/beta")._access()[0].source == "ANTHROPIC_API_KEY"
-    assert AnthropicProvider(api_key="mine")._access()[0].key == Secret("mine")
+    assert AnthropicProvider(base_url="http://127.0.0.1:1")._resolve_access()[0].key is None
+    assert (
+        AnthropicProvider(base_url="https://api.anthropic.com/beta")._resolve_access()[0].source == "ANTHROPIC_API_KEY"
+    )
+    assert AnthropicProvider(api_key="mine")._resolve_access()[0].key == Secret("mine")
     monkeypatch.setenv("VLLM_API_KEY", "of-mine")
-    assert OpenAIChatProvider("vllm", base_url="https://models.example/v1")._access()[0].source == "VLLM_API_KEY"
+    assert (
+        OpenAIChatProvider("vllm", base_url="https://models.example/v1")._resolve_access()[0].source == "VLLM_API_KEY"
+    )
     monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "proxy.example, evil.example")
-    assert AnthropicProvider()._access()[0].source == "ANTHROPIC_API_KEY"
+    assert AnthropicProvider()._resolve_access()[0].source == "ANTHROPIC_API_KEY"
 
 
 @pytest.mark.spec("requirements:G23", "reliability:SC05")
@@ -280,7 +284,7 @@ def test_a_key_is_in_no_text_that_python_makes():
     secret = Secret(key)
     texts = [repr(secret), str(secret), f"{secret:>40}", f"{secret}", repr(pickle.loads(pickle.dumps(secret)))]
     for provider in (AnthropicProvider(api_key=key), OpenAIChatProvider(api_key=key)):
-        texts += [repr(provider), str(vars(provider)), str(provider._access())]
+        texts += [repr(provider), str(vars(provider)), str(provider._resolve_access())]
     assert all(key not in text for text in texts)
     assert secret.reveal() == key
     assert secret == Secret(key) != Secret("other")

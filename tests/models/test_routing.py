@@ -16,7 +16,7 @@ from stepengine.data.usage import Usage
 from stepengine.data.yields import StepWith
 from stepengine.errors import ContextOverflow, MissingKey, ModelError, UnknownModel
 from stepengine.models import ModelInfo, Models, Provider, fallback
-from stepengine.models.pricing import cost_of
+from stepengine.models.pricing import LIST_PRICES
 from stepengine.models.routing import parse_route
 
 pytestmark = pytest.mark.anyio
@@ -186,11 +186,11 @@ async def test_fallback_info_and_cost_hold_for_all_its_models():
     assert models.info("ollama/x | vllm/nobody-knows") == ModelInfo()
     at = datetime(2026, 11, 1, tzinfo=UTC)
     dear, cheap = [
-        cost_of(f"anthropic/{name}", Usage(1_000, 1_000), at) for name in ("claude-opus-4-1", "claude-haiku-4-5")
+        LIST_PRICES(f"anthropic/{name}", Usage(1_000, 1_000), at) for name in ("claude-opus-4-1", "claude-haiku-4-5")
     ]
-    both = cost_of("anthropic/claude-haiku-4-5 | anthropic/claude-opus-4-1", Usage(1_000, 1_000), at)
+    both = LIST_PRICES("anthropic/claude-haiku-4-5 | anthropic/claude-opus-4-1", Usage(1_000, 1_000), at)
     assert both == dear > cheap
-    assert cost_of("anthropic/claude-haiku-4-5 | vllm/m", Usage(1, 1), at) is None
+    assert LIST_PRICES("anthropic/claude-haiku-4-5 | vllm/m", Usage(1, 1), at) is None
 
 
 async def test_single_provider_is_asked_for_each_fallback_model_in_turn():

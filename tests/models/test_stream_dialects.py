@@ -273,11 +273,11 @@ def test_a_call_with_a_repeated_id_is_refused():
     for each in (google_chunk([part]), google_chunk([part], "STOP")):
         it.feed(unnamed(each))
 
-    with pytest.raises(ModelError, match="'g1' of 'look' comes twice"):
+    with pytest.raises(ModelError, match="'g1' of 'look' is repeated"):
         it.finish()
     call = {"id": "x", "function": {"name": "look", "arguments": "{}"}}
     again = [chunk({"tool_calls": [{**call, "index": index}]}) for index in (0, 1)]
-    with pytest.raises(ModelError, match="'x' of 'look' comes twice"):
+    with pytest.raises(ModelError, match="'x' of 'look' is repeated"):
         read([*again, chunk({}, "tool_calls")])
 
 

@@ -114,7 +114,7 @@ def test_stream_cut_inside_a_call_is_truncated(end):
     with pytest.raises(TruncatedReply):
         it.finish(clean=False)
     if end:
-        with pytest.raises(TruncatedReply, match="its call of 'book' is not whole"):
+        with pytest.raises(TruncatedReply, match="its call of 'book' is incomplete"):
             streamed(WHOLE[:end])
 
 

@@ -179,7 +179,7 @@ def test_item_numbers_may_have_gaps_but_not_repeat() -> None:
     again = reader("openai")
     again.feed(item(4, "added", "b"))
     for number in (4, 3):
-        with pytest.raises(ModelError, match="begins behind item 4"):
+        with pytest.raises(ModelError, match="starts after item 4"):
             again.feed(item(number, "added", "b"))
     done = {"status": "completed", "output": [], "usage": {"input_tokens": 1, "output_tokens": 1}}
     it.feed(event({"type": "response.completed", "response": done}))

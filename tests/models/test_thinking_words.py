@@ -117,7 +117,7 @@ def test_numbers_and_hidden_thoughts_go_where_a_wire_knows_them(notes):
 
     said("deepseek", "deepseek-v4", hidden)
 
-    assert notes()[-1].startswith("deepseek-v4 sends its thoughts in any case; the show=False")
+    assert notes()[-1].startswith("deepseek-v4 always sends its thoughts; the show=False")
 
 
 @pytest.mark.spec("providers:PV17", "providers:PV21", "providers:PV39")
@@ -127,7 +127,7 @@ def test_forced_call_disables_deepseek_thinking_and_warns_for_claude(notes):
 
     said("openrouter", "anthropic/claude-sonnet-5", Thinking("high"), tool_choice="required")
 
-    assert ["anthropic/claude-sonnet-5 answers a demanded call without thinking"] == notes()
+    assert ["anthropic/claude-sonnet-5 answers a forced tool call without thinking"] == notes()
 
 
 @pytest.mark.spec("providers:PV25")

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from stepengine import AgentDefinition, Engine, tool
 from stepengine.data.messages import TextPart, ToolCallPart
 from stepengine.data.models import ModelReply, StopReason
-from stepengine.models.openai_chat.written import parse_written_calls
+from stepengine.models.openai_chat.written_calls import parse_written_calls
 from stepengine.testing import ScriptedModel, text
 
 pytestmark = [pytest.mark.anyio, pytest.mark.spec("providers:PV75")]

@@ -16,7 +16,7 @@ from stepengine.data.models import ModelReply, ModelRequest, ReplyDone, TextChun
 from stepengine.data.thoughts import TAGS
 from stepengine.data.transcript import Transcript
 from stepengine.models import OpenAIChatProvider
-from stepengine.models.openai_chat.written import WrittenThoughtFilter, parse_written_thoughts
+from stepengine.models.openai_chat.written_calls import WrittenThoughtFilter, parse_written_thoughts
 from tests.faults.scripts import chunk
 from tests.models.wires import TOOL
 

@@ -86,7 +86,7 @@ async def test_refused_key_is_reported_with_its_source_for_any_status(whose, str
     error = await failure_of(refusing(whose), stream=stream)
 
     assert ("auth", False, SAID[whose][0]) == (error.kind, error.retryable, error.status)
-    assert "The key was given as api_key=." in str(error)
+    assert "The key was passed as api_key=." in str(error)
 
 
 async def test_the_variable_that_held_a_refused_key_is_named(monkeypatch):

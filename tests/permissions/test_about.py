@@ -101,7 +101,7 @@ def test_without_about_texts_are_asked_about_and_links_refused(place: Path) -> N
         Policy([Rule.allow_tool("*"), DENY]),
     )
     assert by_name.startswith("Denied: a call of show needs a person's approval")
-    assert by_link.startswith("'open/link.txt' is kept from tools by the rule")
+    assert by_link.startswith("'open/link.txt' is withheld from tools by the rule")
     assert (False, True) == (names_files(show.spec), names_files(show_path.spec))
     assert names_files(tool(about=())(show.fn).spec)
 

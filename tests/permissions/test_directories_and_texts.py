@@ -121,7 +121,7 @@ def asked_about(*calls: tuple[str, Mapping[str, Any]], prompt: str, **results: A
     ]  # fmt: skip
     agent = AgentDefinition("clerk", model="scripted/m", tools=tools)
     model = ScriptedModel([*[tool_call(name, input) for name, input in calls], text("Done.")])
-    with Engine([agent], models=model, permissions=Policy.against_injection(), interactor=Person()) as engine:
+    with Engine([agent], models=model, permissions=Policy.guard_injection(), interactor=Person()) as engine:
         engine.run_sync(agent, prompt).unwrap()
     return asked
 

@@ -194,7 +194,7 @@ def test_no_bundled_tool_reads_or_changes_a_denied_file(root: Path, tool: str, s
 def _listed(text: str, given: dict[str, Any]) -> str:
     """Return a result without what it repeats of the input and without refusals, which name what was refused."""
     said = str(given)
-    return "" if DENIED in said or "is kept from tools" in text or "Denied by" in text else text
+    return "" if DENIED in said or "is withheld from tools" in text or "Denied by" in text else text
 
 
 @pytest.mark.deep
@@ -228,7 +228,7 @@ def test_the_target_of_a_link_is_asked_about_like_itself(root: Path) -> None:
 
     linked, plain = outcomes(root, "read_files", inputs, *rules)
 
-    assert "a person has to be asked first" in linked
+    assert "needs the approval of a person first" in linked
     assert CANARY not in linked
     assert "open_one" in plain
 
@@ -239,7 +239,7 @@ def test_an_allowed_path_is_judged_by_its_link_target(root: Path) -> None:
 
     (text,) = run_calls(file_tools(root), [call], Policy([Rule.allow_path("open/**")]))
 
-    assert ("open_one" in text, CANARY in text, "has to be asked" in text) == (True, False, True)
+    assert ("open_one" in text, CANARY in text, "needs the approval of a person" in text) == (True, False, True)
 
 
 @pytest.mark.spec("requirements:X70")
@@ -313,7 +313,7 @@ def test_below_root_protects_the_policy_file_and_its_lock(tmp_path: Path) -> Non
     tools = file_tools(tmp_path, write=True, delete=True)
     seen = run_calls(tools, calls, PolicyFile(file, below_root=True))
 
-    assert [True, True, True, True, False] == ["holds what people have allowed" in text for text in seen]
+    assert [True, True, True, True, False] == ["stores permanent approvals" in text for text in seen]
     assert (before, "free") == (file.read_bytes(), (tmp_path / "free.txt").read_text())
 
 

@@ -377,14 +377,14 @@ def test_patterns_and_new_files_are_judged_by_link_targets(desk: Path, text: str
     for given in ({"path": text}, {"other": f"see {text} there"}):
         assert "allow" == policy.check(seen("look", given)).decision
         (found,) = outcomes([look], "look", [given], policy)
-        assert "is kept from tools by the rule" in found
+        assert "is withheld from tools by the rule" in found
 
 
 @pytest.mark.spec("reliability:PM47")
 def test_an_allowed_pattern_is_judged_by_where_links_lead(desk: Path) -> None:
     for text in ("docs/*", "docs/l*", "docs/**"):
         assert "allow" == ALLOW.check(seen("look", {"path": text})).decision
-        assert "has to be asked first" in outcomes([look], "look", [{"path": text}], ALLOW)[0]
+        assert "needs the approval of a person first" in outcomes([look], "look", [{"path": text}], ALLOW)[0]
     assert FREE in outcomes([look], "look", [{"path": "docs/a*"}], ALLOW)[0]
 
 
@@ -393,7 +393,7 @@ def test_emphasis_that_matches_an_existing_file_is_judged(desk: Path) -> None:
     (desk / "id_key").write_text(SECRET)
     policy = Policy([Rule.deny_path("**/id_*"), Rule.allow_tool("*")])
     try:
-        assert "is kept from tools" in outcomes([look], "look", [{"other": "see **key** there"}], policy)[0]
+        assert "is withheld from tools" in outcomes([look], "look", [{"other": "see **key** there"}], policy)[0]
     finally:
         (desk / "id_key").unlink()
 

@@ -97,7 +97,7 @@ class World:
             handle_steps=made.get("handler"),
             spawnable_agents=made.get("children", ()),
         )
-        permissions = Policy.against_injection() if policy is None else policy
+        permissions = Policy.guard_injection() if policy is None else policy
         with Engine(
             [agent], models=ScriptedModel([*replies, text("ok")]), permissions=permissions, interactor=self.person
         ) as engine:
@@ -286,7 +286,7 @@ def test_handler_values_are_trusted_until_it_receives_other_data(world):
     assert ["ops@example.org"] == world.asked
 
     def vouching(ctx):
-        yield from Perform(lambda: "ops@example.org").trusted()
+        yield from Perform(lambda: "ops@example.org").as_trusted()
         yield ToolCall("send", {"to": "ops@example.org"})
         yield from Complete("Who?")
         yield ToolCall("send", {"to": "late@example.org"})
@@ -450,7 +450,7 @@ def test_without_destinations_all_arguments_are_judged_after_untrusted_data(worl
     ],
 )
 def test_annotations_decide_which_arguments_are_judged(spec, given, decision):
-    assert decision == Policy.against_injection().check(Request(tool=ToolSpec("t", **spec), input=given)).decision
+    assert decision == Policy.guard_injection().check(Request(tool=ToolSpec("t", **spec), input=given)).decision
 
 
 @pytest.mark.spec("provenance:PV15")
@@ -460,7 +460,7 @@ def test_without_such_a_rule_nothing_is_kept(world):
     def look(ctx, call):
         seen.append(ctx.provenance)
 
-    for policy in (Policy([], "bypass"), Policy.against_injection()):
+    for policy in (Policy([], "bypass"), Policy.guard_injection()):
         agent = AgentDefinition("a", tools=world.tools, hooks=Hooks(pre_tool=look))
         with Engine([agent], models=ScriptedModel([send(MINE), text("ok")]), permissions=policy) as engine:
             engine.run_sync(agent, MINE)
@@ -510,7 +510,7 @@ def test_a_resumed_run_decides_by_recorded_labels():
 
     def engine(*replies):
         model = ScriptedModel([*replies, text("ok")])
-        return Engine([agent], models=model, permissions=Policy.against_injection(), interactor=person)
+        return Engine([agent], models=model, permissions=Policy.guard_injection(), interactor=person)
 
     journal = MemoryJournal()
     with engine(*calls) as one:
@@ -539,7 +539,7 @@ def test_a_secret_in_the_prompt_is_never_a_trusted_source(world, monkeypatch):
 
     assert 1 == len(world.person.asked)
     agent = AgentDefinition("mailer", tools=world.tools)
-    with Engine([agent], models=ScriptedModel([]), permissions=Policy.against_injection()) as engine:
+    with Engine([agent], models=ScriptedModel([]), permissions=Policy.guard_injection()) as engine:
         assert engine.replay_sync(journal).status is RunStatus.COMPLETED
 
 
@@ -553,7 +553,7 @@ def coding(folder: Path, calls, prompt="Fix it", answer="no", **workspace):
     place = Workspace(folder, write=True, shell=True, **workspace)
     model = ScriptedModel([*[tool_call(name, given) for name, given in calls], text("ok")])
     with Engine(
-        [agent], models=model, workspace=place, permissions=Policy.against_injection(), interactor=person
+        [agent], models=model, workspace=place, permissions=Policy.guard_injection(), interactor=person
     ) as engine:
         result = engine.run_sync(agent, prompt)
     return person, [call.result for call in result.tool_calls]

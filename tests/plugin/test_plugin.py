@@ -98,3 +98,24 @@ def test_the_plugin_imports_only_pytest_the_standard_library_and_itself():
         ]
         others = {name for name in names if name.partition(".")[0] not in {"pytest", *sys.stdlib_module_names}}
         assert set() == {name for name in others if not name.startswith("stepengine.pytest_plugin")}
+
+
+@pytest.mark.spec("replay:Y3", "replay:Y4")
+def test_own_fixtures_replace_those_with_short_names(run):
+    run("""
+@pytest.fixture
+def journal():
+    return "mine"
+
+@pytest.fixture
+def cassette():
+    return "mine"
+
+def test_own(journal, cassette):
+    assert ("mine", "mine") == (journal, cassette)
+
+def test_both(journal, cassette, stepengine_journal, stepengine_cassette):
+    assert ("mine", "mine") == (journal, cassette)
+    assert stepengine_journal.replaying
+    assert [] == list(stepengine_cassette.misses)
+""").assert_outcomes(passed=2)

@@ -17,13 +17,17 @@ from stepengine import redaction
 from stepengine.data.codec import to_json
 from stepengine.data.events import ToolFinished
 from stepengine.data.messages import ToolResult
+from stepengine.data.spellings import make_spellings
 from stepengine.errors import StepEngineError
 from stepengine.journal.secret_scan import scan
 from stepengine.redaction import (
     GIVEN,
     KnownSecrets,
+    RecordRedaction,
     Redactor,
+    SecretIndex,
     StreamRedactor,
+    TextRedactor,
     find_environment_secrets,
     make_redactor,
     make_text_finder,
@@ -185,14 +189,11 @@ def test_a_redactor_learns_keys_registered_later():
     redactor = Redactor({}, shapes=False, keys=keys)
     before = redactor.key
     assert KEY == redactor.text(KEY)
-    assert redactor.quiet.holds
     assert not redactor.suspicious(KEY)
-    keys.tell(KEY, "anthropic_api_key")
-    keys.tell(KEY, "openai_api_key")
+    keys.add(KEY, "anthropic_api_key")
+    keys.add(KEY, "openai_api_key")
 
-    assert not redactor.quiet.holds
     assert redactor.suspicious(KEY)
-    assert not redactor.quiet.holds
     assert "<redacted:anthropic_api_key>" == redactor.text(KEY)
     assert redactor.key not in ("", before)
     keys.add_from_environment({"MY_KEY": KEY, "HOME": "/home/somebody"})
@@ -203,7 +204,7 @@ def test_a_redactor_learns_keys_registered_later():
 
 @pytest.mark.parametrize("word", ["not-needed", "lm-studio", "none", "ollama", "short", "  "])
 def test_dummy_keys_of_local_servers_are_not_redacted(word):
-    GIVEN.tell(word, "ollama_api_key")
+    GIVEN.add(word, "ollama_api_key")
 
     assert f"it is {word}." == make_redactor("known", {}).text(f"it is {word}.")
 
@@ -212,7 +213,7 @@ def test_dummy_keys_of_local_servers_are_not_redacted(word):
 def test_streamed_text_is_redacted_like_the_whole_text(pieces):
     redactor = Redactor({KEY: "K"}, shapes=False)
     trickle = StreamRedactor(redactor)
-    shown = "".join([trickle.feed(piece) for piece in pieces]) + trickle.rest()
+    shown = "".join([trickle.feed(piece) for piece in pieces]) + trickle.flush()
 
     assert KEY not in shown
     assert redactor.text("".join(pieces)) == shown
@@ -258,14 +259,14 @@ def test_clean_text_is_rechecked_after_a_new_secret(rounds: list[tuple[list[str]
     A redactor that remembers which texts were clean says the same as one that has seen nothing.
     """
     keys = KnownSecrets()
-    used = Redactor({}, shapes=False, keys=keys)
+    records = RecordRedaction(Redactor({}, shapes=False, keys=keys))
     for texts, secret in rounds:
         event = ToolFinished(
             path="", seq=1, tool_name="add", tool_call_id="c1", result=ToolResult.text(" ".join(texts))
         )
         for value in (tuple(texts), event):
-            assert Redactor({}, shapes=False, keys=keys).frozen(value) == used.frozen(value)
-        keys.tell(secret, "TOLD")
+            assert RecordRedaction(Redactor({}, shapes=False, keys=keys)).redact(value) == records.redact(value)
+        keys.add(secret, "TOLD")
 
 
 ANY_TEXT = st.text(st.characters(exclude_categories=()), max_size=12)
@@ -280,7 +281,7 @@ def test_searching_many_texts_at_once_equals_searching_each(
     inside = text[:3] + (texts[at % len(texts)] if texts else "") + text[3:]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(redaction, "WORTH_LOADING", 0 if loads else 10**9)
-        patch.setattr(redaction, "MOST_AT_ONCE", 2)
+        patch.setattr(redaction, "MAX_TEXTS_AT_ONCE", 2)
         patch.setattr(redaction, "CORE", "pydantic_core" if loads else "a core that nobody has loaded")
         make_text_finder.cache_clear()
 
@@ -317,9 +318,9 @@ def outcome(clean: Callable[[object], object], value: object) -> object:
 @given(value=strategies.replies | strategies.user_messages | strategies.results | strategies.questions, data=st.data())
 def test_redacting_a_value_equals_redacting_each_of_its_texts(value: object, data: st.DataObject) -> None:
     texts = sorted({text[at : at + 3] for text in texts_in(to_json(value)) for at in range(0, len(text), 3)})
-    redactor = Redactor({data.draw(st.sampled_from(texts)): "K"}, shapes=data.draw(st.booleans()))
+    records = RecordRedaction(Redactor({data.draw(st.sampled_from(texts)): "K"}, shapes=data.draw(st.booleans())))
 
-    assert outcome(redactor._redact_value, value) == outcome(redactor.frozen, value)
+    assert outcome(records._redact_value, value) == outcome(records.redact, value)
 
 
 def test_the_end_of_a_known_secret_alone_is_no_secret() -> None:
@@ -328,4 +329,21 @@ def test_the_end_of_a_known_secret_alone_is_no_secret() -> None:
     assert KEY[-8:] == redactor.text(KEY[-8:])
     assert {} == redactor.secrets(KEY[1:])
     assert [] == redactor.spans(KEY[1:])
-    assert (KEY[1:], KEY[-8:]) == redactor.frozen((KEY[1:], KEY[-8:]))
+    assert (KEY[1:], KEY[-8:]) == RecordRedaction(redactor).redact((KEY[1:], KEY[-8:]))
+
+
+def test_secret_index_finds_whole_masked_and_unfinished_values() -> None:
+    index = SecretIndex(make_spellings(KEY, "A_KEY"), [KEY], ["/home/eve"])
+
+    assert [(4, 4 + len(KEY), "A_KEY")] == index.find(f"key {KEY}")
+    assert [(0, 7, "abridged")] == index.find("sk\u20261234")
+    assert 4 == index.find_unfinished(f"key {KEY[:9]}")
+    assert [True, True, False] == [index.may_hold(text) for text in (KEY, "/home/eve/x", "nothing")]
+
+
+def test_text_redactor_redacts_texts_and_pieces_of_streams() -> None:
+    redactor = TextRedactor({KEY: "A_KEY"}, shapes=False)
+
+    assert "<redacted:A_KEY> and <redacted:abridged>" == redactor.text(f"{KEY} and sk...1234")
+    assert b"\xff<redacted:A_KEY>" == redactor.binary(b"\xff" + KEY.encode())
+    assert [True, False, False] == [redactor.is_harmless_piece(piece) for piece in ("plain", KEY, KEY[:4])]

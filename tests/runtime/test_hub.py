@@ -256,7 +256,7 @@ def test_kept_events_are_bounded_by_text_and_hold_no_requests():
 @pytest.mark.spec("reliability:R11")
 async def test_secrets_are_redacted_in_tool_names_and_the_final_event():
     key = "hush-hush-1234"
-    GIVEN.tell(key, "OUR_KEY")
+    GIVEN.add(key, "OUR_KEY")
     hub = Hub()
     subscription = hub.subscribe()
     hub.emit(ToolInputDelta(path="", seq=1, tool_name=f"echo_{key}", tool_call_id=f"c-{key}", text="{}"))
@@ -357,7 +357,7 @@ async def test_secret_registered_while_reading_is_redacted_in_later_events():
     hub = Hub()
     reader = hub.subscribe()
     hub.emit(note("a"))
-    GIVEN.tell("hush-hush-5678", "OUR_KEY")
+    GIVEN.add("hush-hush-5678", "OUR_KEY")
     hub.emit(note("hush-hush-5678"))
     hub.emit(note("b"))
 
@@ -366,7 +366,7 @@ async def test_secret_registered_while_reading_is_redacted_in_later_events():
 
 @pytest.mark.spec("reliability:R11")
 async def test_secret_split_across_a_full_queue_is_redacted():
-    GIVEN.tell(OUR_KEY, "OUR_KEY")
+    GIVEN.add(OUR_KEY, "OUR_KEY")
     hub = Hub()
     reader = hub.subscribe()
     for number in range(9_999):
@@ -425,7 +425,7 @@ def test_only_reader_gets_the_same_events_as_beside_an_observer(
     """
     chance = random.Random(seed)
     if seed % 2:
-        GIVEN.tell(OUR_KEY, "OUR_KEY")
+        GIVEN.add(OUR_KEY, "OUR_KEY")
     hubs = Hub(), Hub([Watcher(lambda _: None)])
     readers = [hub.subscribe() for hub in hubs]
     got = [], []
@@ -518,7 +518,7 @@ def looks_in_all(steps: int, monkeypatch: pytest.MonkeyPatch) -> int:
 def test_redaction_scans_only_new_messages_of_each_step(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    GIVEN.tell(A_KEY, "K")
+    GIVEN.add(A_KEY, "K")
     counts = [looks_in_all(steps, monkeypatch) for steps in (20, 40, 60)]
 
     assert counts[2] - counts[1] == counts[1] - counts[0]

@@ -161,13 +161,13 @@ async def test_reply_without_usage_counts_its_reserved_tokens(world):
 
 @pytest.mark.spec("requirements:X76")
 async def test_pricing_of_reply_prices_the_whole_reply(world):
-    """A pricing with ``of_reply`` knows more than the tokens, such as a cheaper tier."""
+    """A pricing with ``price_reply`` knows more than the tokens, such as a cheaper tier."""
 
     class Tiers:
         def __call__(self, model, usage, at):
             return Decimal(usage.total_tokens) / 1_000
 
-        def of_reply(self, model, reply, at):
+        def price_reply(self, model, reply, at):
             return Decimal(reply.usage.total_tokens) / 2_000
 
     seen, provider = [], world.Provider(replies(6, input_tokens=2_000))

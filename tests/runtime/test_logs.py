@@ -197,7 +197,7 @@ async def test_event_file_has_one_line_per_event_of_every_run(tmp_path: Any) -> 
 @pytest.mark.spec("reliability:R11", "reliability:SC15")
 async def test_event_file_holds_no_provider_key(tmp_path: Any) -> None:
     key = "zq-0123456789abcdefghijklmnop"
-    GIVEN.tell(key, "test_api_key")
+    GIVEN.add(key, "test_api_key")
     try:
         agent = AgentDefinition("bot", model="m/m")
         for full in (False, True):
@@ -208,6 +208,6 @@ async def test_event_file_holds_no_provider_key(tmp_path: Any) -> None:
                 assert f"It is {key}." == (await engine.run("bot", f"Say {key}")).text
         written = (tmp_path / "e").read_text()
     finally:
-        GIVEN.forget()
+        GIVEN.clear()
     assert key not in written
     assert "<redacted:test_api_key>" in written

@@ -17,7 +17,7 @@ from stepengine.cli import ConsoleLogger
 from stepengine.context import Environment, SystemPrompt, truncate
 from stepengine.data.models import Thinking
 from stepengine.models import ModelReply, ModelRequest
-from stepengine.testing import ScriptedModel, text, thinking, tool_call
+from stepengine.testing import ScriptedModel, text, tool_call, with_thinking
 
 ROOM: list[int | None] = []
 FOLDER = Path(tempfile.mkdtemp())
@@ -74,7 +74,7 @@ assistant = AgentDefinition(
 def reply(request: ModelRequest) -> ModelReply:
     last = request.messages[-1]
     if last.role == "tool":
-        return thinking("The file is long.", text("It has 900 lines."))
+        return with_thinking("The file is long.", text("It has 900 lines."))
     if "notes" in last.text:
         return tool_call("read_file", {"file_path": "notes.txt", "offset": 100, "limit": 50})
     return text("Hello!")

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 
 from stepengine.errors import DataError, DefinitionError, JournalError, JournalMissing, StepEngineError
 from stepengine.redaction import make_redactor
-from stepengine.server import Caller, Caps, Guard, Problem, Tokens, check_folder
-from stepengine.server.access import SCOPES
+from stepengine.server import Caller, Caps, Guard, Problem, Tokens
+from stepengine.server.access import SCOPES, check_folder
 
 from .behind import HOST, Behind, kind_of
 

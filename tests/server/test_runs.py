@@ -41,6 +41,7 @@ from stepengine.durable.register import Register
 from stepengine.errors import AnswerRejected, InputError, ToolError
 from stepengine.journal import FileJournal
 from stepengine.journal.mailbox import MailboxMessage
+from stepengine.permissions import Policy, Rule
 from stepengine.runtime.handle import RunHandle
 from stepengine.server import Caller, Tokens, app
 from stepengine.server.ledger import Ledger
@@ -130,11 +131,12 @@ class Server:
     @contextmanager
     def running(self, **more: Any) -> Iterator[Server]:
         options = {"wait_for_answers": 0, "drain": 0, **self.options, **more}
-        models = ScriptedModel(["Well."] * 100)
+        models, permissions = ScriptedModel(["Well."] * 100), options.pop("permissions", None)
         if self.db:
             engine: Any = DurableEngine(AGENTS, models=models, db=self.db, polling=0.1)
         else:
-            engine, options = Engine(AGENTS, models=models), {"runs": self.folder / "runs", **options}
+            engine = Engine(AGENTS, models=models, permissions=permissions)
+            options = {"runs": self.folder / "runs", **options}
         with TestClient(app(engine, tokens=self.tokens, **options), base_url="http://localhost") as self.client:
             yield self
 
@@ -398,6 +400,31 @@ def test_permanent_and_editing_operations_need_the_admin_scope(tmp_path: Path) -
     assert b'"stepengine' in allowed[1].splitlines()[0]
 
 
+@pytest.mark.spec("studio:ST4")
+@pytest.mark.parametrize(
+    ("choice", "status"), [("yes", "completed"), ("always", "completed"), ("always1", "completed"), ("no", "failed")]
+)
+def test_a_question_has_choices_whose_answers_are_accepted(tmp_path: Path, choice: str, status: str) -> None:
+    server = Server(tmp_path, permissions=Policy([Rule.ask_for_tool("deploy")]), wait_for_answers=50)
+    with server.running():
+        path = server.start("asking", "Rome")
+        asked = until(lambda: server.ask("GET", path)[1]["questions"])[0]["id"]
+        server.ask("POST", f"{path}/answers", {"answers": {asked: "Friday"}})
+        question = until(lambda: [one for one in server.ask("GET", path)[1]["questions"] if one["tool_name"]])[0]
+        (listed,) = server.ask("GET", "/questions")[1]["questions"]
+        choices = {one["id"]: one for one in question["choices"]}
+        given = server.ask("POST", f"{path}/answers", {"answers": {question["id"]: choices[choice]["answer"]}})[0]
+        ended = server.look(path, until=status)
+
+    assert question == {name: listed[name] for name in question}
+    assert ["exactly this call", "ANY call of deploy, with any input"] == [
+        choices[name]["scope"] for name in ("always", "always1")
+    ]
+    assert {"always1"} == {name for name, one in choices.items() if one["confirm"]}
+    assert [{"kind": "member", "name": "place", "value": "Rome on Friday"}] == question["preview_parts"]
+    assert (202, status == "failed") == (given, ended["output"] is None)
+
+
 @in_sqlite_too
 @pytest.mark.spec("studio:SV2")
 def test_fork_continues_from_the_middle_as_a_new_run(server: Server) -> None:
@@ -639,7 +666,7 @@ async def test_a_repeated_start_fails_as_the_first_one_does(tmp_path: Path) -> N
         asked = StartRequest(agent="sized", params={"size": "large"})
         starts = [runs.launcher.start(Caller("ann", {"run"}), asked, key="one") for _ in range(5)]
         told = await asyncio.gather(*starts, return_exceptions=True)
-        kept = await runs.reader.listed(Caller("ann", {"run"}), agent=None, statuses=(), before=None, limit=9)
+        kept = await runs.reader.list_runs(Caller("ann", {"run"}), agent=None, statuses=(), before=None, limit=9)
         await runs.close()
 
     assert [InputError] * 5 == [type(one) for one in told], told

@@ -353,7 +353,7 @@ async def test_events_show_no_known_key(key: str) -> None:
             own_id="r", agent_id="a", params={"list": [key, {key: 1}]}, run_id="r", epoch="00000000", index=1
         )
 
-    GIVEN.tell(key, "SHOP_KEY")
+    GIVEN.add(key, "SHOP_KEY")
     try:
         pieces = [
             piece
@@ -362,7 +362,7 @@ async def test_events_show_no_known_key(key: str) -> None:
             )
         ]
     finally:
-        GIVEN.forget()
+        GIVEN.clear()
 
     told = "".join(pieces)
     assert "retry: 2000\n\n" == pieces[0]

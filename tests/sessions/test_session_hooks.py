@@ -161,7 +161,7 @@ async def test_conflicting_save_overwrites_nothing_and_is_reported():
     result, _, events = await talk(store, [meanwhile], "Hi.")
 
     assert (RunStatus.COMPLETED, 0) == (result.status, len(store.load("u:1").messages))
-    assert ["saved by somebody else" in event.error for event in events if isinstance(event, HookFailed)] == [True]
+    assert ["saved by another writer" in event.error for event in events if isinstance(event, HookFailed)] == [True]
 
 
 async def test_suspended_run_is_not_saved_and_logs_a_warning():

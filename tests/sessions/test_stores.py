@@ -1,5 +1,5 @@
 """
-The stores of conversations: what is saved is loaded, nobody overwrites anybody, and what broke is mended or refused.
+The stores of conversations: a saved session can be loaded, no writer overwrites another, and broken data are repaired or rejected.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from stepengine.errors import SessionConflict, SessionError
 from stepengine.sessions import (
     FileSessions,
     SqliteSessions,
-    mended,
 )
-from stepengine.sessions.stores import folder_name
+from stepengine.sessions.session import repair_transcript
+from stepengine.sessions.stores import make_folder_name
 from stepengine.workspace.write_ahead import enable_write_ahead
 from tests.sessions.stores import KINDS, store_of
 
@@ -113,7 +113,7 @@ def test_one_of_many_concurrent_saves_of_a_version_wins(store):
         thread.join()
 
     assert (1, 7) == (len(won), len(lost))
-    assert all("loaded as version 0, and version 1 is stored" in said for said in lost)
+    assert all("version 0 was loaded, and version 1 is stored" in said for said in lost)
     assert won[0] == store.load("x")
 
 
@@ -194,13 +194,13 @@ IDS = st.text(st.characters(blacklist_categories=["Cs"]), min_size=1, max_size=6
 @pytest.mark.spec("reliability:SS05")
 @given(IDS, IDS)
 def test_folder_names_are_safe_and_different_for_different_ids(one, other):
-    name = folder_name(one)
+    name = make_folder_name(one)
 
     assert set() == set(name) & set("/\\:\0")
     assert name == name.strip(".")
     assert name == name.lower()
     assert len(name) <= 100
-    assert (one == other) == (name == folder_name(other))
+    assert (one == other) == (name == make_folder_name(other))
 
 
 @pytest.mark.spec("reliability:SS05", "reliability:SS06")
@@ -334,7 +334,7 @@ def test_unchanged_prefix_is_not_rewritten_and_torn_line_is_dropped(tmp_path):
     )
 )
 def test_any_history_is_repaired_to_paired_calls_and_otherwise_unchanged(messages):
-    transcript, notes = mended(messages)
+    transcript, notes = repair_transcript(messages)
 
     try:
         Transcript(messages)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +18,8 @@ import pytest
 from stepengine.errors import ModelError
 from stepengine.models import (
     AnthropicProvider,
+    BedrockProvider,
+    GoogleInteractionsProvider,
     GoogleProvider,
     ModelReply,
     OpenAIChatProvider,
@@ -25,6 +28,7 @@ from stepengine.models import (
     ReplyDone,
 )
 from stepengine.testing import check_provider, text, tool_call
+from tests.faults.scripts import converse_events, converse_reply, interactions_reply, interactions_stream
 from tests.model_server import ANSWERS, ModelServer, model_server
 
 NOBODY = "http://127.0.0.1:9"
@@ -33,6 +37,11 @@ BUNDLED: dict[str, tuple[Callable[[str], Provider], str]] = {
     "openai": (lambda url: OpenAIProvider("key", f"{url}/v1"), "gpt-5"),
     "openai-chat": (lambda url: OpenAIChatProvider("gateway", "key", f"{url}/v1"), "gpt-5"),
     "google": (lambda url: GoogleProvider("key", url), "gemini-2.5-flash"),
+    "google-interactions": (lambda url: GoogleInteractionsProvider("key", url), "gemini-3-pro"),
+    "bedrock-converse": (
+        lambda url: BedrockProvider("key", url, region="us-east-1", endpoint="converse"),
+        "amazon.nova-pro-v1:0",
+    ),
 }
 
 
@@ -51,9 +60,41 @@ def in_pieces(body: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
     return whole, [*events[:2], f"event: {kind}\ndata: {json.dumps(event)}\n\n", *events[2:]]
 
 
+def last_text(value: Any) -> str:
+    """
+    Return the last text of messages that hold it as `text` or, for a result of a tool, as `result`.
+    """
+    found = re.findall(r'"(?:text|result)": "([^"]*)"', json.dumps(value))
+    return found[-1]
+
+
+def say_or_call(messages: Any, tools: list[str], has_result: bool) -> tuple[str, list[tuple[str, str]], str]:
+    """
+    Return text, calls and stop reason of a reply: a call of the first tool, or the last text.
+    """
+    if tools and not has_result:
+        return "", [(tools[0], '{"city": "Oslo"}')], "tool_use"
+    return last_text(messages), [], "end_turn"
+
+
+def by_interactions(body: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    has_result = any(step["type"] == "function_result" for step in body["input"])
+    said = say_or_call(body["input"], [tool["name"] for tool in body.get("tools", [])], has_result)
+    return json.loads(interactions_reply(*said)), [event.decode() for event in interactions_stream(*said)]
+
+
+def by_converse(body: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    tools = [tool["toolSpec"]["name"] for tool in body.get("toolConfig", {}).get("tools", [])]
+    said = say_or_call(body["messages"], tools, "toolResult" in json.dumps(body["messages"]))
+    return json.loads(converse_reply(*said)), [json.dumps(event) for event in converse_events(*said)]
+
+
+MORE_ANSWERS = {"/responses": in_pieces, "/interactions": by_interactions, "/converse": by_converse}
+
+
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModelServer]:
-    monkeypatch.setattr("tests.model_server.ANSWERS", {**ANSWERS, "/responses": in_pieces})
+    monkeypatch.setattr("tests.model_server.ANSWERS", {**ANSWERS, **MORE_ANSWERS})
     with model_server() as running:
         yield running
 

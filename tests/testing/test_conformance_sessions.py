@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.sessions import DocumentSessions, TurnPlace
+from stepengine.sessions import DocumentSessions, JournalLocation
 from stepengine.testing import check_sessions
 from tests.sessions.stores import KINDS, Histories, store_of
 
@@ -50,8 +50,8 @@ class Documents(DocumentSessions):
     def list_keys(self) -> list[str]:
         return list(self.kept)
 
-    def turn_place(self, session_id: str) -> TurnPlace:
-        return TurnPlace(folder=self.folder / session_id.encode().hex()[:60])
+    def get_journal_location(self, session_id: str) -> JournalLocation:
+        return JournalLocation(folder=self.folder / session_id.encode().hex()[:60])
 
 
 @pytest.mark.deep
@@ -105,8 +105,8 @@ class NeverDeletes(Documents):
 
 
 class LosesJournals(Documents):
-    def turn_place(self, session_id: str) -> TurnPlace:
-        return TurnPlace(memory={})
+    def get_journal_location(self, session_id: str) -> JournalLocation:
+        return JournalLocation(memory={})
 
 
 @pytest.mark.deep
@@ -140,6 +140,22 @@ class Loses(Histories):
 
     async def save_history(self, session_id: str, messages: Any) -> None:
         await super().save_history(session_id, messages[1:])
+
+
+class KeepsDeleted(Histories):
+    """
+    A store of histories whose deleted sessions return.
+    """
+
+    async def delete(self, session_id: str) -> None:
+        pass
+
+
+@pytest.mark.spec("ecosystem:EC232")
+def test_a_store_of_histories_that_does_not_delete_is_named() -> None:
+    one = KeepsDeleted()
+    with pytest.raises(AssertionError, match="broken promise 'delete'"):
+        check_sessions(lambda: one, only="delete")
 
 
 def test_an_asynchronous_store_that_loses_a_message_is_named() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepengine import Change, Perform, Question, Tool
+from stepengine import Answer, Change, Perform, Question, Tool
 from stepengine.cli import TerminalInteractor
 from stepengine.testing import check_interactor, check_tool_source
 
@@ -150,6 +150,24 @@ class SaysNo(Listed):
         return super().ask(question) or "no"
 
 
+class AllowsEverything(Listed):
+    def ask(self, question: Question) -> Any:
+        said = super().ask(question)
+        return said if question.tool_name is None else said and True
+
+
+class AllowsForGood(Listed):
+    def ask(self, question: Question) -> Any:
+        said = super().ask(question)
+        return Answer(remember="session") if question.tool_name and said == "yes" else said
+
+
+class ChangesTheInput(Listed):
+    def ask(self, question: Question) -> Any:
+        said = super().ask(question)
+        return Answer(edited_input={"bell": "three"}) if question.tool_name and said == "yes" else said
+
+
 class FromTheEnd(Listed):
     def ask(self, question: Question) -> Any:
         return self.replies.pop() if self.replies else None
@@ -163,6 +181,9 @@ class FromTheEnd(Listed):
         (GuessesAnOption, "invalid"),
         (FromTheEnd, "order"),
         (SaysNo, "gone"),
+        (AllowsEverything, "permission"),
+        (AllowsForGood, "permission"),
+        (ChangesTheInput, "permission"),
     ],
 )
 def test_a_broken_promise_of_a_surface_is_named(kind: type[Listed], promise: str) -> None:

@@ -15,10 +15,10 @@ from urllib.parse import quote, urlsplit
 import httpx2
 import pytest
 
-from stepengine.errors import DataError
+from stepengine.errors import DataError, SecretFound
 from stepengine.testing import Cassette, RecordTransport, ReplayTransport
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
-from stepengine.testing.traffic_redaction import Cleaner, SecretFound
+from stepengine.testing.traffic_redaction import Cleaner
 from tests.servers import Quiet, served
 
 URL = "http://api.example.com/v1/messages"

@@ -32,7 +32,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.usage import Usage
 from stepengine.errors import DataError, ModelError
 from stepengine.models.base import Provider
-from stepengine.testing import Clock, RunScript, ScriptedModel, failure, text, thinking, tool_call, tool_calls
+from stepengine.testing import Clock, RunScript, ScriptedModel, failure, text, tool_call, tool_calls, with_thinking
 
 
 def asking(said: str = "hello", model: str = "any/model") -> ModelRequest:
@@ -71,8 +71,8 @@ def test_the_helpers_write_replies():
     both = tool_calls(tool_call("add", {"a": 1}), tool_call("now"), text="let me see", usage=usage)
     assert [TextPart("let me see"), ToolCallPart("", "add", {"a": 1}), ToolCallPart("", "now")] == list(both.content)
     assert (StopReason.TOOL_USE, usage) == (both.stop_reason, both.usage)
-    assert [ThinkingPart("hm"), ToolCallPart("", "now")] == list(thinking("hm", tool_call("now")).content)
-    assert StopReason.TOOL_USE is thinking("hm", tool_call("now")).stop_reason
+    assert [ThinkingPart("hm"), ToolCallPart("", "now")] == list(with_thinking("hm", tool_call("now")).content)
+    assert StopReason.TOOL_USE is with_thinking("hm", tool_call("now")).stop_reason
 
 
 @pytest.mark.spec("requirements:P4")
@@ -101,7 +101,7 @@ def test_unused_replies_fail_and_are_listed():
         model.assert_complete()
 
     assert (
-        "2 of 3 scripted replies were not asked for:\n  1:  <calls add {\"a\":1}>\n  2: failure(ValueError('boom'))"
+        "2 of 3 scripted replies were not used:\n  1:  <calls add {\"a\":1}>\n  2: failure(ValueError('boom'))"
     ) == str(caught.value)
 
 
@@ -197,7 +197,7 @@ async def test_an_invalid_item_of_a_script_is_refused_with_advice(item, hint):
 @pytest.mark.parametrize("script", ["hi", {"a": "b"}, None])
 def test_a_script_is_a_list_or_a_function(script):
     with pytest.raises(
-        DataError, match="a script is a list of replies, or one function that answers every request, not"
+        DataError, match="a script must be a list of replies, or one function that answers every request, not"
     ):
         ScriptedModel(script)
 
@@ -228,7 +228,7 @@ async def test_one_function_answers_every_request():
     assert "ScriptedModel(test_one_function_answers_every_request.<locals>.parrot, 4 calls)" == repr(model)
     assert () == model.unused
     model.assert_complete()
-    model.answered(asking("d"))
+    model.skip_reply(asking("d"))
     assert ["a", "b", "c", "boom", "d"] == [request.messages[0].text for request in model.calls]
 
 
@@ -243,9 +243,7 @@ def test_texts_may_precede_separate_and_follow_calls():
     assert [*said[:3], call, said[3], call, said[4]] == list(reply.content)
     assert StopReason.TOOL_USE is reply.stop_reason
     assert StopReason.END_TURN is tool_calls("only", "words").stop_reason
-    with pytest.raises(
-        DataError, match=r"tool_calls joins tool_call\(\.\.\.\), other replies and texts into one reply, not 7"
-    ):
+    with pytest.raises(DataError, match=r"tool_calls accepts tool_call\(\.\.\.\), other replies and texts, not 7"):
         tool_calls(tool_call("look"), 7)
 
 

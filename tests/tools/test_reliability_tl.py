@@ -1,4 +1,4 @@
-"""What a body may do to its engine: the rows TL of the reliability page that the tools floor holds."""
+"""What a body may do to its engine: the rows TL of the reliability page that the package `tools` holds."""
 
 from __future__ import annotations
 

@@ -12,7 +12,8 @@ from ag_ui.core import PROTOCOL_VERSION, Event, RunAgentInput
 from pydantic import TypeAdapter
 
 from stepengine import AgentDefinition, Answer, Engine, Usage
-from stepengine.adapters.ag_ui import ag_ui, answers_of, prompt_of
+from stepengine.adapters.ag_ui import ag_ui
+from stepengine.adapters.ag_ui.asked import answers_of, prompt_of
 from stepengine.data import events as ev
 from stepengine.data.state import RunStatus
 from stepengine.errors import InputError, StepEngineError
@@ -186,7 +187,7 @@ async def test_interrupted_run_resumes_with_the_answer_of_the_page(
         (asked,) = events[-1]["outcome"]["interrupts"]
         assert ("stepengine.permission", {"what": "the wall"}) == (
             asked["reason"],
-            asked["metadata"]["stepengine"]["input"],
+            asked["metadata"]["stepengine"]["details"],
         )
         assert asked["toolCallId"] in {e["toolCallId"] for e in events if e["type"] == "TOOL_CALL_START"}
         answers = answers_of(given(resume=[resume(asked["id"], payload, status)]))
@@ -214,7 +215,7 @@ async def test_question_options_are_in_its_schema_and_stale_answers_fail() -> No
             assert ("RUN_ERROR", "answer_rejected") == (events[-1]["type"], events[-1]["code"])
         right = answers_of(given(resume=[resume(asked["id"], "L")]))
         (paint,) = (await shown(running.stream("asker", session_id="t", answers=right)))[-1]["outcome"]["interrupts"]
-        assert {"what": "the door"} == paint["metadata"]["stepengine"]["input"]
+        assert {"what": "the door"} == paint["metadata"]["stepengine"]["details"]
 
 
 def test_only_the_last_user_message_of_a_page_is_read() -> None:

@@ -113,7 +113,7 @@ async def test_typing_instead_of_deciding_denies_with_these_words(version: int, 
     refused = [message.text for message in painter.model.calls[-1].messages if message.role == "tool"]
     assert "Not today." in refused[0]
     if version == 5:
-        assert "paint" == parts(asked, "data-question")[0]["data"]["toolName"]
+        assert "paint" == parts(asked, "data-question")[0]["data"]["tool_name"]
 
 
 @pytest.mark.spec("interfaces:IF109")

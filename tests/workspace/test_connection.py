@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stepengine.errors import DefinitionError, ToolError, UnknownOutcome, WorkspaceLost
-from stepengine.workspace import calls, connection, far
+from stepengine.workspace import calls, connection, remote_files
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Root
 from stepengine.workspace.text import read_capped
@@ -121,7 +121,7 @@ LONG = 300.0
 
 def refusal(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return what is said of a root behind a program that lies."""
-    monkeypatch.setattr(far, "CALL_SECONDS", 0.1 if lie in SILENT else LONG)
+    monkeypatch.setattr(remote_files, "CALL_SECONDS", 0.1 if lie in SILENT else LONG)
     monkeypatch.setattr(connection, "ANSWER_BYTES", 16 * 1024 * 1024)
     with liar(tmp_path, LIES[lie], start_seconds=0.1 if lie == "nothing" else LONG) as place:
         with pytest.raises((WorkspaceLost, DefinitionError)) as found:
@@ -129,14 +129,14 @@ def refusal(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
         return found.value.message
 
 
-@pytest.mark.spec("reliability:WS6")
+@pytest.mark.spec("remote:WS6")
 @pytest.mark.parametrize("lie", LIES)
 def test_any_protocol_violation_raises_a_typed_error(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(refusal(lie, tmp_path, monkeypatch)) < 5_000
 
 
 @pytest.mark.memory
-@pytest.mark.spec("reliability:WS6")
+@pytest.mark.spec("remote:WS6")
 @pytest.mark.parametrize(
     "lie", ["endless before it begins", "zeros", "a huge frame", "JSON a mile deep", "more for ever"]
 )
@@ -159,7 +159,7 @@ FILES = {
 }
 
 
-@pytest.mark.spec("reliability:WS6")
+@pytest.mark.spec("remote:WS6")
 @pytest.mark.parametrize("lie", FILES)
 def test_a_malformed_listing_or_file_is_refused(lie: str, tmp_path: Path) -> None:
     kind, value = FILES[lie]
@@ -175,7 +175,7 @@ def test_a_malformed_listing_or_file_is_refused(lie: str, tmp_path: Path) -> Non
             opened.list() if kind == "list" else opened.read(10)
 
 
-@pytest.mark.spec("reliability:WS6")
+@pytest.mark.spec("remote:WS6")
 def test_output_beyond_the_limit_ends_the_connection(tmp_path: Path) -> None:
     told: list[Any] = []
     flood = "root(); n = asked()['id']; say({'id': n})\nwhile True: say({'on': n, 'from': 'out'}, b'x' * 65536)"
@@ -204,7 +204,7 @@ def slow_to_return(monkeypatch: pytest.MonkeyPatch, has_happened: Callable[[], b
 
 
 @pytest.mark.deep
-@pytest.mark.spec("reliability:WS6")
+@pytest.mark.spec("remote:WS6")
 def test_output_may_arrive_before_the_spawn_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     quick = "root(); n = asked()['id']; say({'id': n}); say({'on': n, 'from': 'out'}, b'quick'); say({'on': n, 'gone': 0}); time.sleep(30)"
@@ -216,7 +216,7 @@ def test_output_may_arrive_before_the_spawn_returns(tmp_path: Path, monkeypatch:
     assert [5, ("gone", 0)] == told
 
 
-@pytest.mark.spec("reliability:WS5")
+@pytest.mark.spec("remote:WS5")
 def test_a_sent_call_is_in_doubt_after_the_connection_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[Any] = []
     with liar(tmp_path, "root(); asked()") as place:
@@ -230,7 +230,7 @@ def test_a_sent_call_is_in_doubt_after_the_connection_ended(tmp_path: Path, monk
     assert [("gone", None)] == told
 
 
-@pytest.mark.spec("reliability:WS5")
+@pytest.mark.spec("remote:WS5")
 def test_an_unanswered_effect_is_in_doubt_unless_never_sent(tmp_path: Path) -> None:
     with liar(tmp_path, "root(); asked()") as place:
         root = Root(place, PathPolicy())
@@ -329,7 +329,7 @@ def test_a_forked_child_opens_its_own_connection(tmp_path: Path) -> None:
 NOWHERE = ("a\0b", "\ud800", "sub/\udbff/x")
 
 
-@pytest.mark.spec("reliability:WS6")
+@pytest.mark.spec("remote:WS6")
 @pytest.mark.parametrize("is_far", [False, True])
 def test_an_invalid_name_or_mode_raises_like_the_system(is_far: bool, tmp_path: Path) -> None:
     place = Workspace.from_command(["env"], tmp_path, python=sys.executable) if is_far else Workspace(tmp_path)
@@ -358,7 +358,7 @@ def test_an_invalid_name_or_mode_raises_like_the_system(is_far: bool, tmp_path: 
         root.close()
 
 
-@pytest.mark.spec("reliability:WS6")
+@pytest.mark.spec("remote:WS6")
 @pytest.mark.parametrize("is_far", [False, True])
 @pytest.mark.parametrize("path", NOWHERE)
 def test_a_root_with_an_invalid_name_is_refused(is_far: bool, path: str) -> None:

@@ -31,7 +31,7 @@ PUBLIC = [
 ]  # fmt: skip
 
 
-@pytest.mark.spec("reliability:NW01")
+@pytest.mark.spec("remote:NW01")
 def test_the_table_separates_public_from_non_public_addresses() -> None:
     assert {address: bool(blocked_reason(address)) for address in (*NW01, *IN_IPV6, *PUBLIC)} == {
         **dict.fromkeys((*NW01, *IN_IPV6), True),
@@ -40,7 +40,7 @@ def test_the_table_separates_public_from_non_public_addresses() -> None:
 
 
 @given(st.ip_addresses(v=4))
-@pytest.mark.spec("reliability:NW01")
+@pytest.mark.spec("remote:NW01")
 def test_wrapping_an_address_into_ipv6_never_opens_it(inner: ipaddress.IPv4Address) -> None:
     number = int(inner)
     translated = ipaddress.IPv6Address(int(ipaddress.IPv6Address("64:ff9b::")) + number)
@@ -56,7 +56,7 @@ def test_our_table_is_stricter_than_the_standard_library(address: Any) -> None:
         assert address.is_global or address in ipaddress.IPv6Network("64:ff9b::/96")
 
 
-@pytest.mark.spec("reliability:NW18")
+@pytest.mark.spec("remote:NW18")
 @pytest.mark.parametrize("address", ["fe80::1%eth0", "2606:4700::1%1", "1.1.1.1%1", "", "1.1.1", "01.1.1.1"])
 def test_only_plain_addresses_are_addresses(address: str) -> None:
     assert blocked_reason(address)
@@ -87,7 +87,7 @@ REFUSED = {
 }  # fmt: skip
 
 
-@pytest.mark.spec("reliability:NW18", "reliability:NW06")
+@pytest.mark.spec("remote:NW18", "remote:NW06")
 @pytest.mark.parametrize("url", [url for urls in REFUSED.values() for url in urls])
 async def test_an_ambiguous_url_is_refused_before_any_lookup(url: str) -> None:
     names = Names()
@@ -96,7 +96,7 @@ async def test_an_ambiguous_url_is_refused_before_any_lookup(url: str) -> None:
     assert not names.asked
 
 
-@pytest.mark.spec("reliability:NW06")
+@pytest.mark.spec("remote:NW06")
 @pytest.mark.parametrize(
     ("url", "host", "port", "path"),
     [
@@ -127,7 +127,7 @@ def test_a_parsed_url_parses_again_to_the_same_target(text: str) -> None:
         assert target == parse_url(target.url)
 
 
-@pytest.mark.spec("reliability:WP3")
+@pytest.mark.spec("remote:WP3")
 def test_redirects_are_parsed_like_addresses() -> None:
     base = parse_url("https://example.com/a/b?c")
     assert "https://127.0.0.1/" == resolve_redirect(base, "//127.0.0.1").url
@@ -157,7 +157,7 @@ ALLOWED = {
 }
 
 
-@pytest.mark.spec("reliability:PM43", "reliability:NW06", "reliability:WP1")
+@pytest.mark.spec("reliability:PM43", "remote:NW06", "remote:WP1")
 @pytest.mark.parametrize("url", ALLOWED)
 def test_hosts_are_compared_label_by_label_in_their_idna_form(url: str) -> None:
     allow = AllowList(["Example.com", "*.wild.org", "port.net:8080"], ())
@@ -169,7 +169,7 @@ def test_hosts_are_compared_label_by_label_in_their_idna_form(url: str) -> None:
     assert ALLOWED[url] == found
 
 
-@pytest.mark.spec("reliability:NW06")
+@pytest.mark.spec("remote:NW06")
 @pytest.mark.parametrize("port", [22, 8080])
 async def test_other_ports_must_be_allowed_explicitly(port: int) -> None:
     names = Names()
@@ -180,7 +180,7 @@ async def test_other_ports_must_be_allowed_explicitly(port: int) -> None:
         await SafeFetcher(allow="public", ports=[port], resolve=names).fetch(f"http://example.com:{port}/")
 
 
-@pytest.mark.spec("reliability:NW01", "reliability:WP3")
+@pytest.mark.spec("remote:NW01", "remote:WP3")
 @pytest.mark.parametrize(
     "found", [["127.0.0.1"], ["::ffff:127.0.0.1"], ["1.1.1.1", "127.0.0.1"], ["127.0.0.1", "1.1.1.1"], ["fe80::1%lo"], ["64:ff9b::7f00:1"]]
 )  # fmt: skip
@@ -197,7 +197,7 @@ async def test_one_forbidden_address_of_a_host_refuses_the_connection(
     assert 0 == there.connections
 
 
-@pytest.mark.spec("reliability:WP1", "generator-contract:T35")
+@pytest.mark.spec("remote:WP1", "generator-contract:T35")
 def test_web_tools_and_fetcher_require_their_parts() -> None:
     with pytest.raises(TypeError, match="allow"):
         SafeFetcher()  # type: ignore[call-arg]
@@ -211,14 +211,14 @@ def test_web_tools_and_fetcher_require_their_parts() -> None:
         SafeFetcher(allow="public", allow_networks=["10.0.0.1/8"])
 
 
-@pytest.mark.spec("reliability:WP5")
+@pytest.mark.spec("remote:WP5")
 def test_a_proxy_requires_proxy_enforces_policy() -> None:
     with pytest.raises(DefinitionError, match="proxy_enforces_policy"):
         SafeFetcher(allow="public", proxy="http://127.0.0.1:3128")
     SafeFetcher(allow="public", proxy="http://127.0.0.1:3128", proxy_enforces_policy=True)
 
 
-@pytest.mark.spec("reliability:NW06")
+@pytest.mark.spec("remote:NW06")
 @pytest.mark.parametrize("method", ["POST", "get"])
 async def test_other_methods_are_not_sent(method: str) -> None:
     names = Names()

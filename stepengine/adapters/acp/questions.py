@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from itertools import zip_longest
 from typing import TYPE_CHECKING, Any, Literal
 
-from stepengine.data.choices import answer_from_form, is_choice, list_choices
+from stepengine.data.choices import answer_from_form, answer_schema, is_choice, list_choices
 from stepengine.data.questions import Answer, Question
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def question_form(question: Question) -> Any:
     elif is_choice(question):
         field = schema.ElicitationStringPropertySchema(type="string", title="Answer", one_of=choices)
     else:
-        about = f"One of {', '.join(question.options)}, or other words." if question.options else None
+        about = answer_schema(question).get("description")
         field = schema.ElicitationStringPropertySchema(type="string", title="Answer", description=about)
     return schema.ElicitationSchema(type="object", properties={FIELD: field}, required=[FIELD])
 

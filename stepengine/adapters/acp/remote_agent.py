@@ -358,15 +358,15 @@ class _ProgramConversation:
         if place is None:
             msg = f"{self._led.id!r} needs a folder to work in: ExternalAgent(workspace=...), or that of the engine"
             raise ExternalAgentError(msg, kind="start")
-        if place.here is None:
+        if place.local_folder is None:
             msg = f"{self._led.id!r} runs on this machine, and the workspace {place.name} is not a folder of it"
             raise ExternalAgentError(msg, kind="start")
         return place
 
     async def _open_program(self, session: str, place: Workspace) -> None:
         """Start the program, and open a session."""
-        assert place.here is not None  # noqa: S101 - it was looked at
-        folder = place.here.resolve()
+        assert place.local_folder is not None  # noqa: S101 - it was looked at
+        folder = place.local_folder.resolve()
         try:
             from acp.connection import Connection
         except ImportError:

@@ -63,7 +63,7 @@ class OfferedChoices:
 
     def __attrs_post_init__(self) -> None:
         if unknown := [mode for mode in self.modes if mode not in MODES]:
-            msg = f"{unknown[0]!r} is not a mode of a policy; {', '.join(MODES)} are"
+            msg = f"unknown mode {unknown[0]!r} of a policy; valid modes: {', '.join(MODES)}"
             raise DefinitionError(msg)
 
     @property

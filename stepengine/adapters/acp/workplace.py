@@ -31,7 +31,7 @@ from stepengine.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
     from stepengine.tools.bundled.shell.process import CommandProcess
-    from stepengine.workspace.far import Elsewhere
+    from stepengine.workspace.remote_files import RemoteSystem
     from stepengine.workspace.root import Root
 
 # A file travels as one line of JSON, in which a letter takes up to three times its bytes (an e with an accent is six
@@ -312,13 +312,13 @@ class BorrowedTerminals:
         await asyncio.gather(*[_end_command(one) for one in left])
 
 
-def _remote_environment(system: Elsewhere) -> dict[str, str]:
+def _remote_environment(system: RemoteSystem) -> dict[str, str]:
     """Return the environment of a command on a remote system: the few variables that all commands get, and its user."""
     given, user, home = system.variables(ALWAYS)
     return {**given, "HOME": home, "USER": user, "LOGNAME": user}
 
 
-def _find_program(name: str, search_path: str, system: Elsewhere | None) -> str | None:
+def _find_program(name: str, search_path: str, system: RemoteSystem | None) -> str | None:
     if system is None or "/" in name:
         return find_program(name, search_path, ())
     return system.which(name, search_path.split(os.pathsep), ())

@@ -22,17 +22,15 @@ import attrs
 
 from stepengine.adapters.ag_ui.asked import (
     Asked,
-    answers_of,
     asked_of,
     page_calls,
     page_hooks,
     page_tool_of,
-    prompt_of,
     run_turns,
     waiting_calls,
 )
 from stepengine.adapters.display_items import FAILURES, CallEvent, CallItems, TextEvent, TextItem, TextItems
-from stepengine.data.choices import answer_schema
+from stepengine.data.choices import answer_schema, approval_schema, question_to_json
 from stepengine.data.codec import plain
 from stepengine.data.events import (
     SENT_AS_DATA,
@@ -78,12 +76,10 @@ __all__ = (
     "Asked",
     "RunningTurn",
     "ag_ui",
-    "answers_of",
     "asked_of",
     "connected",
     "input_of",
     "page_hooks",
-    "prompt_of",
     "run_turns",
     "sse",
 )
@@ -95,7 +91,7 @@ async def ag_ui(
     """
     Yield the events of a run as AG-UI 1.0 events.
 
-    A suspended run ends with the outcome ``interrupt``, which has its open questions; ``answers_of`` reads what comes back. What
+    A suspended run ends with the outcome ``interrupt``, which has its open questions; ``asked_of`` parses the answers. What
     ends in an error, also one that *events* raises, ends with ``RUN_ERROR``. Leaving the iteration early closes *events*.
 
     Args:
@@ -494,17 +490,14 @@ class _EventTranslator:
 
     def _make_interrupt(self, question: Question) -> object:
         is_permission = question.tool_name is not None
-        about = {"tool_name": question.tool_name, "input": thaw(question.details), "preview": thaw(question.preview)}
-        if question.origins:
-            about["origins"] = list(question.origins)
         return self.core.Interrupt(
             id=f"{self._root}:{question.id}",
             reason="stepengine.permission" if is_permission else "stepengine.question",
             message=question.text,
             tool_call_id=self._asked.get(question.id),
             subagent_run_id=self._agent_name(question.path),
-            response_schema=_answer_schema(question),
-            metadata={"stepengine": about} if is_permission else None,
+            response_schema=approval_schema() if is_permission else answer_schema(question),
+            metadata={"stepengine": question_to_json(question)},
         )
 
     # --- steps and messages -------------------------------------------------------------------------------------------
@@ -725,11 +718,3 @@ def to_protocol_messages(core: ModuleType, said: Sequence[Message], thread_id: s
 
 def _to_json_text(value: object) -> str:
     return json.dumps(plain(value), ensure_ascii=False)
-
-
-def _answer_schema(question: Question) -> dict[str, Any]:
-    """Return the JSON Schema of the answer to a question."""
-    if question.tool_name is not None:
-        said = {"approved": {"type": "boolean"}, "reason": {"type": "string"}, "editedInput": {"type": "object"}}
-        return {"type": "object", "properties": said, "required": ["approved"]}
-    return answer_schema(question)

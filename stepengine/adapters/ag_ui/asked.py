@@ -15,7 +15,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.alike import list_names
-from stepengine.data.choices import approval
+from stepengine.data.choices import answer_from_json
 from stepengine.data.codec import plain
 from stepengine.data.definition import HookContext
 from stepengine.data.events import Event, RunFinished
@@ -98,8 +98,8 @@ def asked_of(given: Any, session: Session, *, shares: Collection[str] = ()) -> A
         shares: The members of ``AgentState.context`` that the page is shown and may set; what it sends beside them is refused.
 
     Raises:
-        InputError: for what ``prompt_of`` and ``answers_of`` refuse, state that is not shared, tools that cannot be offered, and more
-            than 1,048,576 characters of tools, context and state.
+        InputError: for a last message that is no text of the user, unreadable answers, state that is not shared, tools that cannot be
+            offered, and more than 1,048,576 characters of tools, context and state.
     """
     waiting = {message.tool_call_id for message in waiting_calls(session.state)}
     results = dict(_iter_results([m for m in given.messages if m.role == "tool" and m.tool_call_id in waiting]))
@@ -146,8 +146,9 @@ def answers_of(given: Any) -> dict[str, AnswerLike]:
     """
     Return a page's answers to the interrupts of a suspended run, by question id; empty without answers.
 
-    A payload is a bool or a string, or, to a permission, an object with ``approved`` and perhaps ``reason`` and ``editedInput``; to a
-    question with options a list of them. An entry that was cancelled is declined. What the answers are worth the engine says.
+    A payload is a bool, a string or a list of options; to a permission an object with ``approved`` and perhaps ``reason`` and
+    ``editedInput``; or the ``answer`` of one of the choices in the interrupt's metadata. An entry that was cancelled is declined. The
+    engine validates the answers.
 
     Args:
         given: The ``RunAgentInput``.
@@ -171,17 +172,9 @@ def answers_of(given: Any) -> dict[str, AnswerLike]:
 
 
 def _parse_answer(payload: Any, number: int) -> AnswerLike:
-    match payload:
-        case bool() | str():
-            return payload
-        case list() if all(isinstance(each, str) for each in payload):
-            return Answer(selected=payload)
-        case {"approved": bool(approved)}:
-            edited, reason = payload.get("editedInput"), payload.get("reason") or ""
-            if isinstance(reason, str) and isinstance(edited, dict | None):
-                return approval(is_allowed=approved, edited_input=edited, reason=reason)
-        case _:
-            pass
+    answer = answer_from_json(payload)
+    if answer is not None:
+        return answer
     msg = f"resume[{number}] has a payload that is not an answer; one is a bool, a string, a list of options or {{'approved': true}}"
     raise InputError(msg, issues=(f"resume[{number}]: no answer",))
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import ipaddress
 import math
 import os
 import re
@@ -53,6 +52,7 @@ from stepengine.models._sse import SSEParser
 from stepengine.models.keys import Secret, printable, register_secret
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import Tool
+from stepengine.workspace.urls import is_loopback_host
 
 if TYPE_CHECKING:
     import httpx2
@@ -191,18 +191,9 @@ def _url_problem(url: object, *, allow_http: bool) -> str:
         return f"its url is not the address of a server; {fine}"
     if parts.query or parts.fragment or "@" in parts.netloc:
         return f"its url has a query, a fragment or a name before the host; {fine}, and the token is token="
-    if parts.scheme == "http" and not (allow_http or _is_loopback_host(host)):
+    if parts.scheme == "http" and not (allow_http or is_loopback_host(host)):
         return f"{host!r} is another machine, and over http anybody in between could read the token; https:// or allow_http=True"
     return ""
-
-
-def _is_loopback_host(host: str) -> bool:
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def _check_token(id: str, token: str) -> str:

@@ -9,7 +9,7 @@ is trusted, and nothing that it says is a rule. In the other direction a client 
 What lives here: ``mcp_tools``, and what answers a client that calls our agents. The package ``mcp`` is imported only here, on first
 use, and always absolutely; a replay does without it.
 
-Must not be here: a client protocol of our own, and anything that a floor below would need.
+Must not be here: a client protocol of our own, and anything that a lower layer would need.
 
 Begin with ``source`` and ``connection``; ``agent_server`` for the other direction.
 """

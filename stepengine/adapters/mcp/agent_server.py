@@ -17,7 +17,6 @@ import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
 from importlib.metadata import PackageNotFoundError, version
-from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -28,14 +27,14 @@ from stepengine.adapters.mcp._caps import MAX_ATTEMPTS, QUESTION_CHARS
 from stepengine.adapters.mcp.connection import require_package
 from stepengine.adapters.mcp.owned_sessions import OwnedSessions
 from stepengine.data.alike import list_names
+from stepengine.data.call_text import PreviewPart, preview_parts
 from stepengine.data.choices import answer_from_form, answer_schema, describe_options
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.events import Event, RunFinished, ToolStarted
 from stepengine.data.json import compact, thaw
 from stepengine.data.questions import Answer, AnswerLike, Question
-from stepengine.data.result_cuts import cut_middle
 from stepengine.data.state import RunResult, RunStatus
-from stepengine.data.visible import visible
+from stepengine.data.visible import cut_middle, visible
 from stepengine.data.waits import describe_waits
 from stepengine.engine import Engine
 from stepengine.engine.schemas import compile_schemas
@@ -44,7 +43,7 @@ from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.tools.agent_tools import direct_tool
 from stepengine.tools.conversion import encode
 from stepengine.workspace.http_connections import logging_once_per_second, note_verified, protocol_options
-from stepengine.workspace.urls import MAX_PORT
+from stepengine.workspace.urls import MAX_PORT, is_loopback_host
 
 if TYPE_CHECKING:
     from mcp.server import Server
@@ -282,7 +281,7 @@ class AgentServer:
         import uvicorn
         from uvicorn.protocols.http.h11_impl import H11Protocol
 
-        if not token and not _is_loopback(host):
+        if not token and not is_loopback_host(host):
             msg = f"whoever reaches {host!r} could run these agents; give a token that clients have to bring, or listen at 127.0.0.1"
             raise DefinitionError(msg)
         app: Any = self.server.streamable_http_app(host=host)
@@ -409,13 +408,6 @@ def _version() -> str:
         return "0"
 
 
-def _is_loopback(host: str) -> bool:
-    try:
-        return host == "localhost" or ip_address(host).is_loopback
-    except ValueError:
-        return False
-
-
 def _open_listening_socket(host: str, port: int) -> socket.socket:
     if not 0 <= port <= MAX_PORT:
         msg = f"nobody can listen at {host}:{port}: a port is 0 to {MAX_PORT}"
@@ -480,17 +472,25 @@ def _is_modern(ctx: Any) -> bool:
 
 
 def _make_form(question: Question) -> Any:
-    """Return a question as a form with one field. The complete call is shown."""
+    """Return a question as a form with one field. The message has the preview of the call and the complete call."""
     import mcp_types as types
 
-    origins = "".join([f"\n{visible(origin)}" for origin in question.origins])
-    details = "" if question.details is None else f"\n{visible(compact(question.details))}"
+    lines = [visible(text) for text in (question.text, *question.origins)]
+    lines += [_describe_part(part) for part in preview_parts(question.preview or {})]
+    lines += [] if question.details is None else [visible(compact(question.details))]
     # A form has lists of options, and no lists of texts.
     field = answer_schema(attrs.evolve(question, allow_text=question.allow_text and not question.multi_select))
     told = [text for text in (field.get("description", ""), visible(describe_options(question))) if text]
     field |= {"description": "\n".join(told)} if told else {}
     schema = {"type": "object", "properties": {"answer": field}, "required": ["answer"]}
-    return types.ElicitRequestFormParams(message=f"{visible(question.text)}{origins}{details}", requested_schema=schema)
+    return types.ElicitRequestFormParams(message="\n".join(lines), requested_schema=schema)
+
+
+def _describe_part(part: PreviewPart) -> str:
+    """Return a part of a preview as text."""
+    text = visible(part.value if isinstance(part.value, str) else compact(part.value))
+    label = visible(part.name, strict=True) if part.kind == "member" else ""
+    return f"$ {text}" if part.kind == "command" else f"{label}: {text}".removeprefix(": ")
 
 
 async def _ask_older_client(ctx: Any, question: Question) -> AnswerLike:

@@ -25,7 +25,7 @@ from stepengine.adapters.mcp._caps import (
 from stepengine.data.json import compact, freeze
 from stepengine.data.messages import AssistantMessage, UserMessage
 from stepengine.data.models import ModelSettings
-from stepengine.data.visible import visible
+from stepengine.data.visible import cut_after, visible
 from stepengine.data.yields import Ask, Complete
 from stepengine.errors import DataError, StepEngineError, ToolError
 from stepengine.runtime.logs import LOGGER
@@ -96,7 +96,7 @@ class ServerQuestions:
 
     def _question_text(self, *said: str) -> str:
         text = visible(" - ".join([part for part in said if part]))
-        text = text if len(text) <= QUESTION_CHARS else f"{text[:QUESTION_CHARS]}..."
+        text = cut_after(text, QUESTION_CHARS)
         return f"The MCP server {self._server} asks: {text}"
 
     def _answer_form(self, params: Mapping[str, Any], is_open: IsOpen | None) -> Generator[Any, Any, Mapping[str, Any]]:

@@ -37,8 +37,7 @@ from stepengine.adapters.mcp.http import ANSWER, RUN, EndpointAnswers, HttpAnswe
 from stepengine.adapters.mcp.lenient_messages import TASK, MessageRepair, describe_mismatch, left_out_of, result_as_sent
 from stepengine.adapters.mcp.notices import LogLevel, Notice, Notices
 from stepengine.adapters.mcp.stdio import Pipe, ServerProgram
-from stepengine.data.result_cuts import cut_middle
-from stepengine.data.visible import visible
+from stepengine.data.visible import cut_middle, visible
 from stepengine.errors import DefinitionError, ToolError, ToolServerError
 from stepengine.runtime.logs import LOGGER
 from stepengine.workspace.installed import installed_version

@@ -21,8 +21,7 @@ import attrs
 from stepengine.adapters.mcp._caps import CHALLENGE_CHARS, LINE_BYTES
 from stepengine.adapters.mcp.lenient_messages import MessageRepair
 from stepengine.data.json import JsonValue
-from stepengine.data.result_cuts import cut_middle
-from stepengine.data.visible import visible
+from stepengine.data.visible import cut_middle, visible
 
 TRANSIENT = (HTTPStatus.REQUEST_TIMEOUT, HTTPStatus.CONFLICT, HTTPStatus.TOO_EARLY, HTTPStatus.TOO_MANY_REQUESTS)
 """Refusals that another try may not meet."""

@@ -15,8 +15,7 @@ from typing import Any
 import attrs
 
 from stepengine.adapters.mcp._caps import MESSAGE_DEPTH, ODD_CHARS, TOOLS
-from stepengine.data.result_cuts import cut_middle
-from stepengine.data.visible import visible
+from stepengine.data.visible import cut_middle, visible
 from stepengine.tools.conversion import replace_surrogates
 
 ODD, TASK = "stepengine/odd", "stepengine/task"

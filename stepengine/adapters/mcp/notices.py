@@ -11,8 +11,7 @@ from attrs import frozen
 
 from stepengine.adapters.mcp._caps import LOG_CHARS, LOG_LINES
 from stepengine.data.json import JsonValue, compact, freeze
-from stepengine.data.result_cuts import cut_middle
-from stepengine.data.visible import visible
+from stepengine.data.visible import cut_middle, visible
 from stepengine.errors import DataError
 from stepengine.runtime.logs import LOGGER
 

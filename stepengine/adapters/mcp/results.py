@@ -25,8 +25,8 @@ from stepengine.data.messages import (
     TextPart,
     ToolResult,
 )
-from stepengine.data.result_cuts import RESULT_CHARS, cut_middle
-from stepengine.data.visible import visible
+from stepengine.data.result_cuts import RESULT_CHARS
+from stepengine.data.visible import cut_middle, visible
 from stepengine.errors import DataError, DefinitionError, ToolError, ToolServerError
 from stepengine.tools.conversion import DOCUMENT_BYTES, IMAGE_BYTES, as_result
 from stepengine.tools.schemas import JsonSchema

@@ -127,7 +127,7 @@ def mcp_tools(
             Media are never shown as JSON.
         trust_hints: Whether the server's hints count: ``readOnlyHint`` for rules, ``idempotentHint`` for calling again.
         roots: Folders, or addresses that begin with ``file:``, that the server is told of; by default it gets no answer. They
-            are a wish and no wall: what a process may reach is for ``cwd``, its own arguments or a sandbox to say.
+            are a wish and confine nothing: what a process may reach is for ``cwd``, its own arguments or a sandbox to say.
         log_level: From which level on what the server logs goes to the logger ``stepengine``, such as ``"warning"``; none by
             default.
         subscribe: Addresses of resources whose changes are told to *on_notice*.

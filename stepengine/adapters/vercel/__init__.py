@@ -18,7 +18,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterable, I
 from typing import Any, ClassVar, Literal, TypeAlias
 
 from stepengine.adapters.display_items import CallEvent, CallItems, TextEvent, TextItem, TextItems
-from stepengine.data.choices import approval
+from stepengine.data.choices import approval, question_to_json
 from stepengine.data.codec import plain
 from stepengine.data.events import (
     SENT_AS_DATA,
@@ -403,17 +403,7 @@ class _ChunkTranslator:
         yield {"type": "tool-approval-request", "approvalId": approval, "toolCallId": call}
 
     def _show_question(self, event: QuestionAsked | PermissionRequested) -> Iterator[Chunk]:
-        question = event.question
-        told = {
-            "id": question.id,
-            "text": question.text,
-            "options": list(question.options),
-            "multiSelect": question.multi_select,
-            "toolName": question.tool_name,
-            "input": plain(question.details),
-            "origins": list(question.origins),
-        }
-        yield self._data_chunk("question", told, id=question.id)
+        yield self._data_chunk("question", question_to_json(event.question), id=event.question.id)
 
     def _show_decision(self, event: PermissionDecided) -> Iterator[Chunk]:
         call = _call_id(event)

@@ -94,7 +94,7 @@ def blame(
 
 
 def _run_blame(options: Options, asked: BlameOptions) -> Exit:
-    from stepengine.evaluation.blame import blame, expected_calls
+    from stepengine.evaluation.blame import blame
     from stepengine.evaluation.checks import Check, load_function
 
     if asked.tools not in ("recorded", "idempotent"):
@@ -105,18 +105,12 @@ def _run_blame(options: Options, asked: BlameOptions) -> Exit:
     simulate = load_function(asked.simulate) if asked.simulate else None
     case = load_recorded_case(options.journal, options, performs=asked.tools != "recorded")
 
-    async def run_blame() -> Blame:
-        calls, cost = expected_calls(case.journal, asked.k, steps)
-        engine = case.bench.engine
-        passes = check.apply(await engine.replay(case.journal, agent=case.agent)).passed
-        if calls and not passes and models is None:
-            confirm_cost(calls, cost, None if cost is None else 2 * cost, yes=asked.yes or bool(asked.budget))
-        return await blame(
-            engine, case.journal, check, agent=case.agent, k=asked.k, steps=steps, budget=budget, models=models,
-            tools=asked.tools, simulate=simulate,
-        )  # fmt: skip
-
-    report = run_and_close_engines(run_blame, [case.bench.engine])
+    engine, confirm = case.bench.engine, partial(confirm_cost, yes=asked.yes or bool(asked.budget))
+    made = partial(
+        blame, engine, case.journal, check, agent=case.agent, k=asked.k, steps=steps, budget=budget, models=models,
+        confirm=confirm if models is None else None, tools=asked.tools, simulate=simulate,
+    )  # fmt: skip
+    report = run_and_close_engines(made, [engine])
     if options.as_json:
         print(to_ascii_json(redact_report(report.to_json())))
     else:

@@ -21,11 +21,12 @@ from stepengine.cli.chat_conversation import replay_turn
 from stepengine.cli.chat_screen import TOO_NARROW, Chat, ChatCommand, model_label
 from stepengine.cli.conversations import RecordedConversation, list_conversations
 from stepengine.cli.exits import Exit
-from stepengine.cli.screen.console import DIGITS, WHICH, YES
+from stepengine.cli.screen.confirm import YES
+from stepengine.cli.screen.console import DIGITS, WHICH
 from stepengine.cli.screen.progress import diff_lines
 from stepengine.cli.screen.render import format_cost, format_tokens, one_line, truncate_text, visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import find_by_prefix, journal_name, policy_changes
+from stepengine.cli.state_folder import find_by_prefix, policy_changes
 from stepengine.cli.toolset import convert_to_code_mode
 from stepengine.data.usage import Spending
 from stepengine.errors import UnknownModel
@@ -204,7 +205,7 @@ async def _print_journal_name(chat: Chat, _: str) -> None:
     if talk.journal is None:
         chat.say("no turn of this chat is recorded")
         return
-    name = journal_name(talk.journal)
+    name = talk.journal.address
     chat.say(f"{visible(name)}\nlook into it with: stepengine debug {shlex.quote(visible(name))}")
 
 

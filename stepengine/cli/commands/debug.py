@@ -35,7 +35,6 @@ from stepengine.cli.journals import load_recorded_agent, open_journal, run_on_jo
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.screen.render import format_count, print_visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import journal_name
 from stepengine.data.alike import did_you_mean
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 
@@ -334,7 +333,7 @@ class DebugSession:
 
     def fork(self, rest: str) -> None:
         """Fork the run here into a new journal, and debug the fork until the command ``parent``."""
-        self._debug_journal(fork_run(self.screen, rest, self._forked, _read_terminal_line))
+        self._debug_journal(fork_run(self.screen, rest, self._forked))
 
     def _debug_journal(self, journal: str) -> None:
         """Debug another run until the command ``parent``."""
@@ -465,7 +464,7 @@ def debug_divergence(stepper: Stepper, error: ReplayDivergence, journal: Journal
     engine = Engine()
     screen = DebugScreen(
         Debugger(engine, PausedWalk(stepper)),
-        attrs.evolve(options, journal=journal_name(journal)),
+        attrs.evolve(options, journal=journal.address),
         DebugOptions(),
         SharedCounters(),
         parked=error,

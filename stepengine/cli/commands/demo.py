@@ -148,9 +148,9 @@ def zero_cost(model: str, usage: Usage | None, at: datetime) -> Decimal:  # noqa
 
 def _describe_cost(usage: Usage) -> str:
     """Describe the cost of the demo, and the estimated cost with a live model."""
-    from stepengine.models.pricing import cost_of
+    from stepengine.models.pricing import LIST_PRICES
 
-    live = cost_of(LIVE, usage, datetime.now(UTC))
+    live = LIST_PRICES(LIVE, usage, datetime.now(UTC))
     about = "" if live is None else f" Live, with {LIVE}, it would have been about {format_cost(live)}."
     return f"This cost nothing: the replies are a recording.{about}"
 

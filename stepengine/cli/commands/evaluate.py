@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import secrets
 import shlex
-import tempfile
 from collections.abc import Callable, Sequence
-from datetime import UTC, datetime
-from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,8 +17,6 @@ from stepengine.cli.evaluation import (
     Budget,
     Yes,
     ask_for_confirmation,
-    check_result_folder,
-    make_report_redactor,
     make_result_folder_path,
     parse_budget,
     redact_lines,
@@ -35,20 +26,17 @@ from stepengine.cli.evaluation import (
 )
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import Model, Options, with_options
-from stepengine.cli.screen.render import print_visible, to_ascii_json, visible
-from stepengine.cli.scripts import ScriptFile, make_scripted_models
+from stepengine.cli.screen.render import print_visible, to_ascii_json
+from stepengine.cli.scripts import ScriptFile, load_script
 from stepengine.cli.settings import UsageProblem
-from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition
-from stepengine.errors import DataError, JournalError
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine
-    from stepengine.evaluation.case_runs import Evaluation, Outcome, Sample
-    from stepengine.evaluation.criteria import Case
-    from stepengine.evaluation.scoring import GateOfScores, Scores
-
-MAX_RESULTS = 64 * 1024 * 1024
+    from stepengine.evaluation import EvaluationReport
+    from stepengine.evaluation.case_runs import Sample
+    from stepengine.evaluation.samples import CostEstimate
+    from stepengine.evaluation.scoring import Scores
 
 
 @frozen
@@ -139,107 +127,43 @@ def evaluate(
 
 
 def _run_evaluation(options: Options, asked: EvaluateOptions) -> Exit:
+    from stepengine.debugging import render_run
+    from stepengine.evaluation import evaluate
     from stepengine.evaluation.evaluation_files import load_evaluation
-    from stepengine.evaluation.scoring import check_gates, parse_gates, score_outcome
 
-    evaluation = _select_cases(load_evaluation(Path(asked.file)), asked)
-    _check_evaluation(evaluation, asked)
-    gates = parse_gates(evaluation, asked.gates)
-    folder, outcome = _run_samples(evaluation, options, asked)
-    scores = score_outcome(outcome)
-    found = [*check_gates(gates, scores)] if outcome.samples else []
-    _write_results(scores, folder, found, asked)
-    _print_report(scores, folder, found, options, asked)
-    return _choose_exit_code(scores, found)
-
-
-def _choose_exit_code(scores: Scores, found: Sequence[tuple[GateOfScores, str]]) -> Exit:
-    if scores.outcome.stopped == "interrupted":
-        return Exit.INTERRUPTED
-    if scores.outcome.stopped:
-        return Exit.LIMIT
-    return Exit.FAILED if scores.broken or any(problem for _, problem in found) else Exit.COMPLETED
-
-
-# --- what was typed ---------------------------------------------------------------------------------------------------
-
-
-def _select_cases(evaluation: Evaluation, asked: EvaluateOptions) -> Evaluation:
-    """Return the evaluation with only the requested cases and sides."""
-    cases = [
-        case
-        for case in evaluation.cases
-        if (not asked.cases or any(fnmatchcase(case.id, pattern) for pattern in asked.cases))
-        and (not asked.tags or {*asked.tags} & {*case.tags})
-    ]
-    if evaluation.cases and not cases:
-        msg = f"no case of {asked.file} is chosen by --case and --tag; it has {list_names([c.id for c in evaluation.cases], asked.cases[0] if asked.cases else '')}"
-        raise UsageProblem(msg)
-    sides = dict(evaluation.agents)
-    if asked.sides:
-        pairs = [text.partition("=") for text in asked.sides]
-        if wrong := [text for text, (_, sign, path) in zip(asked.sides, pairs, strict=True) if not (sign and path)]:
-            msg = f"--agent {wrong[0]!r} is not a side; write NAME=PATH, such as --agent new=./agents/mine.py"
-            raise UsageProblem(msg)
-        sides = {name: path for name, _, path in pairs}
+    evaluation, root = load_evaluation(Path(asked.file)), Path(asked.file).resolve().parent
     if sum(map(bool, (asked.against, asked.recheck, asked.goes_on))) > 1:
         msg = "--against, --recheck and --continue do not go together"
         raise UsageProblem(msg)
-    return attrs.evolve(evaluation, cases=cases, agents=sides)
-
-
-def _check_evaluation(evaluation: Evaluation, asked: EvaluateOptions) -> None:
-    if problems := evaluation.problems(Path(asked.file).resolve().parent):
-        msg = "\n  ".join([f"{asked.file} cannot be run:", *problems])
-        raise DataError(msg)
-
-
-def _run_samples(evaluation: Evaluation, options: Options, asked: EvaluateOptions) -> tuple[Path, Outcome]:
-    from stepengine.evaluation.case_runs import EvaluationMode, run_samples
-    from stepengine.evaluation.evaluation_report import MAX_SEED
-    from stepengine.testing import ScriptedModel
-
-    root = Path(asked.file).resolve().parent
-    agents_of = _EvaluationAgents(options, root)
-    agents = {name: agents_of.load(agent) for name, agent in evaluation.agents.items()}
-    scripted, budget = make_scripted_models(asked.script), parse_budget(asked.budget)
-    same = _read_results(asked.recheck or asked.goes_on)
-    n = asked.n or same.get("n", evaluation.n)
-
-    def models(case: Case) -> Any:
-        if case.replies is not None:
-            return ScriptedModel(case.replies)
-        return None if scripted is None else scripted()
-
-    is_live = scripted is None and any(case.replies is None for case in evaluation.cases)
-    if not asked.recheck:
-        _check_tools(agents, agents_of)
-        _confirm_live_runs(len(evaluation.cases) * len(agents) * n, asked, is_live=is_live)
-    earlier = asked.against or asked.recheck or asked.goes_on
-    if earlier and not Path(earlier).is_dir():
-        msg = f"{earlier!r} is not a folder of results"
-        raise UsageProblem(msg)
-    folder = Path(asked.recheck or asked.goes_on or asked.out or make_result_folder_path("evals", evaluation.name))
-    check_result_folder(folder)
-    seed = same.get("seed", secrets.randbelow(MAX_SEED)) if asked.seed is None else asked.seed
-    mode = EvaluationMode(Path(earlier) if earlier else None, recheck=bool(asked.recheck), keep=asked.keep)
+    agents = _EvaluationAgents(options, root)
     made = partial(
-        run_samples, evaluation, folder, agents_of.bench, agents=agents, root=root, load=agents_of.load, models=models, n=n, seed=seed,
-        concurrency=asked.concurrency, budget=budget.dollars, mode=mode, done=_make_sample_printer(options),
+        evaluate, evaluation, root=root, replies=load_script(asked.script) if asked.script else None, n=asked.n,
+        budget=parse_budget(asked.budget).dollars, gates=asked.gates, concurrency=asked.concurrency, seed=asked.seed,
+        folder=asked.out or make_result_folder_path("evals", evaluation.name), cases=asked.cases, tags=asked.tags,
+        agents=_parse_sides(asked.sides), against=asked.against, recheck=asked.recheck, resume=asked.goes_on,
+        keep=asked.keep, confirm=None if asked.budget or asked.yes else _confirm_live_runs,
+        on_sample=_make_sample_printer(options), render_page=render_run if asked.html else None,
+        load_agent=agents.load, make_engine=agents.bench,
     )  # fmt: skip
-    return folder, run_and_close_engines(made, [])
+    report = run_and_close_engines(made, [])
+    _print_report(report, options, asked)
+    return _choose_exit_code(report)
 
 
-def _read_results(folder: str) -> dict[str, int]:
-    """Return the number of samples and the seed in the results of an earlier evaluation, if they can be read."""
-    try:
-        if not folder:
-            return {}
-        with (Path(folder) / "results.json").open(encoding="utf-8") as file:
-            told = json.loads(file.read(MAX_RESULTS))
-        return {name: int(told[name]) for name in ("n", "seed") if name in told}
-    except (OSError, ValueError, TypeError, RecursionError):
-        return {}
+def _choose_exit_code(report: EvaluationReport) -> Exit:
+    if report.scores.outcome.stopped == "interrupted":
+        return Exit.INTERRUPTED
+    if not report.is_complete:
+        return Exit.LIMIT
+    return Exit.COMPLETED if report.passed else Exit.FAILED
+
+
+def _parse_sides(texts: Sequence[str]) -> dict[str, str]:
+    pairs = [text.partition("=") for text in texts]
+    if wrong := [text for text, (_, sign, path) in zip(texts, pairs, strict=True) if not (sign and path)]:
+        msg = f"--agent {wrong[0]!r} is not a side; write NAME=PATH, such as --agent new=./agents/mine.py"
+        raise UsageProblem(msg)
+    return {name: path for name, _, path in pairs}
 
 
 class _EvaluationAgents:
@@ -271,20 +195,9 @@ class _EvaluationAgents:
         ).engine
 
 
-def _check_tools(agents: dict[str, AgentDefinition], of: _EvaluationAgents) -> None:
-    """Raise if an agent needs a tool that the options do not allow."""
-    with tempfile.TemporaryDirectory(prefix="stepengine-eval-") as folder:
-        for agent in agents.values():
-            with of.bench(agent, Path(folder).resolve(), performs=True):
-                pass
-
-
-def _confirm_live_runs(runs: int, asked: EvaluateOptions, *, is_live: bool) -> None:
-    """Ask for confirmation of live model calls, unless there is a budget or ``--yes``."""
-    said = f"models will be asked in up to {runs} runs, at an unknown cost"
-    if not is_live or asked.budget or asked.yes:
-        return
-    ask_for_confirmation(said)
+def _confirm_live_runs(estimate: CostEstimate) -> None:
+    """Ask for confirmation of live model calls."""
+    ask_for_confirmation(f"models will be asked in up to {estimate.calls} runs, at an unknown cost")
 
 
 def _make_sample_printer(options: Options) -> Callable[[Sample], object]:
@@ -295,69 +208,22 @@ def _make_sample_printer(options: Options) -> Callable[[Sample], object]:
     return (lambda _: None) if options.quiet else print_sample
 
 
-# --- what is told -----------------------------------------------------------------------------------------------------
-
-
-def _write_results(
-    scores: Scores, folder: Path, found: Sequence[tuple[GateOfScores, str]], asked: EvaluateOptions
-) -> None:
-    from stepengine.evaluation.report_pages import render_report
-
-    folder.mkdir(parents=True, exist_ok=True)
-    results = {**scores.to_json(), "created": datetime.now(UTC).isoformat(timespec="seconds")}
-    _replace_file(folder / "results.json", to_ascii_json(redact_report(results)) + "\n")
-    if asked.html:
-        redactor = make_report_redactor()
-        page = render_report(
-            scores,
-            [_describe_gate(gate, problem) for gate, problem in found],
-            lambda text: visible(redactor.text(text)),
-            _write_pages(scores, folder),
-        )
-        _replace_file(folder / "report.html", page)
-
-
-def _write_pages(scores: Scores, folder: Path) -> dict[str, str]:
-    """Write the page of each run next to its journal; return the pages by journal."""
-    from stepengine.debugging import render_run
-
-    written: dict[str, str] = {}
-    for sample in scores.outcome.samples:
-        journal = folder / sample.journal
-        # A run that ended before its first record has none; one that is damaged is named by the report as it is.
-        with contextlib.suppress(JournalError):
-            _replace_file(journal.with_suffix(".html"), render_run(journal))
-            written[sample.journal] = Path(sample.journal).with_suffix(".html").as_posix()
-    return written
-
-
-def _replace_file(path: Path, text: str) -> None:
-    made = path.with_name(f".{path.name}.{os.getpid()}")
-    made.write_text(text, encoding="utf-8")
-    made.replace(path)
-
-
-def _describe_gate(gate: GateOfScores, problem: str) -> str:
-    return f"gate {gate.text}: {problem or 'holds'}"
-
-
-def _print_report(
-    scores: Scores, folder: Path, found: Sequence[tuple[GateOfScores, str]], options: Options, asked: EvaluateOptions
-) -> None:
+def _print_report(report: EvaluationReport, options: Options, asked: EvaluateOptions) -> None:
     from stepengine.evaluation.report_pages import failed_lines, summary_lines
 
+    scores, folder = report.scores, report.folder
     if options.as_json:
         print(to_ascii_json(redact_report({**scores.to_json(), "folder": str(folder)})))
     else:
         lines = [
             *summary_lines(scores),
             *failed_lines(scores, folder, _make_agent_option_formatter(scores, Path(asked.file).parent)),
-            *[_describe_gate(*one) for one in found],
+            *report.gate_lines,
         ]
         print_visible(redact_lines([*lines, f"results: {folder}"]), hang=4)
-    for gate, problem in found:
+    for line, problem in zip(report.gate_lines, report.gates.values(), strict=True):
         if problem:
-            print_error(_describe_gate(gate, problem))
+            print_error(line)
 
 
 def _make_agent_option_formatter(scores: Scores, root: Path) -> Callable[[Sample], str]:

@@ -36,7 +36,7 @@ from stepengine.cli.options import Answers, File, Last, Options, Repeat, read_va
 from stepengine.cli.perform import FinishedRun, print_result
 from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import RunRecording, journal_name
+from stepengine.cli.state_folder import RunRecording
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
@@ -170,7 +170,7 @@ def _run_fork(options: Options, branch: Branch, prepare: Callable[[Options, Jour
     perform = prepare(options, journal, history)
     into = _choose_fork_journal(options, branch)
     agent = load_recorded_agent(journal, options, history)
-    bench = make_engine_setup(options, agent, into="" if into is None else journal_name(into), recorded=history)
+    bench = make_engine_setup(options, agent, into="" if into is None else into.address, recorded=history)
     about = {"agent_id": agent.id, "prompt": str(history.root.get("prompt", ""))}
     origin = {"stem": options.stem or None, "at": branch.at}
     with RunRecording.start(options, into, command="fork", forked_from=origin, **about) as recording:
@@ -182,8 +182,8 @@ def _run_fork(options: Options, branch: Branch, prepare: Callable[[Options, Jour
         recording.ended(run.result)
     stem = recording.stem if into is None else ""
     if not options.quiet:
-        print_error(f"the new run is recorded {f'as {stem}' if stem else f'in {journal_name(made)}'}")
-    return print_result(run, attrs.evolve(options, journal=journal_name(made), stem=stem), bench)
+        print_error(f"the new run is recorded {f'as {stem}' if stem else f'in {made.address}'}")
+    return print_result(run, attrs.evolve(options, journal=made.address, stem=stem), bench)
 
 
 def _prepare_live_fork(

@@ -35,7 +35,6 @@ from stepengine.errors import DataError, DefinitionError, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.evaluation.impact import Impact, ImpactGate, RepeatedJournal
-    from stepengine.journal import SharedBudget
 
 MARK = "<!-- stepengine-impact -->"
 MAX_COMMENT = 65_000
@@ -153,8 +152,7 @@ def _measure_impact(files: Sequence[str], options: Options, asked: ImpactOptions
     """Return the report of all runs; the runs of each agent share an engine."""
     from stepengine.engine import load_agent
     from stepengine.evaluation.checks import load_function
-    from stepengine.evaluation.impact import RepeatedJournal, estimate_calls, first_difference, impact
-    from stepengine.evaluation.samples import run_concurrently
+    from stepengine.evaluation.impact import Impact, Judged, RepeatedJournal, first_difference, impact
 
     models, budget = make_scripted_models(asked.script), parse_budget(asked.budget)
     simulate = load_function(asked.simulate) if asked.simulate else None
@@ -169,38 +167,19 @@ def _measure_impact(files: Sequence[str], options: Options, asked: ImpactOptions
             cases.append(RepeatedJournal(file, "unreadable", message=f"{what}: {error.message}"))
     own = [case for case in cases if isinstance(case, RecordedCase)]
 
+    unread = [case for case in cases if isinstance(case, RepeatedJournal)]
+    if not own:
+        return Impact("", asked.n, asked.tools, tuple(map(Judged, unread)), budget.known)
+    confirm = partial(confirm_cost, yes=asked.yes or bool(asked.budget)) if models is None else None
+
     async def run_impact() -> Impact:
-        found = {c.file: await first_difference(c.bench.engine, c.file, c.journal, c.agent) for c in own}
-        expected = estimate_calls([*found.values()], asked.n * (1 if old is None else 2))
-        if expected.calls and models is None:
-            confirm_cost(expected.calls, expected.low, expected.high, yes=asked.yes or bool(asked.budget))
-        works = [
-            partial(
-                impact,
-                case.bench.engine, [found[case.file]], agent=case.agent, old=old, n=asked.n, budget=budget, models=models,
-                tools=asked.tools, simulate=simulate, reuse=not asked.fresh,
-            )
-            for case in own
-        ]  # fmt: skip
-        parts = await run_concurrently(works, 2)
-        return _merge_reports(parts, [case for case in cases if isinstance(case, RepeatedJournal)], asked, budget)
+        found = [await first_difference(case.bench.engine, case.file, case.journal, case.agent) for case in own]
+        return await impact(
+            own[0].bench.engine, [*found, *unread], old=old, n=asked.n, budget=budget, models=models, confirm=confirm,
+            tools=asked.tools, simulate=simulate, reuse=not asked.fresh,
+        )  # fmt: skip
 
     return run_and_close_engines(run_impact, [case.bench.engine for case in own])
-
-
-def _merge_reports(
-    parts: Sequence[Impact], unread: Sequence[RepeatedJournal], asked: ImpactOptions, budget: SharedBudget
-) -> Impact:
-    from stepengine.evaluation.impact import Impact, Judged
-
-    return Impact(
-        agent=", ".join(dict.fromkeys([part.agent for part in parts])),
-        n=asked.n,
-        tools=asked.tools,
-        journals=(*[one for part in parts for one in part.journals], *[Judged(one) for one in unread]),
-        spent=budget.known,
-        stopped=next((part.stopped for part in parts if part.stopped), ""),
-    )
 
 
 def _report_lines(report: Impact) -> Iterator[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import secrets
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
@@ -19,7 +18,6 @@ from attrs import frozen
 
 from stepengine.cli.bench import make_engine_setup, make_pricing, models_for_agents
 from stepengine.cli.evaluation import (
-    check_result_folder,
     make_report_redactor,
     make_result_folder_path,
     redact_lines,
@@ -161,6 +159,7 @@ def improve(
 
 def _run_search(options: Options, asked: ImproveOptions) -> Exit:
     from stepengine.evaluation.reply_book import ReplyBook
+    from stepengine.evaluation.result_folders import replace_file
 
     search = _PlannedSearch.from_options(options, asked)
     search.check_before_search()
@@ -173,7 +172,7 @@ def _run_search(options: Options, asked: ImproveOptions) -> Exit:
     _write_results(search, made)
     is_edited = made.is_better and asked.writes and not search.file.is_unchanged()
     if made.is_better and asked.writes and not is_edited:
-        _replace_file(search.file.file, search.file.source_with_changes(made.found["changes"]))
+        replace_file(search.file.file, search.file.source_with_changes(made.found["changes"]))
     _print_report(search, made, options, is_edited=is_edited)
     if is_edited:
         return Exit.FAILED
@@ -243,6 +242,7 @@ class _PlannedSearch:
 
     def _make_plan(self, budget: str) -> None:
         from stepengine.evaluation.evaluation_report import MAX_SEED
+        from stepengine.evaluation.result_folders import check_result_folder
 
         asked = self.asked
         self.folder = Path(asked.goes_on or asked.out or make_result_folder_path("improvements", self.agent.id))
@@ -482,13 +482,6 @@ def _typed_or_default(typed: int | None, default: int) -> int:
 # --- what is told -----------------------------------------------------------------------------------------------------
 
 
-def _replace_file(path: Path, data: bytes) -> None:
-    made = path.with_name(f".{path.name}.{os.getpid()}")
-    made.write_bytes(data)
-    made.chmod(path.stat().st_mode & 0o777 if path.exists() else 0o644)
-    made.replace(path)
-
-
 def _improvement_to_dict(search: _PlannedSearch, made: Improvement) -> dict[str, Any]:
     return {
         "format": "stepengine.improve/1", "agent": search.agent.id, "file": str(search.file.file), "by": made.by,
@@ -500,13 +493,14 @@ def _improvement_to_dict(search: _PlannedSearch, made: Improvement) -> dict[str,
 
 def _write_results(search: _PlannedSearch, made: Improvement) -> None:
     from stepengine.evaluation.report_pages import render_improvement
+    from stepengine.evaluation.result_folders import replace_file
 
     redactor = make_report_redactor()
     page = render_improvement(made, search.parts, lambda text: visible(redactor.text(text)))
     told = to_ascii_json(redact_report(_improvement_to_dict(search, made))) + "\n"
     files = {"results.json": told, "report.html": page} | ({"improvement.diff": made.diff} if made.is_better else {})
     for name, text in files.items():
-        _replace_file(search.folder / name, text.encode())
+        replace_file(search.folder / name, text.encode())
 
 
 def _print_report(search: _PlannedSearch, made: Improvement, options: Options, *, is_edited: bool) -> None:

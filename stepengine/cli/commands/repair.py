@@ -13,7 +13,6 @@ from stepengine.cli.journals import create_journal, open_journal
 from stepengine.cli.options import File
 from stepengine.cli.screen.render import print_visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import journal_name
 from stepengine.errors import JournalError
 
 
@@ -68,7 +67,7 @@ def _copy_first_records(file: str, until: int, into: str) -> Exit:
     made = create_journal(into or str(source.with_name(f"{source.stem}.repaired.jsonl")))
     repair(open_journal(file), until, made)
     print_error(
-        f"kept {until} records in {journal_name(made)}; resume it with: stepengine resume {shlex.quote(journal_name(made))}"
+        f"kept {until} records in {made.address}; resume it with: stepengine resume {shlex.quote(made.address)}"
     )
     return Exit.COMPLETED
 

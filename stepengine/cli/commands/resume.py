@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+import asyncio
 from collections.abc import Collection, Iterable
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,40 +14,30 @@ from stepengine.cli.code_trust import refuse_inside_tool
 from stepengine.cli.due_runs import resume_due
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import (
-    RESULT,
     check_choice,
     load_recorded_agent,
     must_ask_again,
     open_journal,
     parse_answers,
-    parse_result_answer,
     resume_limits,
     run_on_journal,
     start_and_wait,
 )
 from stepengine.cli.options import Answers, File, Last, Options, Repeat, Sign, TrustJournal, with_options
 from stepengine.cli.perform import format_resume_command, print_questions, print_result
-from stepengine.cli.screen.render import is_terminal, visible
+from stepengine.cli.screen.confirm import can_ask
 from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import RunRecording, find_by_journal, journal_name
-from stepengine.data.json import compact
+from stepengine.cli.state_folder import RunRecording, find_by_journal
 from stepengine.data.state import RunStatus
-from stepengine.data.visible import cut_end
 from stepengine.errors import MissingKey, ReplayDivergence, UnknownModel
 from stepengine.journal.pending_items import open_questions
 
 if TYPE_CHECKING:
-    from stepengine.data.questions import AnswerLike, Question
+    from stepengine.data.questions import AnswerLike
     from stepengine.data.state import RunResult
     from stepengine.journal import Journal
     from stepengine.journal.history import History
-
-SHOWN_CHARS = 1_000
-YES, NO = ("y", "yes"), ("n", "no")
-CHOICES = (
-    "y do it again, n the handler gets UnknownOutcome, result:JSON-or-TEXT that came of it, Enter decides later > "
-)
 
 
 @with_options
@@ -174,11 +164,6 @@ def resume(
     )
 
 
-def can_ask() -> bool:
-    """Return whether a person is at the terminal: stdin and stderr are terminals."""
-    return is_terminal(sys.stdin) and is_terminal()
-
-
 def _check_external_results(history: History, given: Collection[str]) -> None:
     """Raise if the run waits for the result of an external tool call, which no command receives."""
     from stepengine.journal.questions import make_pending_call_questions
@@ -195,30 +180,18 @@ def _check_external_results(history: History, given: Collection[str]) -> None:
         raise UsageProblem(msg)
 
 
-def ask_in_doubt_questions(history: History, given: Collection[str]) -> dict[str, AnswerLike]:
+async def _ask_in_doubt_questions(history: History, given: Collection[str], color: str) -> dict[str, AnswerLike]:
     """Ask the person about each undecided effect in doubt; skipped ones stay open."""
+    from stepengine.cli.screen.console import TerminalInteractor
     from stepengine.journal.questions import make_doubt_questions
 
+    interactor = TerminalInteractor(color=color)
     answers: dict[str, AnswerLike] = {}
     for question in [] if history.is_complete else make_doubt_questions(history):
-        said = None if question.id in given else _ask_in_doubt_question(question)
+        said = None if question.id in given else await interactor.ask(question)
         if said is not None:
             answers[question.id] = said
     return answers
-
-
-def _ask_in_doubt_question(question: Question) -> AnswerLike | None:
-    print(visible(f"{question.text}\n  with: {cut_end(compact(question.details), SHOWN_CHARS)}"), file=sys.stderr)
-    while True:
-        print(CHOICES, end="", file=sys.stderr, flush=True)
-        typed = sys.stdin.readline().strip()
-        if not typed:
-            return None
-        word = typed.lower()
-        if word in YES + NO:
-            return word in YES
-        if typed.startswith(RESULT):
-            return parse_result_answer(typed)
 
 
 def _run_resume(options: Options, answers: Iterable[str], how: dict[str, Any], *, trusts: bool, sign: str) -> Exit:
@@ -234,7 +207,7 @@ def _run_resume(options: Options, answers: Iterable[str], how: dict[str, Any], *
     if not extends:
         _check_external_results(history, given)
     if how["in_doubt"] == "ask" and can_ask():
-        given |= ask_in_doubt_questions(history, given)
+        given |= asyncio.run(_ask_in_doubt_questions(history, given, options.settings.get("display.color")))
     how |= {"agent": agent, "limits": limits, "trust": trusts or (False if again else None)}
     models = options.models or None
     try:
@@ -259,7 +232,7 @@ def _print_extension_counts(journal: Journal, result: RunResult, options: Option
     if result.status is RunStatus.FAILED:
         print_error(f"{options.journal} stays as it was")
     elif (made := journal.extended) is not None and not options.quiet:
-        before = "" if made.before is None else f"; as it was: {journal_name(made.before)}"
+        before = "" if made.before is None else f"; as it was: {made.before.address}"
         print_error(
             f"{options.journal}: kept {made.kept} of {made.recorded} effects, recorded {made.anew} new ones{before}"
         )

@@ -155,9 +155,7 @@ def _run_agent(options: Options, sign: str) -> Exit:
         )
         recording.ended(run.result)
     if journal is not None:
-        from stepengine.cli.state_folder import journal_name
-
-        options = attrs.evolve(options, journal=journal_name(journal), stem="" if given else recording.stem)
+        options = attrs.evolve(options, journal=journal.address, stem="" if given else recording.stem)
     return print_result(run, options, bench)
 
 

@@ -28,12 +28,11 @@ def scrub(
       stepengine journal scrub run.jsonl run-public.jsonl
     """
     from stepengine.cli.journals import create_journal, open_journal
-    from stepengine.cli.state_folder import journal_name
     from stepengine.journal import scrub
     from stepengine.journal.provenance import replace_with_derived
 
     made = create_journal(str(copy))
     scrubbed = scrub(open_journal(file))
     replace_with_derived(made, scrubbed.records(), scrubbed)
-    print(f"wrote {journal_name(made)}", file=sys.stderr)
+    print(f"wrote {made.address}", file=sys.stderr)
     return Exit.COMPLETED

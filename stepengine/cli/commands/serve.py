@@ -31,7 +31,7 @@ from stepengine.cli.scripts import ScriptFile, make_run_script, refuse_script_wi
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import ToolRequest, add_spawnable_agents
 from stepengine.data.visible import visible
-from stepengine.errors import DefinitionError, StepEngineError
+from stepengine.errors import DatabaseUnavailable, DefinitionError, ExecutorBusy, StepEngineError
 from stepengine.runtime.logs import LOGGER
 
 if TYPE_CHECKING:
@@ -382,7 +382,7 @@ def load_engine(
 
     if function := _parse_function_name(module):
         if options.guard:
-            msg = "--guard is for agents; give your engine permissions=Policy.against_injection(), or add injection_rules() to its policy"
+            msg = "--guard is for agents; give your engine permissions=Policy.guard_injection(), or add injection_rules() to its policy"
             raise UsageProblem(msg)
         return _call_engine_function(module.rpartition(":")[0], function), ()
     offered = load_module_contents(module, leave_out)
@@ -495,7 +495,6 @@ def _print_engine_warnings() -> Iterator[None]:
 
 async def _serve_until_signal(served: Application, wanted: ServeOptions, begun: Callable[[str], object]) -> Exit:
     """Listen until a signal; return the exit code."""
-    from stepengine.durable import DatabaseUnavailable, ExecutorBusy
     from stepengine.server.uvicorn_server import serve_until_signal
 
     try:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial as partial_of
@@ -13,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
-from stepengine.cli.code_trust import can_ask, refuse_inside_tool
+from stepengine.cli.code_trust import refuse_inside_tool
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import add_journal_to_options, open_journal
 from stepengine.cli.options import File, Last, Options
+from stepengine.cli.screen.confirm import can_ask, confirm
 from stepengine.cli.screen.render import print_visible
-from stepengine.cli.state_folder import journal_name
 from stepengine.errors import DefinitionError, JournalError, UndoRefused, WorkspaceLost
 
 if TYPE_CHECKING:
@@ -114,7 +113,7 @@ def _changes_files(plan: UndoResult) -> bool:
 
 def _confirm_changes(journal: Journal, plan: UndoResult) -> bool:
     """Print all changes of an unknown journal with their content; return whether a person approves them in a terminal."""
-    print_error(f"no run of yours is known to have written {journal_name(journal)}. It would change these files:")
+    print_error(f"no run of yours is known to have written {journal.address}. It would change these files:")
     print_visible(str(plan))
     modes = dict(plan.modes)
     for path, content in plan.contents:
@@ -128,10 +127,7 @@ def _confirm_changes(journal: Journal, plan: UndoResult) -> bool:
         print_visible(f"{path} would have the mode {modes[path]:o} and this content:")
         for line in text.splitlines():
             print_visible(f"  | {line}", hang=4)
-    if not can_ask():
-        return False
-    print("stepengine: write this content? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return can_ask() and confirm("stepengine: write this content?")
 
 
 @contextmanager
@@ -154,5 +150,5 @@ def find_write_root(options: Options) -> Path | Workspace:
         return options.cwd
     from stepengine.workspace.workspace import Workspace
 
-    place = Workspace.named(options.workspace, options.cwd.resolve())
-    return place.here or place
+    place = Workspace.parse(options.workspace, options.cwd.resolve())
+    return place.local_folder or place

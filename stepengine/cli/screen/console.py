@@ -23,6 +23,7 @@ from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from stepengine.adapters.display_items import find_unsaid
+from stepengine.cli.screen.confirm import NO, YES, has_result_prefix, is_about_doubt, parse_result_answer
 from stepengine.cli.screen.progress import COLORS, ProgressDisplay, diff_lines
 from stepengine.cli.screen.render import (
     ColorScheme,
@@ -35,18 +36,13 @@ from stepengine.cli.screen.render import (
 )
 from stepengine.data import events as ev
 from stepengine.data.call_text import call_subject, diff_of, preview_parts, shell_text, written_diff
-from stepengine.data.choices import (
-    allows_all_edits,
-    allows_any_input,
-    call_matcher,
-    describe_scope,
-    make_lasting_approval,
-)
+from stepengine.data.choices import Choice, allows_all_edits, call_matcher, list_choices, make_lasting_approval
 from stepengine.data.codec import plain
-from stepengine.data.json import JsonDict
+from stepengine.data.json import ABSENT, JsonDict, compact
 from stepengine.data.origins import describe_origin, sort_origins
-from stepengine.data.questions import Answer, Question, check_answer, offered_rules
+from stepengine.data.questions import Answer, Question, check_answer
 from stepengine.data.state import RunPhase, RunResult, RunStatus
+from stepengine.data.visible import cut_end
 from stepengine.errors import AnswerRejected, StepEngineError
 
 if TYPE_CHECKING:
@@ -79,10 +75,14 @@ ROOM = 8
 TYPED = 12
 """Characters that are left behind the prompt for what is typed."""
 WHICH = "which? a number, Enter for none > "
-UNSEEN = "every later call of {} runs without approval, with any input; type yes to confirm > "
-YES, NO, ALWAYS, EDITS = ("y", "yes"), ("n", "no"), ("a", "always"), ("e", "edits")
+DECISIONS = "y do it again, n the handler gets UnknownOutcome, result:JSON-or-TEXT that came of it"
+LATER = "Enter decides later > "
+DETAILS_CHARS = 1_000
+ALWAYS, EDITS = ("a", "always"), ("e", "edits")
+CONFIRM = "Type yes to confirm > "
 ACCEPTED = "(all edits of files are accepted from now on; commands are still asked about)"
 QUIT = ("/quit", "/exit")
+SKIP = "/skip"
 
 
 def make_console(file: TextIO, *, color: str = "auto") -> Console:
@@ -555,19 +555,26 @@ class Terminal:
         return self.lines.drain_typed_lines()
 
     async def ask_question(
-        self, question: Question, answer: Callable[[Any], object], other: Callable[[str], Awaitable[object]]
+        self,
+        question: Question,
+        answer: Callable[[Any], object],
+        other: Callable[[str], Awaitable[object]],
+        *,
+        may_skip: bool = False,
     ) -> bool:
         """
         Ask until *answer* accepts the typed line; return whether it did, ``False`` at the end of the input.
 
         A line that is no answer to a permission question is something else that the person says, and so is what they typed
-        before they could see the question: *other* takes it (requirements:X47).
+        before they could see the question: *other* takes it (requirements:X47). With *may_skip*, an empty line leaves the
+        question open.
         """
         for line in self.drain_typed_lines():
             await other(line)
         is_whole = self._show(question, self._max_subject_lines())
         prompt = _permission_prompt(question, self._console.width, is_whole=is_whole) if question.tool_name else "> "
-        while (typed := await self.line(prompt)) is not None:
+        prompt = LATER if may_skip else prompt
+        while (typed := await self.line(prompt)) is not None and not (may_skip and typed.strip() in ("", SKIP)):
             if typed.strip() == "v" and (question.tool_name or not is_whole):
                 self._show(question)
                 continue
@@ -598,35 +605,35 @@ class Terminal:
             return make_lasting_approval(edits)
         if word.lower() not in ALWAYS or question.remember is None:
             return _parse_permission(typed)
-        rules = [rule for rule in offered_rules(question) if rule is not edits]
-        named = _find_typed_rule(rules, which.strip())
+        lasting = [one for one in list_choices(question, can_confirm=True) if one.rule not in (None, edits)]
+        named = _find_typed_choice(lasting, which.strip())
         if which.strip() and named is None:
             return None
-        return await self._ask_for_lasting_rule(rules, named)
+        return await self._ask_for_lasting_choice(lasting, named)
 
-    async def _ask_for_lasting_rule(self, rules: Sequence[JsonDict], chosen: JsonDict | None) -> object:
-        """Return the answer that allows calls for the session, after the person chose a rule and saw its scope."""
+    async def _ask_for_lasting_choice(self, lasting: Sequence[Choice], chosen: Choice | None) -> object:
+        """Return the answer that allows calls for the session, after the person chose it and saw its scope."""
         if chosen is None:
-            by = call_matcher(rules[0]).get("agent")
+            by = call_matcher(lasting[0].rule).get("agent")
             self.say(f"always, without being asked again{f' when {one_line(str(by), 40)} wants it' if by else ''}:")
-            for number, rule in enumerate(rules, start=1):
-                self.say(f"  {number}. {one_line(describe_scope(rule, is_full=True), 300)}")
-            chosen = await self._read_rule_number(rules)
+            for number, choice in enumerate(lasting, start=1):
+                self.say(f"  {number}. {one_line(choice.scope, 300)}")
+            chosen = await self._read_choice_number(lasting)
         if chosen is None:
             return AGAIN
-        if allows_any_input(chosen):
-            tool = one_line(str(call_matcher(chosen).get("is", "this tool")), 64)
-            if ((await self.line(UNSEEN.format(tool))) or "").strip().lower() != "yes":
+        if chosen.confirm:
+            self.say(one_line(chosen.confirm, 200), self._colors.warning)
+            if ((await self.line(CONFIRM)) or "").strip().lower() != "yes":
                 return AGAIN
-        return make_lasting_approval(chosen)
+        return chosen.answer
 
-    async def _read_rule_number(self, rules: Sequence[JsonDict]) -> JsonDict | None:
-        """Return the rule whose number is typed; ``None`` for an empty line or the end of the input."""
+    async def _read_choice_number(self, lasting: Sequence[Choice]) -> Choice | None:
+        """Return the choice whose number is typed; ``None`` for an empty line or the end of the input."""
         while typed := ((await self.line(WHICH)) or "").strip():
-            chosen = _find_typed_rule(rules, typed)
+            chosen = _find_typed_choice(lasting, typed)
             if chosen is not None:
                 return chosen
-            self.say(f"type a number from 1 to {len(rules)}, or Enter for none", self._colors.warning)
+            self.say(f"type a number from 1 to {len(lasting)}, or Enter for none", self._colors.warning)
         return None
 
     def _max_subject_lines(self) -> int:
@@ -642,7 +649,11 @@ class Terminal:
             self.say(text, style, gutter="| ")
         if most is not None and len(lines) > most:
             self.say(f"({len(lines) - most} more lines; v shows them)", self._colors.warning, gutter="| ")
-        is_told = not (question.tool_name or question.number)  # of what numbers answer, the text says what else does
+        is_doubt = is_about_doubt(question.id)
+        if is_doubt:
+            self.say(DECISIONS)
+        # Of what numbers answer, the text says what else does.
+        is_told = not (question.tool_name or question.number or is_doubt)
         told = zip_longest(question.options if is_told else [], question.descriptions, fillvalue="")
         for number, (option, about) in enumerate(told, start=1):
             self.say(f"  {number}. {one_line(option, 200)}")
@@ -652,13 +663,13 @@ class Terminal:
 
 
 def _subject_lines(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]:
-    """Yield the lines of a permission question's subject, made visible, with their styles."""
-    if not question.tool_name:
-        return
+    """Yield the lines of a question's subject, a call, made visible, with their styles."""
+    if is_about_doubt(question.id):
+        yield f"with: {visible(cut_end(compact(question.details), DETAILS_CHARS))}", ""
     # First, since the rest may be long and cut: a person must see that a third party chose the recipient.
     for origin in sort_origins(question.provenance):
         yield visible(describe_origin(origin), strict=True), "" if origin["trusted"] else colors.warning
-    for kind, name, value in preview_parts(question.preview or {"details": question.details}):
+    for kind, name, value in _preview_question(question):
         text = value if isinstance(value, str) else _format_json(value)
         lines = visible(text).splitlines() or [""]
         if kind == "action":
@@ -672,6 +683,12 @@ def _subject_lines(question: Question, colors: ColorScheme) -> Iterator[tuple[st
         else:
             yield from [(f"{visible(name, strict=True)}:", "")] if name else []
             yield from [(f"  {line}", "") for line in lines]
+
+
+def _preview_question(question: Question) -> Iterator[tuple[str, str, Any]]:
+    """Yield the parts of the preview of a permission question, and nothing of other questions."""
+    if question.tool_name:
+        yield from preview_parts(question.preview or {"details": question.details})
 
 
 def _format_json(value: object) -> str:
@@ -744,12 +761,12 @@ def _shorten_subject(question: Question, room: int) -> str:
     return shown if len(shown) <= room else f"...{shown[3 - room :]}"
 
 
-def _find_typed_rule(rules: Sequence[JsonDict], which: str) -> JsonDict | None:
-    """Return the rule with the typed number or command prefix; ``None`` if there is none."""
-    if which.isascii() and which.isdigit() and len(which) < DIGITS and 0 < int(which) <= len(rules):
-        return rules[int(which) - 1]
-    words = [(" ".join(call_matcher(rule).get("prefix", ())), rule) for rule in rules]
-    return next((rule for prefix, rule in words if which and prefix == " ".join(which.split())), None)
+def _find_typed_choice(lasting: Sequence[Choice], which: str) -> Choice | None:
+    """Return the choice with the typed number or command prefix; ``None`` if there is none."""
+    if which.isascii() and which.isdigit() and len(which) < DIGITS and 0 < int(which) <= len(lasting):
+        return lasting[int(which) - 1]
+    words = [(" ".join(call_matcher(choice.rule).get("prefix", ())), choice) for choice in lasting]
+    return next((choice for prefix, choice in words if which and prefix == " ".join(which.split())), None)
 
 
 SOON_SECONDS = 60.0
@@ -759,10 +776,15 @@ DIGITS = 10
 
 
 def _parse_choice(question: Question, line: str) -> object:
-    """Parse the answer to a question: numbers choose options, other lines are text."""
+    """Parse the answer to a question: numbers choose options, other lines are text; an effect in doubt can get a result."""
     text = line.strip()
-    if not text or text == "/skip":
+    if not text or text == SKIP:
         return Answer(declined=True) if text else None
+    if is_about_doubt(question.id):
+        if has_result_prefix(question.id, text):
+            return parse_result_answer(text)
+        if text.lower() in (*YES, *NO):
+            return text.lower() in YES
     if question.number:
         return text
     numbers = [part.strip() for part in text.split(",")] if question.multi_select else [text]
@@ -772,6 +794,16 @@ def _parse_choice(question: Question, line: str) -> object:
         if number.isascii() and number.isdigit() and len(number) < DIGITS and 0 < int(number) <= len(question.options)
     ]
     return Answer(selected=tuple(chosen)) if len(chosen) == len(numbers) else text
+
+
+def check_typed_answer(said: Any, question: Question) -> Answer:
+    """
+    Return the answer parsed from a line; the engine checks the result of an effect in doubt itself.
+
+    Raises:
+        AnswerRejected: when it is not an answer to *question*.
+    """
+    return said if isinstance(said, Answer) and said.result is not ABSENT else check_answer(said, question)
 
 
 # --- a run and somebody who looks at it -------------------------------------------------------------------------------
@@ -1026,16 +1058,17 @@ class TerminalInteractor:
             progress.shows_questions = False
 
     async def ask(self, question: Question, /) -> Any:
-        """Return the typed answer, or ``None`` at the end of the input."""
+        """Return the typed answer; ``None`` at the end of the input, or if an effect in doubt is left undecided."""
         answers: list[object] = []
 
         def answer(said: Any) -> None:
-            answers.append(check_answer(said, question))
+            answers.append(check_typed_answer(said, question))
 
         held = contextlib.nullcontext() if self._progress is None else self._progress.pause()
         async with self._one_at_a_time:
             with held:
-                await self._terminal.ask_question(question, answer, self._report_unsent)
+                may_skip = is_about_doubt(question.id)
+                await self._terminal.ask_question(question, answer, self._report_unsent, may_skip=may_skip)
         if self._progress is not None:
             self._progress.mark_asked(question)
         return answers[0] if answers else None

@@ -20,7 +20,7 @@ from attrs import frozen
 from stepengine.data.codec import plain
 from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage
-from stepengine.data.visible import one_line, to_ascii_json, truncate_text, visible
+from stepengine.data.visible import format_count, one_line, to_ascii_json, truncate_text, visible
 from stepengine.data.waits import wait_to_json
 from stepengine.errors import ChildError
 
@@ -250,11 +250,6 @@ def format_tokens(usage: Usage) -> str:
         return ""
     about = "at least " if usage.at_least else ""
     return f"{about}{usage.prompt_tokens:,} tokens in, {usage.completion_tokens:,} out"
-
-
-def format_count(count: int, what: str) -> str:
-    """Return a count with its noun: ``1 step``, ``1,200 steps``."""
-    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 def format_cost(cost: Decimal | None, *, of: Usage | None = None) -> str:

@@ -22,7 +22,7 @@ from stepengine.models._programs import merge_programs
 from stepengine.models._schemas import count_optional_members
 from stepengine.models._sdks import ANTHROPIC
 from stepengine.models._thinking_levels import CANNOT
-from stepengine.models._wire import ToolsCache, extra_headers, merge_headers
+from stepengine.models._wire import ToolsCache, merge_headers, parse_extra_headers
 from stepengine.models.anthropic.families import AnthropicFamily, find_family, with_capabilities
 from stepengine.models.anthropic.request import (
     BINDING_BETA,
@@ -54,39 +54,39 @@ __all__ = ("AnthropicProvider",)
 logger = logging.getLogger("stepengine.models")
 
 VERSION = "2026-10-21"
-"""The API version of the SDK, for clouds that take it in the body."""
+"""The API version of the SDK, for clouds that expect it in the body."""
 SAMPLING_VERSION = "2023-06-01"
-"""The last API version that takes ``temperature`` and ``top_p``; newer ones answer 400 (ecosystem:EC92)."""
+"""The last API version that accepts ``temperature`` and ``top_p``; newer ones answer 400 (ecosystem:EC92)."""
 
 BATCHES = "/v1/messages/batches"
 MOST_WAYS = 32
-"""How many encodings of tools are kept at a time."""
+"""The number of cached encodings of tools."""
 
 MAX_UNSTREAMED = 21_333
-"""Output tokens above which a reply may take longer than the ten minutes that the API gives to one without a stream."""
+"""Output tokens above which a reply may exceed the API's limit of ten minutes for requests without a stream."""
 
 
 class AnthropicProvider(HttpProvider):
     """
     Claude models through Anthropic's Messages API.
 
-    Temperature and top-p are not sent unless the request sets them; then the request asks for the last API version that
-    takes them, and models that refuse them say so.
+    Temperature and top-p are sent only if the request sets them. Such a request names the last API version that accepts
+    them, and a model that rejects them answers with an error.
 
     Args:
         api_key: The key; by default from ``ANTHROPIC_API_KEY`` or ``ANTHROPIC_AUTH_TOKEN``.
-        base_url: Another server; by default from ``ANTHROPIC_BASE_URL``. With one, no key is demanded.
+        base_url: Another server; by default from ``ANTHROPIC_BASE_URL``. With one, no key is required.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
-        max_tokens: The output limit of requests that set none; the largest output of the model by default, as far as it is
-            known, else 8,192. The API demands a limit, and thinking counts.
-        prompt_cache: Whether the API shall cache tools, system prompt and messages, and for how long: true is five
+        max_tokens: The output limit of requests that set none. The default is the largest output of the model if it is
+            known, else 8,192. The API requires a limit, and thinking counts towards it.
+        prompt_cache: Whether the API caches tools, system prompt and messages, and for how long: true is five
             minutes, ``"1h"`` an hour.
-        name: The name under which ids, signatures and opaque parts are kept and sent back.
+        name: The provider name that is stored with ids, signatures and opaque parts.
         timeouts: How long calls may take.
         headers: HTTP headers to send with every request.
         key_env: The environment variable that holds the key, in place of the provider's own.
-        ask_models: Whether the API is asked, once for each model, what a model takes whose name is newer than this package:
-            kinds of thinking, efforts, the largest output. Else it is taken for one of the newest.
+        ask_models: Whether to query the API, once for each model name that is newer than this package, for its kinds of
+            thinking, efforts and largest output. By default such a model counts as one of the newest family.
     """
 
     model_patterns: tuple[str, ...] = (r"claude-.+",)
@@ -120,7 +120,7 @@ class AnthropicProvider(HttpProvider):
         self._described: dict[str, tuple[ModelInfo, AnthropicFamily]] = {}
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its key and address."""
+        """Return the sources of its key and base URL."""
         return ProviderSettings(
             key_variables=(self._key_env,) if self._key_env else ("ANTHROPIC_API_KEY", "ANTHROPIC_AUTH_TOKEN"),
             base_url_variable="ANTHROPIC_BASE_URL",
@@ -128,7 +128,7 @@ class AnthropicProvider(HttpProvider):
             given_url=self._base_url,
         )
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         return self._load_sdk().AsyncAnthropic(
             api_key=NO_KEY if credentials.key is None else credentials.key.reveal(),
             base_url=base_url,
@@ -140,14 +140,14 @@ class AnthropicProvider(HttpProvider):
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
         """
-        Upload a file and return its id; without *expires_in*, 3,600 to 7,776,000 seconds, it stays.
+        Upload a file and return its id; without *expires_in* (3,600 to 7,776,000 seconds) it never expires.
 
         Raises:
             ModelError: when the upload fails.
         """
         until: dict[str, object] = {} if expires_in is None else {"expires_in_seconds": expires_in}
         file = (name or "file", data, mime_type)
-        held = await self._on_files(lambda to: to.files.upload(file=file, extra_headers=self._headers, **until))
+        held = await self._call_file_api(lambda to: to.files.upload(file=file, extra_headers=self._headers, **until))
         return str(held.id)
 
     async def delete_file(self, file_id: str) -> None:
@@ -155,22 +155,22 @@ class AnthropicProvider(HttpProvider):
         Delete an uploaded file.
 
         Raises:
-            ModelError: when the API does not, such as for an id that it does not know.
+            ModelError: when the API does not delete it, such as for an unknown id.
         """
-        await self._on_files(lambda at: at.files.delete(file_id, extra_headers=self._headers))
+        await self._call_file_api(lambda at: at.files.delete(file_id, extra_headers=self._headers))
 
     def batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Return *request* as it stands in a batch; what requests of one share are the headers, which are those of the whole batch.
+        Return *request* encoded for a batch; its group is its headers, because all requests of a batch have the same ones.
 
         Raises:
             ModelError: when the request cannot be sent.
         """
         body = self._encode_for_batch(request)
-        headers = merge_headers(body.headers, extra_headers(request.settings))
+        headers = merge_headers(body.headers, parse_extra_headers(request.settings))
         group = " ".join([f"{name}: {value}" for name, value in sorted(headers.items())])
         return BatchMember(
-            request, group, _BatchRequest(body.content, headers, self._get_family(self.bare(request.model)))
+            request, group, _BatchRequest(body.content, headers, self._get_family(self.strip_prefix(request.model)))
         )
 
     async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
@@ -178,16 +178,16 @@ class AnthropicProvider(HttpProvider):
         Send requests together and return the id of their batch.
 
         Raises:
-            ModelError: when they are not taken.
+            ModelError: when the API rejects them.
         """
         parts, headers = list[bytes](), dict[str, str]()
         for name, member in members.items():
-            model = self.bare(member.request.model)
+            model = self.strip_prefix(member.request.model)
             await self._describe_if_new(model)
             part: _BatchRequest = member.content
             if part.family != self._get_family(model):
                 part = self.batch_member(member.request).content
-            # Of what was learnt meanwhile the headers of one request may tell and those of the others not.
+            # A description that arrived meanwhile may have changed the headers of some requests only.
             headers = {**headers, **part.headers}
             parts.append(b'{"custom_id":"%s","params":%s}' % (name.encode(), part.content))
         content = b'{"requests":[%s]}' % b",".join(parts)
@@ -195,26 +195,26 @@ class AnthropicProvider(HttpProvider):
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
-        Return what came of a batch; ``None`` while it is not done.
+        Return the result of each request of a batch by name; ``None`` while the batch is not done.
 
         Raises:
-            ModelError: when it cannot be asked for.
+            ModelError: when the query fails.
         """
         path = f"{BATCHES}/{quote(batch, safe='')}"
         if (await self._call_batch_api(path)).get("processing_status") != "ended":
             return None
-        # One without its name is nobody's, and what stands under no name would be everybody's.
+        # Results without a name are dropped: the name "" means a result for all requests.
         lines = await self._fetch_batch_lines(f"{path}/results")
         return {str(line["custom_id"]): _parse_batch_result(line) for line in lines if line.get("custom_id")}
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """
-        Return the reply to *request*; one that may take long is streamed, as an idle connection would be dropped.
+        Return the reply to *request*; a long one is streamed internally, because an idle connection would be dropped.
 
         Raises:
             ModelError: when there is none.
         """
-        model = self.bare(request.model)
+        model = self.strip_prefix(request.model)
         await self._describe_if_new(model)
         if resolve_output_limit(request, model, self._get_family(model), self._ways) <= MAX_UNSTREAMED:
             return await super().complete(request)
@@ -231,7 +231,7 @@ class AnthropicProvider(HttpProvider):
         Raises:
             ModelError: when the query fails, such as for an unknown model.
         """
-        model = self.bare(model)
+        model = self.strip_prefix(model)
         if model not in self._described:
             body = RequestBody(b"", path=f"/v1/models/{quote(model, safe='')}", is_question=True)
             request = ModelRequest(f"{self.name}/{model}")
@@ -246,14 +246,14 @@ class AnthropicProvider(HttpProvider):
             types = object_at(object_at(capabilities, "thinking"), "types")
             takes = tuple([name for name in types if object_at(types, name).get("supported") is True])
         except (TypeError, ValueError) as error:
-            msg = f"{self.name} describes {model!r} in a form that is not known: {error}"
+            msg = f"{self.name} sent an unreadable description of {model!r}: {error}"
             raise ModelError(msg, kind="protocol") from None
         window = parse_token_count(answer.get("max_input_tokens"))
         return ModelInfo(window, most, thinking=takes, efforts=family.efforts), family
 
     def output_limit(self, request: ModelRequest) -> int | None:
-        """Return the output limit that is sent with *request*: the API demands one."""
-        model = self.bare(request.model)
+        """Return the output limit that is sent with *request*, because the API requires one."""
+        model = self.strip_prefix(request.model)
         return resolve_output_limit(request, model, self._get_family(model), self._ways)
 
     def _get_family(self, model: str) -> AnthropicFamily:
@@ -268,11 +268,11 @@ class AnthropicProvider(HttpProvider):
         try:
             await self.describe(model)
         except ModelError as error:
-            logger.info("what %s takes was not learnt, so the newest family is assumed: %s", model, error)
+            logger.info("the API did not describe %s, so the newest family is assumed: %s", model, error)
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
-        await self._describe_if_new(self.bare(request.model))
+        await self._describe_if_new(self.strip_prefix(request.model))
         async with super()._send_request(request, stream=stream) as exchange:
             yield exchange
 
@@ -290,8 +290,8 @@ class AnthropicProvider(HttpProvider):
         return self._tools[key](tools)
 
     def _limit_strict_tools(self, request: ModelRequest, after: str = "") -> tuple[ToolSpec, ...]:
-        """Return the tools of *request*, with as many strict as fit together; equal inputs give the same objects."""
-        tools = choose_offered_tools(request, self._get_family(self.bare(request.model)))
+        """Return the tools of *request*, with as many strict ones as the API accepts; equal inputs return the same objects."""
+        tools = choose_offered_tools(request, self._get_family(self.strip_prefix(request.model)))
         if not any(tool.strict for tool in tools):
             return tools
         known, programs = self._fitting, merge_programs(request.settings)
@@ -307,19 +307,19 @@ class AnthropicProvider(HttpProvider):
         self._fitting = _StrictToolsCache(tools, schema, beside, limit_strict_tools(tools, schema, after, programs))
         return self._fitting.fitting
 
-    def _searches(self, model: str) -> bool:
+    def _supports_tool_search(self, model: str) -> bool:
         return self.site.searches and self._get_family(model).searches
 
-    def _why_no_schema(self, request: ModelRequest) -> str:
+    def _explain_no_schema(self, request: ModelRequest) -> str:
         schema = request.settings.response_schema
-        if UNPROMISING.search(self.bare(request.model)):
-            return "the model is older than such promises"
+        if UNPROMISING.search(self.strip_prefix(request.model)):
+            return "the model is older than structured output"
         if schema is not None and count_optional_members(schema, "anthropic") is None:
             return "the schema has open objects, more than 24 optional members, or no object at its root"
         return ""
 
-    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        model = self.bare(request.model)
+    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        model = self.strip_prefix(request.model)
         dropped = encode_settings(request, model, self.site).dropped
         shaped = self._prepare_request(request)
         wanted = {tool.name for tool in request.tools if tool.strict}
@@ -330,7 +330,7 @@ class AnthropicProvider(HttpProvider):
         return (*dropped, "tool_choice") if demands_unsupported_call(shaped, self._get_family(model)) else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
-        model = self.bare(request.model)
+        model = self.strip_prefix(request.model)
         family = self._get_family(model)
         if thinks_anyway(request, family):
             warn_once(CANNOT.format(model=model, least="low effort"))
@@ -343,27 +343,27 @@ class AnthropicProvider(HttpProvider):
             headers["anthropic-beta"] = BINDING_BETA
         if is_fast(request.settings.service_tier, model, self.site):
             headers = merge_headers(headers, {"anthropic-beta": FAST_BETA})
-        if request.settings.fallbacks and self.site.stands_in:
+        if request.settings.fallbacks and self.site.has_fallbacks:
             headers = merge_headers(headers, {"anthropic-beta": FALLBACK_BETA})
         more = self._make_version_members(request, headers)
         content = encode(request, model, family, ways, tools, stream=stream, after=after, more=more)
-        return RequestBody(content, headers, self._path_of(model, stream=stream))
+        return RequestBody(content, headers, self._make_path(model, stream=stream))
 
-    def _path_of(self, model: str, *, stream: bool) -> str:
+    def _make_path(self, model: str, *, stream: bool) -> str:
         """Return the URL path of requests for *model*; ``""`` for the common one."""
         return ""
 
     def _make_version_members(self, request: ModelRequest, headers: Mapping[str, str]) -> dict[str, Any]:
-        """Return the members with API version and betas for the body, if the site has no headers for them; else none."""
-        if self.site.names_model:
+        """Return the body members with API version and betas, for sites without headers for them; else ``{}``."""
+        if self.site.model_in_body:
             return {}
-        given = merge_headers(self._headers, headers, extra_headers(request.settings))
+        given = merge_headers(self._headers, headers, parse_extra_headers(request.settings))
         betas = given.get("anthropic-beta", "")
         more = {"anthropic_version": given.get("anthropic-version") or VERSION}
         return {**more, "anthropic_beta": betas.split(",")} if betas and self.site.betas_in_body else more
 
     def _encode_count(self, request: ModelRequest) -> RequestBody:
-        model, request = self.bare(request.model), self._prepare_request(request, is_count=True)
+        model, request = self.strip_prefix(request.model), self._prepare_request(request, is_count=True)
         tools = self._encode_tools(self._limit_strict_tools(request), request.settings)
         content = encode_token_count_request(request, model, self._get_family(model), self._ways, tools)
         return RequestBody(content, path=f"{self.path}/count_tokens")
@@ -387,7 +387,7 @@ def _are_same_tools(tools: tuple[ToolSpec, ...], others: tuple[ToolSpec, ...]) -
 
 @frozen
 class _BatchRequest:
-    """A request of a batch: its bytes, its headers, and for what family of models they were made."""
+    """A request of a batch: its bytes, its headers, and the model family that they were encoded for."""
 
     content: bytes
     headers: Mapping[str, str]
@@ -396,7 +396,7 @@ class _BatchRequest:
 
 @frozen
 class _StrictToolsCache:
-    """The last tools, and the strict ones that were chosen of them beside a schema."""
+    """The tools and schema of the last request, and the tools with the chosen strict ones."""
 
     tools: tuple[ToolSpec, ...]
     schema: Mapping[str, Any] | None

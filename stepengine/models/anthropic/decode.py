@@ -1,8 +1,8 @@
 """
-Replies of Anthropic's Messages API in our terms. Pure: no SDK, no clock, no I/O.
+Decode replies of Anthropic's Messages API. Pure: no SDK, no clock, no I/O.
 
-A stream is first put together into the message that the API would have sent in one piece (``stream``), and both go
-through ``decode``, so that they cannot differ.
+``stream`` first assembles the events of a stream into the message of a request without a stream. ``decode`` handles both,
+so they cannot differ.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ IN_CALL = frozenset({"type", "id", "name", "input"})
 IN_TEXT = frozenset({"type", "text", "citations"})
 IN_THINKING = frozenset({"type", "thinking", "signature"})
 IN_REDACTED = frozenset({"type", "data"})
-"""What is read of a message and of its blocks; whatever else they hold is kept as it came."""
+"""The known members of a message and of its blocks; unknown members are stored unchanged."""
 
 TOOLS = {
     "web_fetch": "url_context",
@@ -54,12 +54,12 @@ TOOLS = {
     "tool_search_tool_bm25": SEARCH,
     "tool_search_tool_regex": SEARCH,
 }
-"""Tools of the provider that have another name with us."""
+"""Our names for tools of the provider, where they differ."""
 RESULT = "_tool_result"
 FALLBACK = "fallback"
-"""The block that says where one model's output gives way to that of another."""
+"""The type of the block between the output of a model and that of its replacement."""
 WITHDRAWN = frozenset({"thinking", "redacted_thinking", "connector_text", "tool_use"})
-"""Blocks of a model that gave way which are neither carried out nor sent back."""
+"""Blocks of a replaced model that are neither executed nor sent back."""
 
 Json = dict[str, Any]
 
@@ -73,10 +73,10 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
     """
     usage = parse_usage(message.get("usage"))
     raw = text_at(message, "stop_reason") or None
-    # A stop reason, and still no reply: what the model said until its context was full is cut anywhere. Told as the
-    # error that pruning hooks know, the step is tried once more with a shorter view (reliability:MP02).
+    # The text before a full context is cut anywhere, so it is no reply. With this error pruning hooks shorten the
+    # context and the step is retried (reliability:MP02).
     if raw == OVERFLOW:
-        msg = f"the context of {call.model!r} is full; nothing of its reply counts"
+        msg = f"the context of {call.model!r} is full; its reply is discarded"
         raise ContextOverflow(msg, kind="context_overflow", usage=usage, request_id=request_id)
     if message.get("content") is None:
         raise make_protocol_error(call, "it holds no content", usage)
@@ -91,7 +91,7 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
         stop=STOPS.get(raw or ""),
         raw=raw,
         usage=usage,
-        answered=_answering_model(message, blocks),
+        answered=_find_answering_model(message, blocks),
         request_id=request_id,
         kept={
             "id": message.get("id"),
@@ -103,9 +103,9 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
 
 
 def _drop_withdrawn_blocks(blocks: list[Mapping[str, object]]) -> list[Mapping[str, object]]:
-    """Return *blocks* without those of a model that gave way to another one which do not count any more."""
-    # When one model gives way to another in the middle of a reply, the first one's calls and thoughts are void: carried
-    # out they would happen beside the second one's, and sent back their signatures do not fit the model that answered.
+    """Return *blocks* without the calls and thoughts of a model that was replaced in the middle of the reply."""
+    # Executed, such calls would happen in addition to those of the second model. Sent back, the signatures of such
+    # thoughts do not match the model that answered.
     last = max([index for index, block in enumerate(blocks) if block.get("type") == FALLBACK], default=0)
     answered = {block.get("tool_use_id") for block in blocks[:last]}
     return [
@@ -116,10 +116,10 @@ def _drop_withdrawn_blocks(blocks: list[Mapping[str, object]]) -> list[Mapping[s
     ]
 
 
-def _answering_model(message: Mapping[str, object], blocks: list[Mapping[str, object]]) -> str:
-    """Return the model that answered: the one that another gave way to last, which a stream's beginning does not know."""
-    # Who answered has to be named for the price (reliability:MP62). Blocks say it best; the usage says it for whole
-    # replies; the beginning of a stream only knows who was asked.
+def _find_answering_model(message: Mapping[str, object], blocks: list[Mapping[str, object]]) -> str:
+    """Return the name of the model that answered, which is the last replacement if there were any."""
+    # The price depends on it (reliability:MP62). Fallback blocks are the best source, then the usage of whole replies.
+    # The start of a stream names only the requested model.
     named = [find_text(block, "to", "model") for block in blocks if block["type"] == FALLBACK]
     served = [
         find_text(entry, "model") for entry in list_iterations(message.get("usage")) if entry.get("type") == STOOD_IN
@@ -144,8 +144,7 @@ def _decode_citation(citation: Mapping[str, object], said: str) -> CitationPart:
 def _decode_part(block: Mapping[str, Any], provider: str, model: str, container: str) -> AssistantPart:
     kind = block["type"]
     mark: Json = {"provider": provider}
-    # Text without anything beside it carries no mark of its provider, so the same words by whoever are equal values,
-    # and may go to any provider.
+    # Plain text has no provider data, so equal texts of different providers are equal values and may go to any provider.
     if kind == "text":
         newer = wrap_newer_members(block, IN_TEXT)
         kept = {**select_members(block, "citations"), **({"model": model, **newer} if newer else {})}
@@ -158,13 +157,12 @@ def _decode_part(block: Mapping[str, Any], provider: str, model: str, container:
         return ThinkingPart(
             block["thinking"], provider_data=freeze({**mark, **signed, **wrap_newer_members(block, IN_THINKING)})
         )
-    # Nothing to show, but it must go back byte for byte and in its place, or the API refuses the turn.
+    # It must go back unchanged and in its place, or the API rejects the turn.
     if kind == "redacted_thinking":
         kept = {"redacted": block["data"], **wrap_newer_members(block, IN_REDACTED)}
         return ThinkingPart("", provider_data=freeze({**mark, **kept}))
     if kind == "tool_use":
-        # A call that a program in the provider's container made has to be answered into that container, whose name
-        # stands only on the message around it.
+        # The result of a call by a program must name the program's container, which only the message knows.
         where = container if find_calling_program(block) else ""
         given = {name: value for name, value in (("id", block.get("id")), ("container", where)) if value}
         return make_call_part(
@@ -175,12 +173,12 @@ def _decode_part(block: Mapping[str, Any], provider: str, model: str, container:
 
 
 def find_calling_program(block: Mapping[str, object]) -> str:
-    """Return the id of the program that made a call; ``""`` for one of the model itself."""
+    """Return the id of the program that made a call; ``""`` for a call of the model itself."""
     return find_text(block, "caller", "tool_id")
 
 
 def _server_tool_name(block: Mapping[str, object], kind: str) -> str:
-    """Return the tool of the provider that a block tells of, in our words where there is one; ``""`` for none."""
+    """Return our name of the provider's tool that a block is about; ``""`` if it is about none."""
     if kind == "server_tool_use":
         name = find_text(block, "name")
         return TOOLS.get(name, name)
@@ -189,7 +187,7 @@ def _server_tool_name(block: Mapping[str, object], kind: str) -> str:
 
 
 def _describe_server_tool(block: Mapping[str, object]) -> str:
-    """Return for people what a tool of the provider was asked, or what came of it."""
+    """Return a readable text of the input or the result of a tool of the provider."""
     asked = block.get("input")
     if isinstance(asked, Mapping):
         words = [find_text(asked, name) for name in ("query", "pattern", "url", "code", "command")]
@@ -207,12 +205,11 @@ def _describe_server_tool(block: Mapping[str, object]) -> str:
 
 def parse_usage(raw: object) -> Usage | None:
     """
-    Return the API's usage in our buckets; ``None`` when it does not say.
+    Return the API's usage in our buckets; ``None`` when it reports none.
 
-    What ran beside the message (a compaction, an advisor, a model that gave way) stands in ``iterations`` only and is
-    counted, too.
+    Compactions, advisors and replaced models appear only in ``iterations``. They are counted, too.
     """
-    # Unknown is not zero (reliability:MP61): a sum with an unknown part is a lower bound, and says so.
+    # Unknown is not zero (reliability:MP61): a sum with an unknown part is marked as a lower bound.
     if not isinstance(raw, Mapping) or (raw.get("input_tokens") is None and raw.get("output_tokens") is None):
         return None
     figures = [
@@ -222,13 +219,13 @@ def parse_usage(raw: object) -> Usage | None:
     details = raw.get("output_tokens_details")
     fresh, output, read, written = [parse_token_count(figure) or 0 for figure in figures]
     thought = parse_token_count(details.get("thinking_tokens")) if isinstance(details, Mapping) else None
-    # Buckets are disjoint (ecosystem:EC76): thoughts are in the API's output already. `min`, since a service that says
+    # Buckets are disjoint (ecosystem:EC76): the API's output includes thoughts. `min`, since a service that reports
     # more thoughts than output must not make the rest negative.
     reasoning = min(output, thought or 0)
     unsure = any(figure is not None and parse_token_count(figure) is None for figure in figures) or None in figures[:2]
     usage = Usage(fresh, output - reasoning, read, written, reasoning, at_least=unsure)
     objects_at(raw, "iterations")  # raises for anything but a list of objects
-    # Billed, and in none of the totals above. An entry that says nothing makes the sum a lower bound and not a lie.
+    # Billed, and in none of the totals above. An entry without counts makes the sum a lower bound.
     for entry in list_uncounted_iterations(raw):
         usage += parse_usage(entry) or Usage(at_least=True)
     return usage

@@ -1,14 +1,13 @@
 """
-Our messages as the wire form of Anthropic's Messages API. Pure: no SDK, no clock, no I/O.
+Encode messages for Anthropic's Messages API. Pure: no SDK, no clock, no I/O.
 
-Every message is encoded once and keeps its bytes (``Transcript.memo``); a request joins them. Joining merges what the
-wire wants merged: the results of one batch and the user messages after them are one user message, results first.
+Every message is encoded once and its bytes are cached (``Transcript.memo``); a request joins them. The results of one
+batch of calls and the user messages after them become one user message, results first.
 
-**Foreign calls and thinking.** With a manual thinking budget the API refuses a last assistant turn whose calls do not
-follow a thinking block, and calls made by a handler, another model or a turn without thinking have none.
-Such calls and their results are then written as text of the user: the model keeps both its thinking and what the calls
-gave. The rule looks at one message at a time, so what was sent once is sent the same way in every later request and the
-prompt cache holds. Adaptive thinking has no such demand and sends them as calls.
+**Calls without thinking.** With a manual thinking budget the API rejects a last assistant turn with calls that do not
+follow a thinking block. Calls of a handler, of another model or of a turn without thinking have none. Such calls and
+their results are then sent as text, so the model sees both. The rule looks at one message at a time. A message is therefore
+sent in the same form in every later request, and the prompt cache holds. Adaptive thinking has no such requirement.
 """
 
 from __future__ import annotations
@@ -44,6 +43,7 @@ from stepengine.models._reply import find_objects, find_text
 from stepengine.models._wire import (
     MADE,
     NUDGE,
+    MessageEncoders,
     MessageJoiner,
     call_arguments,
     call_text,
@@ -55,11 +55,11 @@ from stepengine.models._wire import (
     encode_turns,
     is_own,
     is_paused,
-    joined,
+    join_json,
     list_generated_media,
+    make_safe_name,
     make_unsupported_part_error,
     media_kind,
-    safe_name,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.anthropic.decode import find_calling_program
@@ -73,11 +73,11 @@ class AnthropicEncodeOptions:
     The options that the encoded form of a message depends on.
 
     Attributes:
-        provider: Whose ids, signatures and opaque parts are sent back.
-        model: Whose thinking is sent back (ecosystem:EC99).
-        manual: Whether thinking has a budget, so that calls without thinking are written as text.
-        container: Whether code runs at the provider, in a container that uploaded files of any kind can be put into.
-        hidden: The tools that the model searches for; ``None`` leaves earlier searches as they came.
+        provider: Only ids, signatures and opaque parts of this provider are sent back.
+        model: Only thinking of this model is sent back (ecosystem:EC99).
+        manual: Whether thinking has a budget, so that calls without thinking are sent as text.
+        container: Whether code runs in a container of the provider, which accepts uploaded files of any kind.
+        hidden: The tools that the model can search for; ``None`` sends earlier searches unchanged.
     """
 
     provider: str
@@ -93,11 +93,11 @@ class AnthropicEncoded(BaseTurn):
     One encoded message.
 
     Attributes:
-        texts: Each call as text of the user, where it is not sent as a call.
-        as_text: A result as text of the user.
-        waits: The programs that wait for results of the calls.
-        ends: The programs that it tells the end of.
-        container: Where they run.
+        texts: The text in a user message for each call that is not sent as a call.
+        as_text: The text in a user message for a result.
+        waits: The ids of programs that wait for results of the calls.
+        ends: The ids of programs that the message contains results of.
+        container: The container of the programs.
     """
 
     texts: Mapping[str, bytes] = attrs.field(factory=dict)
@@ -113,11 +113,11 @@ class AnthropicEncoded(BaseTurn):
 @frozen
 class EncodedHistory:
     """
-    The ``messages`` array, and what a request says beside it.
+    The ``messages`` array, and the container of a waiting program.
 
     Attributes:
         messages: The array.
-        container: Where a program waits for the results at its end; ``""`` for none.
+        container: The container of the program that waits for the last results; ``""`` for none.
     """
 
     messages: bytes
@@ -125,32 +125,32 @@ class EncodedHistory:
 
 
 def encode_messages(request: ModelRequest, flags: AnthropicEncodeOptions, *, lost: bool = False) -> bytes:
-    """Return the ``messages`` array: history and tail, roles in turn, from user to user; see ``encode_history``."""
+    """Return the ``messages`` array of history and tail with alternating roles; see ``encode_history``."""
     return encode_history(request, flags, lost=lost).messages
 
 
 def encode_history(request: ModelRequest, flags: AnthropicEncodeOptions, *, lost: bool = False) -> EncodedHistory:
     """
-    Return the ``messages`` array, and the container of a program that waits.
+    Return the ``messages`` array, and the container of a waiting program.
 
-    A program that waits gets nothing but its results: what the tail says is left out. One that was never continued, as
-    someone spoke instead or its container is *lost*, is given up: its calls stand there as text (providers:PV121).
+    A waiting program receives only its results, so user messages of the tail are left out. A program is abandoned if a user
+    message followed instead, or its container is *lost*. Its calls are then sent as text (providers:PV121).
     """
-    turns = encode_turns(request, flags, encode_message)
+    turns = encode_turns(request, flags, ENCODERS)
     if any(turn.waits for turn in turns if turn.role == "assistant"):
         turns = _replace_abandoned_turns(request, turns, flags, lost=lost)
     joiner = _AnthropicJoiner()
     for turn in turns:
         joiner.add(turn)
-    return EncodedHistory(joiner.joined(nudge=not is_paused(request)), joiner.container)
+    return EncodedHistory(joiner.join(nudge=not is_paused(request)), joiner.container)
 
 
 def _replace_abandoned_turns(
     request: ModelRequest, turns: list[AnthropicEncoded], flags: AnthropicEncodeOptions, *, lost: bool
 ) -> list[AnthropicEncoded]:
-    """Return *turns*, with those whose programs are not continued as text."""
+    """Return *turns*, with calls of abandoned programs and their results as text."""
     history = len(request.messages)
-    gone, is_gone, found = _abandoned_turns(turns, history, lost=lost), False, list[AnthropicEncoded]()
+    gone, is_gone, found = _find_abandoned_turns(turns, history, lost=lost), False, list[AnthropicEncoded]()
     for index, turn in enumerate(turns):
         is_gone = index in gone or (is_gone and turn.role == "tool")
         message = request.messages[index] if index < history else request.tail[index - history]
@@ -158,8 +158,8 @@ def _replace_abandoned_turns(
     return found
 
 
-def _abandoned_turns(turns: list[AnthropicEncoded], history: int, *, lost: bool) -> set[int]:
-    """Return which of *turns* have programs that no later one continues; the first *history* of them are kept ones."""
+def _find_abandoned_turns(turns: list[AnthropicEncoded], history: int, *, lost: bool) -> set[int]:
+    """Return the indices of *turns* with abandoned programs; the first *history* turns are the history, the rest the tail."""
     gone, follows = set[int](), frozenset[str]()
     is_last, is_spoken_over = True, False
     for index in range(len(turns) - 1, -1, -1):
@@ -190,8 +190,8 @@ class _AnthropicJoiner(MessageJoiner):
         self._waits = False
 
     def add(self, turn: AnthropicEncoded) -> None:
-        # Results are encoded without the id of their call, since that is known only from the message before: so an
-        # encoded result is the same bytes whatever provider made the call, and is kept.
+        # Results are encoded without the id of their call, which depends on the provider of the message before. So the
+        # bytes of a result can be cached for all providers.
         if turn.role == "tool":
             wire_id = self._ids.get(turn.call_id)
             if wire_id is None:
@@ -201,7 +201,7 @@ class _AnthropicJoiner(MessageJoiner):
             return
         if self._waits and turn.role == "user":
             return
-        self.moved()
+        self.append_moved()
         if turn.role == "assistant":
             self._ids, self._texts = turn.ids, turn.texts
             self._waits, self.container = bool(turn.waits), turn.container
@@ -216,17 +216,8 @@ DIRECT = ("caller", {"type": "direct"})
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: AnthropicEncodeOptions, *, own_ids: bool = True) -> AnthropicEncoded:
-    """Encode one message; *own_ids* false sends made ids in place of the provider's."""
-    match message:
-        case UserMessage():
-            return AnthropicEncoded("user", joined([_encode_content(part, flags) for part in message.content]))
-        case AssistantMessage():
-            return _encode_assistant(message, flags, own_ids)
-        case ToolMessage():
-            return _encode_result(message, flags)
-        case _ as never:
-            assert_never(never)
+def _encode_user(message: UserMessage, flags: AnthropicEncodeOptions) -> AnthropicEncoded:
+    return AnthropicEncoded("user", join_json([_encode_content(part, flags) for part in message.content]))
 
 
 def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, own_ids: bool) -> AnthropicEncoded:  # noqa: FBT001 - private
@@ -236,27 +227,27 @@ def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, 
         block for block in [_encode_assistant_block(part, flags, ids) for part in message.content] if block is not None
     ]
     made = list_generated_media(message)
-    after = joined([_encode_text(MADE), *[_encode_content(part, flags) for part in made]]) if made else b""
+    after = join_json([_encode_text(MADE), *[_encode_content(part, flags) for part in made]]) if made else b""
     if not calls:
         return AnthropicEncoded(
             "assistant",
-            joined(_drop_trailing_thoughts(_drop_unanswered_uses(blocks))),
+            join_json(_drop_trailing_thoughts(_drop_unanswered_uses(blocks))),
             after=after,
-            ends=_answered_tool_use_ids(blocks),
+            ends=_list_answered_use_ids(blocks),
         )
     waits = frozenset(filter(None, [find_calling_program(block) for block in blocks if block["type"] == "tool_use"]))
-    # With a thinking budget the API demands thinking at the beginning of a turn with calls. A history from another
-    # model has none, so its calls are told as text.
+    # With a thinking budget the API requires thinking at the start of a turn with calls. A history from another
+    # model has none, so its calls are sent as text.
     if flags.manual and not waits and blocks[0]["type"] not in THINKING:
-        said = joined([block for block in blocks if block["type"] != "tool_use"])
+        said = join_json([block for block in blocks if block["type"] != "tool_use"])
         return AnthropicEncoded("assistant", said, texts=_call_texts(calls), after=after)
     return AnthropicEncoded(
         "assistant",
-        joined(blocks),
+        join_json(blocks),
         ids={ours: encode_json(theirs) for ours, theirs in ids.items()},
         after=after,
         waits=waits,
-        ends=_answered_tool_use_ids(blocks),
+        ends=_list_answered_use_ids(blocks),
         container=next(filter(None, [find_text(call.provider_data, "container") for call in calls]), "")
         if waits
         else "",
@@ -267,28 +258,28 @@ def _call_texts(calls: tuple[ToolCallPart, ...]) -> dict[str, bytes]:
     return {call.tool_call_id: encode_json(_encode_text(call_text(call))) for call in calls}
 
 
-def _answered_tool_use_ids(blocks: list[Json]) -> frozenset[str]:
-    """Return the uses of the provider's own tools that *blocks* tell the results of."""
+def _list_answered_use_ids(blocks: list[Json]) -> frozenset[str]:
+    """Return the ids of calls of the provider's own tools that have a result in *blocks*."""
     return frozenset([block["tool_use_id"] for block in blocks if block.get("tool_use_id")])
 
 
 def _encode_abandoned_as_text(message: Message, flags: AnthropicEncodeOptions) -> AnthropicEncoded:
-    """Encode a reply whose program is given up, or a result for it, without calls."""
+    """Encode a reply with an abandoned program, or a result for it, with calls as text."""
     if not isinstance(message, AssistantMessage):
-        return encode_message(message, attrs.evolve(flags, manual=True))
+        return ENCODERS.encode(message, attrs.evolve(flags, manual=True))
     ids = choose_wire_ids(message.tool_calls, flags.provider)
     blocks = [
         block for block in [_encode_assistant_block(part, flags, ids) for part in message.content] if block is not None
     ]
-    answered = _answered_tool_use_ids(blocks)
+    answered = _list_answered_use_ids(blocks)
     said = [b for b in blocks if b["type"] != "tool_use" and (b["type"] != "server_tool_use" or b["id"] in answered)]
     return AnthropicEncoded(
-        "assistant", joined(_drop_trailing_thoughts(said)), texts=_call_texts(message.tool_calls), ends=answered
+        "assistant", join_json(_drop_trailing_thoughts(said)), texts=_call_texts(message.tool_calls), ends=answered
     )
 
 
 def _drop_unanswered_uses(blocks: list[Json]) -> list[Json]:
-    """Leave out uses of the provider's own tools that it never answered, but for one that it is to go on with (providers:PV57)."""
+    """Return *blocks* without unanswered calls of the provider's own tools, except one at the end (providers:PV57)."""
     results = {block.get("tool_use_id") for block in blocks}
     last = len(blocks) - 1
     return [
@@ -299,7 +290,7 @@ def _drop_unanswered_uses(blocks: list[Json]) -> list[Json]:
 
 
 def _drop_trailing_thoughts(blocks: list[Json]) -> list[Json]:
-    """Leave out thinking at the end: the API answers 400, "The final block in an assistant message cannot be `thinking`"."""
+    """Return *blocks* without thinking at the end, which the API rejects with status 400."""
     while blocks and blocks[-1]["type"] in THINKING:
         blocks = blocks[:-1]
     return blocks
@@ -309,7 +300,7 @@ def _encode_assistant_block(part: AssistantPart, flags: AnthropicEncodeOptions, 
     match part:
         case TextPart():
             block = _encode_text(part.text, part.provider_data if is_own(part.provider_data, flags.provider) else None)
-            return block and {**_stored_newer_members(part.provider_data, flags), **block}
+            return block and {**_get_newer_members(part.provider_data, flags), **block}
         case RefusalPart():
             return _encode_text(part.text)
         case ThinkingPart():
@@ -325,20 +316,20 @@ def _encode_assistant_block(part: AssistantPart, flags: AnthropicEncodeOptions, 
 
 
 def _encode_call(part: ToolCallPart, flags: AnthropicEncodeOptions, ids: Mapping[str, str]) -> Json:
-    """Return a call with what else it held; that the model itself made it is what the API takes for granted."""
-    more = _stored_newer_members(part.provider_data, flags)
+    """Return the block of a call, with its unknown members except the default ``caller``."""
+    more = _get_newer_members(part.provider_data, flags)
     newer = {name: value for name, value in more.items() if (name, value) != DIRECT}
-    name, given = safe_name(part.tool_name), call_arguments(part)
+    name, given = make_safe_name(part.tool_name), call_arguments(part)
     return {**newer, "type": "tool_use", "id": ids[part.tool_call_id], "name": name, "input": given}
 
 
-def _stored_newer_members(data: Mapping[str, Any] | None, flags: AnthropicEncodeOptions) -> Mapping[str, object]:
-    """Return what a block held that is newer than this package, for the model that made it."""
+def _get_newer_members(data: Mapping[str, Any] | None, flags: AnthropicEncodeOptions) -> Mapping[str, object]:
+    """Return the members of a block that are newer than this package, for the same model only."""
     return data.get("more", {}) if is_own(data, flags.provider, flags.model) else {}
 
 
 def _encode_own_block(data: Mapping[str, Any], flags: AnthropicEncodeOptions) -> Json | None:
-    """Return a block as it came; of a search of tools what it found that is still there, and nothing when there is no search."""
+    """Return a block unchanged; a search of tools loses results that no longer exist, or is dropped if nothing is hidden."""
     if flags.hidden is None or not is_tool_search(data):
         return dict(data)
     if not flags.hidden:
@@ -352,24 +343,24 @@ def _encode_own_block(data: Mapping[str, Any], flags: AnthropicEncodeOptions) ->
 
 def _encode_thinking(part: ThinkingPart, flags: AnthropicEncodeOptions) -> Json | None:
     data = part.provider_data
-    # Thinking goes back to who made it and to nobody else; elsewhere its signature is refused, and its text would
-    # become something that was said (ecosystem:EC99).
+    # Only the model that produced thinking accepts its signature; for others its text would become part of the answer
+    # (ecosystem:EC99).
     if not is_own(data, flags.provider, flags.model):
         return None
     if data.get("redacted"):
-        return {**_stored_newer_members(data, flags), "type": "redacted_thinking", "data": data["redacted"]}
+        return {**_get_newer_members(data, flags), "type": "redacted_thinking", "data": data["redacted"]}
     signature = data.get("signature")
-    newer = _stored_newer_members(data, flags)
+    newer = _get_newer_members(data, flags)
     return {**newer, "type": "thinking", "thinking": part.text, "signature": signature} if signature else None
 
 
 def _encode_text(text: str, data: Mapping[str, Any] | None = None) -> Json | None:
-    """Return a text block; the API refuses one without a visible character."""
+    """Return a text block; ``None`` for blank text, which the API rejects."""
     if not text.strip():
         return None
     block: Json = {"type": "text", "text": text}
     if data is not None and data.get("citations"):
-        # Of all that a reply holds, only this cannot go back (providers:PV57).
+        # The API rejects this member of its own replies (providers:PV57).
         block["citations"] = [
             {name: value for name, value in citation.items() if name != "file_id"}
             if isinstance(citation, Mapping)
@@ -389,7 +380,7 @@ def _encode_result(message: ToolMessage, flags: AnthropicEncodeOptions) -> Anthr
     if message.is_error:
         rest["is_error"] = True
     members = encode_json(rest)[1:]
-    as_text = joined(blocks or [_encode_text("(nothing)")]) if flags.manual else b""
+    as_text = join_json(blocks or [_encode_text("(nothing)")]) if flags.manual else b""
     return AnthropicEncoded("tool", (b"," if rest else b"") + members, call_id=message.tool_call_id, as_text=as_text)
 
 
@@ -418,13 +409,13 @@ def _encode_media(part: ImagePart | DocumentPart, flags: AnthropicEncodeOptions)
         return {"type": "container_upload", "file_id": part.file_id}
     if part.file_id is not None and kind == "office":
         raise make_unsupported_part_error(
-            flags.provider, part, "it takes office files beside CodeExecution() only; else PDF or plain text"
+            flags.provider, part, "it accepts office files only together with CodeExecution(); else PDF or plain text"
         )
     if kind not in {"pdf", "text"}:
-        raise make_unsupported_part_error(flags.provider, part, "it takes images, PDF and plain text")
+        raise make_unsupported_part_error(flags.provider, part, "it accepts images, PDF and plain text")
     if part.url is not None and kind == "text":
         raise make_unsupported_part_error(
-            flags.provider, part, "it takes text as bytes or uploaded, and images and PDF by address"
+            flags.provider, part, "it accepts text as bytes or as an uploaded file; only images and PDF can be URLs"
         )
     block: Json = {"type": "document", "source": _encode_source(part)}
     name = getattr(part, "name", "")
@@ -439,3 +430,6 @@ def _encode_source(part: ImagePart | DocumentPart) -> Json:
     if media_kind(part) == "text":
         return {"type": "text", "media_type": "text/plain", "data": part.data.decode("utf-8", "replace")}
     return {"type": "base64", "media_type": part.mime_type, "data": encode_base64(part.data)}
+
+
+ENCODERS = MessageEncoders(_encode_user, _encode_assistant, _encode_result)

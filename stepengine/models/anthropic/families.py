@@ -1,4 +1,4 @@
-"""What Claude models take and refuse, by family: thinking, demanded calls, the largest output. Data, no I/O."""
+"""The request options that each family of Claude models accepts: thinking, forced calls, largest output. Data, no I/O."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stepengine.models._failures import SMALL_LIMIT
 from stepengine.models._json import object_at
 
 DEFAULT_MAX_TOKENS = SMALL_LIMIT
-"""The output limit for a model that nothing is known of."""
+"""The output limit for an unknown model."""
 EFFORTS = ("low", "medium", "high", "xhigh", "max")
 
 
@@ -24,16 +24,16 @@ class AnthropicFamily:
     Models that accept the same requests. The defaults are for an unknown model name on a compatible server.
 
     Attributes:
-        names: How their names begin, as a regular expression.
-        adaptive: Whether the model may decide how much it thinks.
-        enabled: Whether thinking may have a number of tokens.
-        off: How it is kept from thinking: by ``"silence"``, by a ``"word"``, or ``"never"``.
-        display: Whether it is to be said that thoughts shall be shown; not said, the newest models send them empty.
-        demands: Whether a call can be demanded.
+        names: A regular expression for the start of their names.
+        adaptive: Whether the model can decide how much it thinks.
+        enabled: Whether thinking can have a budget in tokens.
+        off: How thinking is switched off: by sending nothing (``"silence"``), by a ``"word"``, or ``"never"``.
+        display: Whether the request must ask for visible thoughts, because the newest models otherwise send empty ones.
+        demands: Whether a tool call can be forced.
         max_output: The largest output of a reply in tokens; ``None`` when that is unknown.
-        efforts: The words that it takes for how hard to think, from the least to the most.
-        searches: Whether it searches tools by itself (providers:PV63).
-        is_guess: Whether the name is newer than this table, so that it counts as the newest family.
+        efforts: The accepted levels of effort, lowest first.
+        searches: Whether the model searches tools by itself (providers:PV63).
+        is_guess: Whether the name is newer than this table, so that the family is a guess.
     """
 
     names: str = ""
@@ -48,7 +48,7 @@ class AnthropicFamily:
     is_guess: bool = False
 
     def effort(self, wanted: str) -> str:
-        """Return the word for an effort: the same, else the next one below it that is taken, else the least."""
+        """Return the accepted level nearest to *wanted*: the same, else the next lower one, else the lowest."""
         below = EFFORTS[: EFFORTS.index(wanted) + 1]
         return next((word for word in reversed(below) if word in self.efforts), (self.efforts or ("low",))[0])
 
@@ -60,8 +60,8 @@ K64_TOKENS = 64_000
 
 # Largest outputs: "Max output" of each model's page under platform.claude.com/docs/en/models (August 2026), and the words
 # of the API itself: "max_tokens: 9999999 > 128000, which is the maximum allowed number of output tokens for
-# claude-opus-4-8". Thinking: what each model refused, by its own words (`"thinking.type.enabled" is not supported for this
-# model`). The first pattern that fits counts.
+# claude-opus-4-8". Thinking: the error messages of each model (`"thinking.type.enabled" is not supported for this
+# model`). The first matching pattern counts.
 FAMILIES = (
     attrs.evolve(NEWEST, names=r"claude-(?:fable|mythos)-", off="never", demands=False),
     attrs.evolve(MANUAL, names=r"claude-(?:3-5|2|instant)", max_output=DEFAULT_MAX_TOKENS),
@@ -73,14 +73,14 @@ FAMILIES = (
     AnthropicFamily(names=r"claude-(?:opus|sonnet|haiku)-4-6", display=True, max_output=128_000, searches=True),
     attrs.evolve(NEWEST, names=r"claude-(?:opus-4-[78]|(?:opus|sonnet)-5)(?:[-@]\d{8}|$)"),
     attrs.evolve(NEWEST, names=r"claude-(?:opus|sonnet)-", is_guess=True),
-    # Names that are newer than this table: the nearest family, and a limit that all since 4.5 take.
+    # Names that are newer than this table: the nearest family, and a limit that all models since 4.5 accept.
     attrs.evolve(NEWEST, names=r"claude-", max_output=K64_TOKENS, is_guess=True),
 )
 
 
 @lru_cache(maxsize=256)
 def find_family(model: str) -> AnthropicFamily:
-    """Return what is known of *model*, whatever a cloud has put before its name."""
+    """Return the family of *model*; a cloud's prefix before ``claude-`` is ignored."""
     start = max(model.find("claude-"), 0)
     return next(
         (family for family in FAMILIES if re.match(family.names, model[start:])), AnthropicFamily(is_guess=True)
@@ -90,7 +90,7 @@ def find_family(model: str) -> AnthropicFamily:
 def with_capabilities(
     family: AnthropicFamily, capabilities: Mapping[str, object], max_output: int | None
 ) -> AnthropicFamily:
-    """Return *family* as the API itself describes a model of it: its ``capabilities`` and its largest output."""
+    """Return *family* updated by the API's description of a model: its ``capabilities`` and its largest output."""
     thinking = object_at(capabilities, "thinking")
     types, effort = object_at(thinking, "types"), object_at(capabilities, "effort")
     takes = {name: object_at(types, name).get("supported") is True for name in types}

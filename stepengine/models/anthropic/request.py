@@ -1,8 +1,8 @@
 """
-Requests of Anthropic's Messages API: everything of the body but its messages. Pure: no SDK, no clock, no I/O.
+Encode requests for Anthropic's Messages API, all body members except the messages. Pure: no SDK, no clock, no I/O.
 
-**Prompt caching.** The API caches a prefix in the order tools, system prompt, messages. A request marks the last tool,
-the system prompt, and, by a mark for the whole request, the last message: three of the four that it may hold.
+**Prompt caching.** The API caches a prefix in the order tools, system prompt, messages. A request marks the last tool, the
+system prompt and, by a mark for the whole request, the last message. The API allows four marks.
 """
 
 from __future__ import annotations
@@ -39,28 +39,28 @@ UNDEMANDED = frozenset({None, "auto", "none"})
 
 BOUND = re.compile(r"claude-fable-5-1")
 """
-Models, whatever a cloud has put before their names, that refuse thinking after a change of anything before it, unless they are told
-to drop it (ecosystem:EC98).
+Models that reject earlier thinking after any change before it, unless the request allows them to drop it (ecosystem:EC98).
+A cloud may put a prefix before the name.
 """
 
 BINDING_BETA = "thinking-binding-controls-2026-08-01"
 
 FAST = re.compile(r"claude-opus-(?:4-[6-9]|[5-9])")
-"""Models that answer faster for a higher price."""
+"""Models with a faster mode for a higher price."""
 
 FAST_BETA = "fast-mode-2026-02-01"
 FALLBACK_BETA = "server-side-fallback-2026-07-01"
 MAX_STRICT = 20
-"""How many tools of one request may be strict (providers:PV43)."""
+"""The largest number of strict tools in one request (providers:PV43)."""
 
 TOOL_SEARCH = {"type": "tool_search_tool_bm25_20251119", "name": "tool_search_tool_bm25"}
-"""The API's search of tools by words (providers:PV63)."""
+"""The definition of the API's tool search by words (providers:PV63)."""
 
 TIERS = {"auto": "auto", "priority": "auto", "standard": "standard_only"}
-"""Our words for a tier; priority is what a project has bought, and is taken by itself."""
+"""The API's service tier for each of ours; a project's priority capacity is used automatically."""
 
 PROGRAM = "code_execution_20260120"
-"""The container whose programs call tools and keep their state, and the name of a caller there."""
+"""The type of the container with persistent programs that call tools, and the name of a caller there."""
 UNPROMISING = re.compile(r"claude-(?:[123]|instant|(?:opus|sonnet|haiku)-4(?:-[01])?(?:[-@]\d{8}|$))")
 """Models from before structured output."""
 
@@ -70,32 +70,33 @@ Json = dict[str, Any]
 @frozen(kw_only=True)
 class Site:
     """
-    Where the models run, as far as bodies differ there. The defaults are those of Anthropic's own servers.
+    The differences in request bodies between hosts of Claude. The defaults are for Anthropic's own servers.
 
     Attributes:
-        name: How messages call it.
-        names_model: Whether a body names the model and its version is a header; else the path does, and the body has it.
-        says_stream: Whether a body says that the reply shall be a stream; else the path does.
-        betas_in_body: Whether a body lists the betas, in place of the header.
-        marks_whole: Whether one mark for the whole request caches it; else the last block is marked.
+        name: Its name in error messages.
+        model_in_body: Whether the model is in the body and the API version in a header; else the model is in the path and the
+            version in the body.
+        stream_in_body: Whether the body requests a stream; else the path does.
+        betas_in_body: Whether the body lists the betas, in place of the header.
+        marks_whole: Whether one mark caches the whole request; else the last block is marked.
         is_fast: Whether there is a faster mode.
         has_tiers: Whether there are service tiers.
-        opens_pages: Whether its tools search the web and open pages.
+        opens_pages: Whether its server tools can search the web and open pages.
         searches: Whether its models search tools by themselves.
-        stands_in: Whether another model can be asked in the same call when one declines.
+        has_fallbacks: Whether the server can ask a fallback model when a model declines.
         runs_programs: Whether programs of its models can call tools of the agent.
     """
 
     name: str = "anthropic"
-    names_model: bool = True
-    says_stream: bool = True
+    model_in_body: bool = True
+    stream_in_body: bool = True
     betas_in_body: bool = False
     marks_whole: bool = True
     is_fast: bool = True
     has_tiers: bool = True
     opens_pages: bool = True
     searches: bool = True
-    stands_in: bool = True
+    has_fallbacks: bool = True
     runs_programs: bool = True
 
 
@@ -106,9 +107,9 @@ class AnthropicRequestOptions:
 
     Attributes:
         provider: The provider's name.
-        max_tokens: The output limit of requests that have none; ``None`` for the model's own. The API demands one (ecosystem:EC95).
-        cache: How long prompts are cached; ``None`` for not at all.
-        site: Where the models run.
+        max_tokens: The output limit of requests that have none; ``None`` for the model's own. The API requires one (ecosystem:EC95).
+        cache: The lifetime of cached prompts; ``None`` turns caching off.
+        site: The host of the models.
     """
 
     provider: str
@@ -118,7 +119,7 @@ class AnthropicRequestOptions:
 
     @property
     def mark(self) -> Json | None:
-        """The mark of a prefix that shall be cached."""
+        """The ``cache_control`` mark of a prefix to cache; ``None`` without caching."""
         if self.cache is None:
             return None
         return {"type": "ephemeral"} if self.cache == "5m" else {"type": "ephemeral", "ttl": self.cache}
@@ -139,18 +140,18 @@ def encode(
     Return the body of a request.
 
     Args:
-        request: What is asked.
+        request: The request.
         model: The model's name at the provider.
-        family: What it takes.
-        ways: What holds for all requests.
+        family: The model's family.
+        ways: The options of all requests.
         tools: The encoded tools.
-        stream: Whether the reply shall be a stream.
-        after: How the same request failed before: a signature that was refused leaves earlier thinking out, a demanded
-            call beside thinking switches thinking off, a limit that was too large is replaced by one that is not.
-        more: Members that the site wants on top.
+        stream: Whether the reply is requested as a stream.
+        after: The failure kind of the previous attempt. After a rejected signature, earlier thinking is left out. After a
+            rejected forced call, thinking is switched off. After a rejected limit, a smaller one is sent.
+        more: Additional members for the host.
 
     Raises:
-        ModelError: for a tool that the provider does not have.
+        ModelError: for a server tool that the provider does not have.
     """
     settings, site = request.settings, ways.site
     said = encode_settings(request, model, site)
@@ -160,7 +161,7 @@ def encode(
     if asked is not None and manual and limit <= asked["budget_tokens"]:
         asked = {**asked, "budget_tokens": max(MIN_BUDGET_TOKENS, limit - 1)}
     optional = {
-        "model": model if site.names_model else None,
+        "model": model if site.model_in_body else None,
         "max_tokens": limit,
         "system": _encode_system_prompt(request, ways),
         "temperature": settings.temperature,
@@ -170,7 +171,7 @@ def encode(
         "output_config": _encode_output_config(request, asked, family),
         "tool_choice": _encode_tool_choice(request, family),
         "cache_control": ways.mark if site.marks_whole else None,
-        "stream": True if stream and site.says_stream else None,
+        "stream": True if stream and site.stream_in_body else None,
         **(more or {}),
         **said.members,
     }
@@ -190,7 +191,7 @@ END = b"}]}]"
 
 
 def _mark_last_block(messages: bytes, request: ModelRequest, mark: Json | None) -> bytes:
-    """Return *messages* with *mark* in the last block, which no thought is, as the user has the last word."""
+    """Return *messages* with *mark* in the last block, which is never a thought because the last message is the user's."""
     if mark is None or is_paused(request) or not messages.endswith(END):
         return messages
     return b"".join([messages[: -len(END)], b',"cache_control":', encode_json(mark), END])
@@ -204,9 +205,9 @@ def resolve_output_limit(
     request: ModelRequest, model: str, family: AnthropicFamily, ways: AnthropicRequestOptions, *, after: str = ""
 ) -> int:
     """
-    Return the output limit of a request: its own, else the provider's, else the largest that the model has.
+    Return the output limit of a request: its own, else the provider's, else the model's largest output.
 
-    Thinking counts as output, so a number of tokens for it comes on top of a limit that the request did not set.
+    Thinking counts as output, so a thinking budget is added to a limit that the request did not set.
     """
     if request.settings.max_tokens is not None:
         return request.settings.max_tokens
@@ -222,7 +223,7 @@ def resolve_output_limit(
 def encode_token_count_request(
     request: ModelRequest, model: str, family: AnthropicFamily, ways: AnthropicRequestOptions, tools: bytes
 ) -> bytes:
-    """Return the body of the question how many tokens a request has."""
+    """Return the body of a request that counts the tokens of *request*."""
     asked = encode_thinking(request, model, family)
     optional = {
         "model": model,
@@ -245,7 +246,7 @@ def _encode_system_prompt(request: ModelRequest, ways: AnthropicRequestOptions) 
 
 
 def _encode_output_config(request: ModelRequest, asked: Json | None, family: AnthropicFamily) -> Json | None:
-    """Return what is said of the reply as a whole: its schema, and how hard a model thinks that decides by itself."""
+    """Return the ``output_config`` member: the schema of the reply, and the effort of adaptive thinking."""
     schema, thinking = request.settings.response_schema, request.settings.thinking
     output: Json = {}
     if schema is not None:
@@ -263,11 +264,11 @@ def encode_thinking(request: ModelRequest, model: str, family: AnthropicFamily, 
     """
     Return the ``thinking`` member; ``None`` sends nothing.
 
-    Where the model can, it decides by itself, by the effort beside it; a number of tokens is sent as it is where the model
-    takes one, and stands for an effort where it does not. Older models want a number, and refuse it together with a
-    demanded call, so that such a call switches it off for that request (ecosystem:EC85). *off* does so for any model. A model that
-    binds its thinking to what came before is told to drop what no longer fits, since hooks may prune and prompts may
-    change (ecosystem:EC98).
+    Thinking is adaptive where the model supports it, with the effort in ``output_config``. A budget in tokens is sent to
+    models that accept one, and becomes an effort for others. Older models require a budget. They reject it together with a
+    forced call, so a forced call switches thinking off for that request (ecosystem:EC85); *off* does so for any model. Some
+    models bind thinking to the context before it. Their requests allow them to drop thinking that no longer matches, because
+    hooks may prune and prompts may change (ecosystem:EC98).
     """
     thinking = request.settings.thinking
     if off or (thinking is not None and thinking.mode == "none"):
@@ -287,13 +288,13 @@ def encode_thinking(request: ModelRequest, model: str, family: AnthropicFamily, 
 
 
 def thinks_anyway(request: ModelRequest, family: AnthropicFamily) -> bool:
-    """Return whether the request asks for no thinking of a model that cannot be kept from it."""
+    """Return whether the request switches thinking off and the model thinks anyway."""
     thinking = request.settings.thinking
     return thinking is not None and thinking.mode == "none" and family.off == "never"
 
 
 def choose_offered_tools(request: ModelRequest, family: AnthropicFamily) -> tuple[ToolSpec, ...]:
-    """Return the tools to offer: only the wanted one, where a call of it cannot be demanded."""
+    """Return the tools to offer: all, or only the chosen one if the model does not support forced calls."""
     choice = resolve_tool_choice(request)
     if choice in UNDEMANDED or choice == "required" or family.demands:
         return request.tools
@@ -301,36 +302,36 @@ def choose_offered_tools(request: ModelRequest, family: AnthropicFamily) -> tupl
 
 
 def needs_binding_beta(request: ModelRequest, model: str, family: AnthropicFamily) -> bool:
-    """Return whether the request says what shall become of thinking that no longer fits, which needs a beta header."""
+    """Return whether the request allows the model to drop thinking, which requires a beta header."""
     return "block_binding" in (encode_thinking(request, model, family) or {})
 
 
 def demands_unsupported_call(request: ModelRequest, family: AnthropicFamily) -> bool:
-    """Return whether the request demands a call of a model of which none can be demanded."""
+    """Return whether the request forces a call and the model does not support that."""
     return resolve_tool_choice(request) not in UNDEMANDED and not family.demands
 
 
 def with_cache_setting(ways: AnthropicRequestOptions, settings: ModelSettings) -> AnthropicRequestOptions:
-    """Return *ways* with the caching that *settings* ask for."""
+    """Return *ways* with the cache lifetime of *settings*."""
     if settings.cache is None:
         return ways
     return attrs.evolve(ways, cache=None if settings.cache == "off" else settings.cache)
 
 
 def encode_settings(request: ModelRequest, model: str, site: Site) -> WireSettings:
-    """Return what the settings of a request become that only some wires know."""
+    """Return the body members for the settings that only some wires support."""
     ways: dict[str, Way] = {
-        "cache": lambda _: {},  # it stands in the marks
+        "cache": lambda _: {},  # the marks hold it
         "server_tools": lambda items: {"tools": _encode_server_tools(items, request, model, site)},
         "service_tier": lambda tier: _encode_tier(tier, model, site),
     }
-    if site.stands_in:
+    if site.has_fallbacks:
         ways["fallbacks"] = lambda names: {"fallbacks": _encode_fallbacks(names)}
     return convert_settings(request.settings, ways)
 
 
 def _encode_fallbacks(names: tuple[str, ...]) -> object:
-    """Return the models that answer when another declines; the prefix of their provider may stand before them (providers:PV110)."""
+    """Return the ``fallbacks`` member for model names, with or without a provider prefix (providers:PV110)."""
     return "default" if names == ("default",) else [{"model": name.rpartition("/")[2]} for name in names]
 
 
@@ -341,12 +342,12 @@ def _encode_tier(tier: str, model: str, site: Site) -> Json | None:
 
 
 def is_fast(tier: str | None, model: str, site: Site) -> bool:
-    """Return whether a request asks for the faster mode of a model that has one where it runs."""
+    """Return whether a request asks for the faster mode, and model and host have one."""
     return tier == "fast" and site.is_fast and FAST.search(model) is not None
 
 
 def _encode_server_tools(items: tuple[ServerTool, ...], request: ModelRequest, model: str, site: Site) -> list[Json]:
-    """Return the definitions of the provider's tools, that of its container once."""
+    """Return the definitions of the server tools, without duplicates."""
     programs = merge_programs(request.settings)
     if programs is not None:
         if not site.runs_programs:
@@ -362,14 +363,14 @@ def _encode_server_tools(items: tuple[ServerTool, ...], request: ModelRequest, m
 
 def _encode_server_tool(item: ServerTool, model: str, site: Site) -> Json:
     """
-    Return the definition of a tool of the provider.
+    Return the definition of a server tool.
 
-    Of the dates that the API takes, these were seen to be taken by models of every age; a newer one goes into
+    Models of every age accept the tool versions that are used here. A newer version can be given as
     ``ModelSettings(extra={"tools": [...]})``.
     """
     if isinstance(item, WebSearch | UrlContext) and not site.opens_pages:
         raise make_unsupported_tool_error(
-            item, model, site.name, "nothing there opens pages; give the agent a tool of its own"
+            item, model, site.name, "it cannot open web pages there; give the agent a tool of its own"
         )
     if isinstance(item, WebSearch):
         tool: Json = {"type": "web_search_20250305", "name": "web_search", **_encode_search_limits(item, model)}
@@ -381,7 +382,7 @@ def _encode_server_tool(item: ServerTool, model: str, site: Site) -> Json:
     if isinstance(item, CodeExecution):
         if item.files:
             raise make_unsupported_tool_error(
-                item, model, "anthropic", "files go into its container by a part of a message, not by the tool"
+                item, model, "anthropic", "pass files as parts of a message, not to the tool"
             )
         newer = RUNS_NEWER_CODE.search(model)
         return {"type": PROGRAM if newer else "code_execution_20250522", "name": "code_execution"}
@@ -393,7 +394,7 @@ def _encode_server_tool(item: ServerTool, model: str, site: Site) -> Json:
 def _encode_search_limits(item: WebSearch | UrlContext, model: str) -> Json:
     if item.allowed_domains and item.blocked_domains:
         raise make_unsupported_tool_error(
-            item, model, "anthropic", "it takes allowed_domains or blocked_domains, not both"
+            item, model, "anthropic", "it accepts allowed_domains or blocked_domains, not both"
         )
     limits = {
         "max_uses": item.max_uses,
@@ -410,12 +411,10 @@ def limit_strict_tools(
     programs: Programs | None = None,
 ) -> tuple[ToolSpec, ...]:
     """
-    Return *tools*, those no longer strict that are too many for one request beside *schema* (providers:PV43).
+    Return *tools* with at most as many strict ones as one request with *schema* can hold (providers:PV43).
 
-    Nothing is promised of what *programs* call.
-
-    The API counts over all schemas that it shall promise: 20 tools, 24 optional members. After it said that the grammar made
-    of them is too large, none is strict.
+    The API limits strict schemas to 20 tools and 24 optional members in all. Tools that *programs* call are never strict.
+    After the API rejected the grammar as too large, none is strict.
     """
     room = MAX_OPTIONAL - (count_optional_members(schema, "anthropic") or 0 if schema is not None else 0)
     strict, found = 0, []

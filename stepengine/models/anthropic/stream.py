@@ -1,4 +1,4 @@
-"""The accumulator of Anthropic's Messages API: a stream's events become the completed reply."""
+"""Assemble the events of a stream of Anthropic's Messages API into the completed reply."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ BELONGS = {
     "thinking_delta": ("thinking",),
     "signature_delta": ("thinking",),
 }
-"""The blocks in which a delta may come: one in another kind of block would become a part of something else."""
+"""The block types that each type of delta may extend."""
 
 OF_TEXT, OF_DELTA = 3, 2
-"""How many members an event has that is nothing but more text (type, index, delta), and its delta (type, text)."""
+"""The number of members of a plain text event (type, index, delta), and of its delta (type, text)."""
 IN_EVENT = frozenset({"type", "index", "delta", "content_block", "message", "usage"})
-"""What is read of an event. What else the one before the end holds is of the message; elsewhere it is told of."""
+"""The known members of an event. Unknown ones of ``message_delta`` are stored with the message, others are reported."""
 TOLD = frozenset({"message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_stop"})
 IN_DELTA = {
     "text_delta": frozenset({"type", "text"}),
@@ -46,14 +46,14 @@ IN_DELTA = {
     "input_json_delta": frozenset({"type", "partial_json"}),
 }
 NOTHING = frozenset({"type"})
-"""What is read of a delta, and of one of an unknown kind; whatever else it holds is of its block."""
+"""The known members of a delta of an unknown type; its other members are stored with the block."""
 
 Json = dict[str, Any]
 
 
 @attrs.define
 class _OpenAnthropicBlock:
-    """A content block that is being received."""
+    """A content block that is still being received."""
 
     block: Json
     pieces: list[str] = attrs.field(factory=list)
@@ -75,13 +75,13 @@ class AnthropicAccumulator(Accumulator):
 
     @property
     def usage(self) -> Usage | None:
-        """What the reply is known to have used so far."""
+        """The usage reported so far."""
         usage = parse_usage(self._message.get("usage")) if self._message else None
         return usage if usage is None or self.done else attrs.evolve(usage, at_least=True)
 
-    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Take one event and return what it adds.
+        Process one event and return its deltas.
 
         Raises:
             ModelError: for an error event, and for events in an impossible order.
@@ -109,7 +109,7 @@ class AnthropicAccumulator(Accumulator):
                 return []
 
     def _append_plain_text(self, event: Json) -> str:
-        """Take *event* if it is more text of an open block of text and nothing else, as most are, and return that, else ``""``."""
+        """Append the text of a plain text event, the most frequent kind, and return it; ``""`` for any other event."""
         index, delta = event.get("index"), event.get("delta")
         if type(index) is not int or not isinstance(delta, dict) or len(event) != OF_TEXT or len(delta) != OF_DELTA:
             return ""
@@ -136,7 +136,7 @@ class AnthropicAccumulator(Accumulator):
         """
         Return the reply.
 
-        A body that ends inside the terminal event counts when all else was there (reliability:MP20).
+        A body that ends inside the terminal event counts if everything before it arrived (reliability:MP20).
 
         Raises:
             TruncatedReply: when the terminal marker is missing.
@@ -197,7 +197,7 @@ class AnthropicAccumulator(Accumulator):
                 if opened.call is not None and new:
                     return [ToolCallChunk(opened.call, new)]
             case _:
-                pass  # of an unknown kind: what it holds is its block's by now
+                pass  # of an unknown kind: its members are in the block already
         return []
 
     def _close_block(self, opened: _OpenAnthropicBlock) -> list[ModelDelta]:
@@ -219,7 +219,9 @@ class AnthropicAccumulator(Accumulator):
         block, arguments, number = opened.block, opened.arguments, opened.call or 0
         if arguments.is_undecided:
             name = text_at(block, "name")
-            self._refuse_stream(f"arguments of {name!r} that are whole both joined and by the last piece alone")
+            self._refuse_stream(
+                f"ambiguous arguments of {name!r}: both the joined pieces and the last piece are complete"
+            )
         rest = arguments.show_rest()
         block["input"] = arguments.text or block.get("input")
         return [*([ToolCallChunk(number, rest)] if rest else []), ToolCallEnded(number)]
@@ -247,7 +249,7 @@ def _first_delta(block: Mapping[str, object]) -> list[ModelDelta]:
 
 
 def _merge_newer_members(block: Json, delta: Mapping[str, Any]) -> None:
-    """Add to a block what a delta holds that is newer: texts and lists grow, anything else is replaced."""
+    """Merge unknown members of a delta into its block: texts and lists grow, other values are replaced."""
     for name, value in delta.items():
         old = block.get(name)
         grows = type(value) is type(old) and isinstance(value, str | list)

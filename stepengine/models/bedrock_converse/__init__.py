@@ -1,1 +1,1 @@
-"""Bedrock's Converse API, one wire for models of many makers; its client is in ``models/clouds.py``."""
+"""The wire of Bedrock's Converse API for models of many makers; its client is in ``models/clouds.py``."""

@@ -1,8 +1,8 @@
 """
-Replies of the Converse API in our terms. Pure: no SDK, no clock, no I/O.
+Decode replies of the Converse API. Pure: no SDK, no clock, no I/O.
 
-A stream is first put together into the message that the API would have sent in one piece (``stream``), and both go
-through ``decode``, so that they cannot differ.
+``stream`` first assembles the events of a stream into the message of a request without a stream. ``decode`` handles both, so
+they cannot differ.
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ STOPS = {
 OVERFLOW = "model_context_window_exceeded"
 MALFORMED_CALL, MALFORMED = "malformed_tool_use", "malformed_model_output"
 SERVER = "server_tool_use"
-"""The type of a call that the service carries out itself."""
+"""The type of a call that the service executes itself."""
 OWN_TYPE = "tool_use"
 TEXT, CALL = frozenset({"text"}), frozenset({"toolUse"})
 IN_CALL = frozenset({"toolUseId", "name", "input", "type"})
 TOOLS = {"nova_code_interpreter": "code_execution", "nova_grounding": "web_search"}
-"""The service's words for its tools, and ours."""
+"""Our names for the service's tools."""
 RESULT = "_result"
 IMAGES = {"png": "image/png", "jpeg": "image/jpeg", "gif": "image/gif", "webp": "image/webp"}
 NOT_KEPT = frozenset({"output", "stopReason"})
@@ -62,7 +62,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
 
     Raises:
         ContextOverflow: when the model stopped because its context is full.
-        ModelError: when there is no message, and for one that the model broke, which is worth one more try.
+        ModelError: when there is no message, and for a malformed one, which may be retried once.
     """
     usage = parse_usage(data.get("usage"))
     raw = text_at(data, "stopReason") or None
@@ -79,7 +79,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         stop=STOPS.get(raw or ""),
         raw=raw,
         usage=usage,
-        # A prompt router chooses the model itself, and only its trace says which; the price depends on it.
+        # A prompt router chooses the model, and only its trace names it. The price depends on it.
         answered=find_text(data, "trace", "promptRouter", "invokedModelId").rpartition("/")[2],
         request_id=request_id,
         kept={name: value for name, value in data.items() if name not in NOT_KEPT and value is not None},
@@ -87,9 +87,9 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
 
 
 def _refuse_unusable(raw: str | None, call: RequestLabel, usage: Usage | None, request_id: str | None) -> None:
-    """Raise for a reply that ended without anything that counts."""
+    """Raise an error for a reply that ended without usable content."""
     if raw == OVERFLOW:
-        msg = f"the context of {call.model!r} is full; nothing of its reply counts"
+        msg = f"the context of {call.model!r} is full; its reply is discarded"
         raise ContextOverflow(msg, kind="context_overflow", usage=usage, request_id=request_id)
     if raw == MALFORMED_CALL:
         raise make_malformed_call_error(call, raw, usage)
@@ -98,9 +98,8 @@ def _refuse_unusable(raw: str | None, call: RequestLabel, usage: Usage | None, r
 
 
 def _decode_parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
-    """Return what a block holds: one part, and after a text its sources."""
-    # Blocks have no type here: what a block is tells the one member that it has. So each kind is looked for, and
-    # whatever has none of them is kept whole.
+    """Return the part of a block, followed by the sources if it is a cited text."""
+    # Blocks have no type. Their kind is the name of their only member. Unknown blocks are stored whole.
     if isinstance(block.get("text"), str):
         beside = wrap_newer_members(block, TEXT)
         if not block["text"] and not beside:
@@ -133,8 +132,7 @@ def _decode_call(call: Mapping[str, object], data: Json) -> AssistantPart:
 def _decode_thought(block: Mapping[str, object], thought: Mapping[str, object], mark: Json) -> AssistantPart:
     told = thought.get("reasoningText")
     known = {"reasoningText", "redactedContent"}
-    # Anything but exactly what is known goes back as the whole block: thoughts are signed, and one that was taken apart
-    # and put together with a member missing is refused.
+    # A block with unknown members is stored whole: thoughts are signed, and one with a missing member is rejected.
     if len(block) > 1 or len(thought) != 1 or not known.issuperset(thought):
         return OpaquePart(mark["provider"], freeze(block), text=shorten_text(find_text(told, "text")))
     if not isinstance(told, Mapping):
@@ -157,7 +155,7 @@ def _decode_citation(citation: Mapping[str, object], said: str) -> CitationPart:
 
 
 def _describe_server_tool(block: Mapping[str, object]) -> tuple[str, str]:
-    """Return the tool of the service that a block tells of, in our words, and for people what was asked or came of it."""
+    """Return our name of the service's tool that a block is about, and a readable text of its input or result."""
     asked, found = block.get("toolUse"), block.get("toolResult")
     if isinstance(asked, Mapping):
         name, given = find_text(asked, "name"), asked.get("input")
@@ -179,7 +177,7 @@ def _describe_server_tool(block: Mapping[str, object]) -> tuple[str, str]:
 
 
 def parse_usage(raw: object) -> Usage | None:
-    """Return the API's usage in our buckets; ``None`` when it does not say. What the cache took and gave is beside its input."""
+    """Return the API's usage in our buckets; ``None`` when it reports none. Its input excludes cached tokens."""
     if not isinstance(raw, Mapping) or (raw.get("inputTokens") is None and raw.get("outputTokens") is None):
         return None
     names = ("inputTokens", "outputTokens", "cacheReadInputTokens", "cacheWriteInputTokens")

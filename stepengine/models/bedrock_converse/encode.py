@@ -1,12 +1,12 @@
 """
-Our messages as those of the Converse API. Pure: no SDK, no clock, no I/O.
+Encode messages for the Converse API. Pure: no SDK, no clock, no I/O.
 
-Every message is encoded once and keeps its bytes (``Transcript.memo``); a request joins them. What depends on the whole
-conversation is put in while they are joined: a document's name, which no other may have, and what stands between results
-and what a model does not take beside them.
+Every message is encoded once and its bytes are cached (``Transcript.memo``); a request joins them. Joining adds the parts
+that depend on the whole conversation. These are unique names of documents, and a message between results and content that
+the model does not accept in the same message.
 
-**Calls as text.** The API refuses calls and results in a request that offers no tools, and so does Claude the calls of a
-last turn without thinking while a budget is set. They are then written as text of the user.
+**Calls as text.** The API rejects calls and results in a request that offers no tools. With a thinking budget, Claude rejects
+calls in a last turn without thinking. They are then sent as text of the user.
 """
 
 from __future__ import annotations
@@ -26,7 +26,6 @@ from stepengine.data.messages import (
     DocumentPart,
     ImagePart,
     JsonPart,
-    Message,
     OpaquePart,
     RefusalPart,
     ResultPart,
@@ -43,6 +42,7 @@ from stepengine.models._wire import (
     NUDGE,
     OFFICE,
     Kind,
+    MessageEncoders,
     MessageJoiner,
     call_arguments,
     call_text,
@@ -52,13 +52,13 @@ from stepengine.models._wire import (
     encode_turns,
     is_own,
     is_paused,
-    joined,
+    join_json,
     list_generated_media,
+    make_safe_name,
     make_unsupported_part_error,
     media_kind,
     media_label,
     result_text,
-    safe_name,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.bedrock_converse.families import ConverseFamily
@@ -79,19 +79,19 @@ SOUNDS = {
 }  # fmt: skip
 FORMS: dict[str, Mapping[str, str]] = {"image": IMAGES, "video": VIDEOS, "audio": SOUNDS}
 STORED = "s3://"
-"""How the one kind of address begins that the service reads from."""
+"""The prefix of the only URLs that the service reads."""
 
 UNNAMED = "Document"
 NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9()\[\]-]+")
 MAX_NAME_CHARS = 150
-"""AWS documents 200 characters for the name of a document; the rest is for what makes equal names different."""
+"""AWS documents 200 characters for the name of a document; the rest is for a suffix that makes it unique."""
 PLACE = b'"name":"\\u0000'
-"""How the name of a document begins that has not been made the only one of its kind."""
+"""The start of a document name that is not unique yet."""
 PLACED = re.compile(rb'"name":"\\u0000([A-Za-z0-9()\[\] -]+)"')
 
 NOTHING = "(nothing)"
 BETWEEN = "(The results are there; more follows.)"
-"""Said in the assistant's place between results and what a model does not take beside them; in no record."""
+"""The text of the assistant message between results and content that the model does not accept with them; never recorded."""
 
 
 @frozen
@@ -100,11 +100,11 @@ class ConverseEncodeOptions:
     The options that the encoded form of a message depends on.
 
     Attributes:
-        provider: Whose ids and opaque parts are sent back.
-        model: Whose thinking is sent back (ecosystem:EC99).
-        family: What the model takes.
-        calls: Whether calls can be sent as calls, which needs a tool that is offered.
-        manual: Whether thinking has a budget, so that calls without thinking are written as text.
+        provider: Only ids and opaque parts of this provider are sent back.
+        model: Only thinking of this model is sent back (ecosystem:EC99).
+        family: The model's family.
+        calls: Whether calls can be sent as calls, which requires an offered tool.
+        manual: Whether thinking has a budget, so that calls without thinking are sent as text.
     """
 
     provider: str
@@ -120,10 +120,10 @@ class ConverseEncoded(BaseTurn):
     One encoded message.
 
     Attributes:
-        texts: Each call as text of the user, where it is not sent as a call.
-        as_text: A result as text of the user.
-        kinds: The kinds of what the user says in it.
-        last: The kind of the last of that.
+        texts: The text in a user message for each call that is not sent as a call.
+        as_text: The text in a user message for a result.
+        kinds: The kinds of its user content.
+        last: The kind of its last user content.
     """
 
     texts: Mapping[str, bytes] = attrs.field(factory=dict)
@@ -147,7 +147,7 @@ class EncodedConversation:
 
     Attributes:
         content: The array.
-        last: The kind of its last block; ``""`` when that is the assistant's.
+        last: The kind of its last block; ``""`` if that is the assistant's.
     """
 
     content: bytes
@@ -155,16 +155,16 @@ class EncodedConversation:
 
 
 def encode_messages(request: ModelRequest, flags: ConverseEncodeOptions) -> EncodedConversation:
-    """Return history and tail, roles in turn, from user to user."""
+    """Return the encoded history and tail with alternating roles."""
     joiner = _ConverseJoiner(flags.family)
-    for turn in encode_turns(request, flags, encode_message):
+    for turn in encode_turns(request, flags, ENCODERS):
         joiner.add(turn)
-    content = joiner.joined(nudge=not is_paused(request))
+    content = joiner.join(nudge=not is_paused(request))
     return EncodedConversation(content, joiner.last)
 
 
 class _ConverseJoiner(MessageJoiner):
-    """Puts messages in a row, each document under a name of its own."""
+    """Joins encoded messages and gives each document a unique name."""
 
     def __init__(self, family: ConverseFamily) -> None:
         super().__init__(OPEN, NUDGE_BLOCK)
@@ -180,13 +180,13 @@ class _ConverseJoiner(MessageJoiner):
         if turn.role == "tool":
             self._add_result(turn)
             return
-        self.moved()
+        self.append_moved()
         if turn.role == "assistant":
             self._ids, self._texts = turn.ids, turn.texts
             if turn.body:
                 self.put("assistant", turn.body)
         elif turn.body:
-            self._say(turn.body, turn.kinds, turn.last)
+            self._put_user(turn.body, turn.kinds, turn.last)
         if turn.after:
             self.defer_to_user_turn(turn.after)
             self._kept = (turn.kinds, turn.last)
@@ -194,7 +194,7 @@ class _ConverseJoiner(MessageJoiner):
     def _add_result(self, turn: ConverseEncoded) -> None:
         wire_id = self._ids.get(turn.call_id)
         if wire_id is None:
-            self._say(self._texts[turn.call_id] + b"," + turn.as_text, turn.kinds | TEXT, turn.last)
+            self._put_user(self._texts[turn.call_id] + b"," + turn.as_text, turn.kinds | TEXT, turn.last)
             return
         self.put("user", b'{"toolResult":{"toolUseId":' + wire_id + turn.body)
         self._has_results, self.last = True, "toolResult"
@@ -202,22 +202,22 @@ class _ConverseJoiner(MessageJoiner):
             self.defer_to_user_turn(turn.after)
             self._kept = (self._kept[0] | turn.kinds, turn.last)
 
-    def moved(self) -> None:
-        """Add what was kept for the user's turn."""
+    def append_moved(self) -> None:
+        """Append the content that was deferred to the user's turn."""
         kept, (kinds, last) = self._after, self._kept
         self._after, self._kept = [], (frozenset(), "")
         for body in kept:
-            self._say(body, kinds, last)
+            self._put_user(body, kinds, last)
 
-    def _say(self, body: bytes, kinds: frozenset[str], last: str) -> None:
-        """Add what the user says; behind results something is put between where a model does not take it beside them."""
+    def _put_user(self, body: bytes, kinds: frozenset[str], last: str) -> None:
+        """Append user content, after an assistant message if the model does not accept it together with results."""
         if self._has_results and self._beside is not None and not kinds <= self._beside:
             self.put("assistant", BETWEEN_BLOCK)
         self.put("user", body)
         self.last = last
 
     def put(self, role: Literal["user", "assistant"], body: bytes) -> None:
-        """Add what *role* says."""
+        """Append encoded content of *role*, with unique names of documents."""
         if role == "assistant":
             self._has_results, self.last = False, ""
         elif PLACE in body:
@@ -225,7 +225,7 @@ class _ConverseJoiner(MessageJoiner):
         super().put(role, body)
 
     def _unique_name(self, found: re.Match[bytes]) -> bytes:
-        """Return a name that no document before has: the service refuses one that is there twice, in any case of letters."""
+        """Return a name that no earlier document has; the service rejects duplicates and ignores case."""
         wanted = name = found[1].decode()
         number = 1
         while name.lower() in self._names:
@@ -238,22 +238,13 @@ class _ConverseJoiner(MessageJoiner):
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: ConverseEncodeOptions, *, own_ids: bool = True) -> ConverseEncoded:
-    """Encode one message; *own_ids* false sends made ids in place of the provider's."""
-    match message:
-        case UserMessage():
-            blocks = _add_text_for_documents([_encode_content(part, flags) for part in message.content])
-            return ConverseEncoded("user", joined(blocks), kinds=_block_kinds(blocks), last=_last_block_kind(blocks))
-        case AssistantMessage():
-            return _encode_assistant(message, flags, own_ids)
-        case ToolMessage():
-            return _encode_result(message, flags)
-        case _ as never:
-            assert_never(never)
+def _encode_user(message: UserMessage, flags: ConverseEncodeOptions) -> ConverseEncoded:
+    blocks = _add_text_for_documents([_encode_content(part, flags) for part in message.content])
+    return ConverseEncoded("user", join_json(blocks), kinds=_block_kinds(blocks), last=_last_block_kind(blocks))
 
 
 def _add_text_for_documents(blocks: Iterable[Json | None]) -> list[Json]:
-    """Return *blocks*, with a text added where they hold documents: the service refuses documents without a text."""
+    """Return *blocks* with a text before documents without one, which the service rejects."""
     found = [block for block in blocks if block is not None]
     kinds = _block_kinds(found)
     if "document" in kinds and "text" not in kinds:
@@ -275,20 +266,20 @@ def _encode_assistant(message: AssistantMessage, flags: ConverseEncodeOptions, o
     blocks = [
         block for block in [_encode_assistant_block(part, flags, ids) for part in message.content] if block is not None
     ]
-    # With manual thinking, Claude refuses calls behind anything but a thought, also those of another model's server tools.
+    # With manual thinking, Claude rejects calls that do not follow a thought, including those of another model's server tools.
     keeps_calls = flags.calls and not (flags.manual and blocks and "reasoningContent" not in blocks[0])
     if not keeps_calls:
         blocks = [block for block in blocks if not _is_call(block)]
     made = list_generated_media(message)
     shown = _add_text_for_documents([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else []
-    more: Json = {"after": joined(shown), "kinds": _block_kinds(shown), "last": _last_block_kind(shown)}
+    more: Json = {"after": join_json(shown), "kinds": _block_kinds(shown), "last": _last_block_kind(shown)}
     if not calls:
-        return ConverseEncoded("assistant", joined(_drop_trailing_thoughts(blocks)), **more)
+        return ConverseEncoded("assistant", join_json(_drop_trailing_thoughts(blocks)), **more)
     if not keeps_calls:
         texts = {call.tool_call_id: encode_json({"text": call_text(call)}) for call in calls}
-        return ConverseEncoded("assistant", joined(_drop_trailing_thoughts(blocks)), texts=texts, **more)
+        return ConverseEncoded("assistant", join_json(_drop_trailing_thoughts(blocks)), texts=texts, **more)
     return ConverseEncoded(
-        "assistant", joined(blocks), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, **more
+        "assistant", join_json(blocks), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, **more
     )
 
 
@@ -297,7 +288,7 @@ def _is_call(block: Json) -> bool:
 
 
 def _drop_trailing_thoughts(blocks: list[Json]) -> list[Json]:
-    """Leave out thinking that nothing follows: Claude refuses a message that ends so."""
+    """Return *blocks* without thinking at the end, which Claude rejects."""
     while blocks and "reasoningContent" in blocks[-1]:
         blocks = blocks[:-1]
     return blocks
@@ -309,7 +300,7 @@ def _encode_assistant_block(part: AssistantPart, flags: ConverseEncodeOptions, i
             data = part.provider_data
             if is_own(data, flags.provider, flags.model) and "cited" in data:
                 return dict(data["cited"])
-            return _encode_text(part.text, _stored_newer_members(data, flags))
+            return _encode_text(part.text, _get_newer_members(data, flags))
         case RefusalPart():
             return _encode_text(part.text)
         case ThinkingPart():
@@ -325,17 +316,17 @@ def _encode_assistant_block(part: AssistantPart, flags: ConverseEncodeOptions, i
 
 
 def _encode_text(text: str, more: Mapping[str, object] | None = None) -> Json | None:
-    """Return a text block; the service refuses one without a visible character."""
+    """Return a text block; ``None`` for blank text, which the service rejects."""
     return {"text": text, **(more or {})} if text.strip() else None
 
 
-def _stored_newer_members(data: Mapping[str, object] | None, flags: ConverseEncodeOptions) -> Json:
-    """Return what stood beside a block, for the model that it came from."""
+def _get_newer_members(data: Mapping[str, object] | None, flags: ConverseEncodeOptions) -> Json:
+    """Return the unknown members next to a block, for the same model only."""
     return dict(data.get("more", {})) if is_own(data, flags.provider, flags.model) else {}
 
 
 def _encode_thinking(part: ThinkingPart, flags: ConverseEncodeOptions) -> Json | None:
-    """Return thinking that is signed or hidden; other thoughts are for people, and models do not take them back."""
+    """Return signed or redacted thinking of the same model; ``None`` for other thoughts, which models do not accept."""
     data = part.provider_data
     if not is_own(data, flags.provider, flags.model):
         return None
@@ -348,12 +339,12 @@ def _encode_thinking(part: ThinkingPart, flags: ConverseEncodeOptions) -> Json |
 def _encode_call(part: ToolCallPart, flags: ConverseEncodeOptions, ids: Mapping[str, str]) -> Json:
     data = part.provider_data
     newer = data.get("in_call", {}) if is_own(data, flags.provider, flags.model) else {}
-    call = {"toolUseId": ids[part.tool_call_id], "name": safe_name(part.tool_name), "input": call_arguments(part)}
-    return {"toolUse": {**newer, **call}, **_stored_newer_members(data, flags)}
+    call = {"toolUseId": ids[part.tool_call_id], "name": make_safe_name(part.tool_name), "input": call_arguments(part)}
+    return {"toolUse": {**newer, **call}, **_get_newer_members(data, flags)}
 
 
 def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> ConverseEncoded:
-    """Return a result with what it may hold inside; other media follow it."""
+    """Encode a result with the media that the family accepts inside; other media follow it."""
     inside: list[Json] = []
     outside: list[Json | None] = []
     for part in message.content:
@@ -373,8 +364,8 @@ def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> Conver
         "tool",
         b"," + encode_json(result)[1:] + b"}",
         call_id=message.tool_call_id,
-        after=joined(after),
-        as_text=joined(everything),
+        after=join_json(after),
+        as_text=join_json(everything),
         kinds=_block_kinds(after) if flags.calls and not flags.manual else _block_kinds(everything),
         last=_last_block_kind(everything),
     )
@@ -397,24 +388,24 @@ def _encode_media(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions) 
     kind = media_kind(part)
     form = _find_format(kind, mime)
     if not form:
-        why = "it takes PNG, JPEG, GIF, WebP, PDF, text, Word, Excel, and the usual kinds of sound and video"
+        why = "it accepts PNG, JPEG, GIF, WebP, PDF, text, Word, Excel, and common audio and video types"
         raise make_unsupported_part_error(flags.provider, part, why)
     source = _encode_source(part, flags)
     if kind in FORMS:
         return {kind: {"format": form, "source": source}}
-    # The character before it is in no other name: it says that the name is to be made the only one of its kind.
+    # The null character marks a name that joining makes unique.
     return {
         "document": {"format": form, "name": f"\0{make_document_name(getattr(part, 'name', ''))}", "source": source}
     }
 
 
 def make_document_name(told: str) -> str:
-    """Return what the service takes for the name of a file: without its ending, and of few kinds of characters."""
+    """Return a document name from a file name: without its extension, and only with characters that the service accepts."""
     return NOT_IN_NAMES.sub(" ", told.rpartition(".")[0] or told).strip()[:MAX_NAME_CHARS].strip() or UNNAMED
 
 
 def _find_format(kind: Kind, mime: str) -> str:
-    """Return the service's word for a type; ``""`` for one that it does not take."""
+    """Return the service's name of a media type; ``""`` if it does not accept the type."""
     if kind in FORMS:
         return FORMS[kind].get(mime, "")
     if kind == "office":
@@ -429,5 +420,8 @@ def _encode_source(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions)
     if part.url is not None and part.url.startswith(STORED):
         return {"s3Location": {"uri": part.url}}
     raise make_unsupported_part_error(
-        flags.provider, part, "it takes bytes, and addresses in S3: url='s3://bucket/key'"
+        flags.provider, part, "it accepts bytes, and URLs in S3 such as url='s3://bucket/key'"
     )
+
+
+ENCODERS = MessageEncoders(_encode_user, _encode_assistant, _encode_result)

@@ -1,8 +1,8 @@
 """
-What models of a maker take and refuse by the Converse API, and how names tell the maker. Data, no I/O.
+The features that each family of models supports in the Converse API, and the makers in model names. Data, no I/O.
 
-The API is one for all of them; what differs is refused with a 400. Which model takes what: the service's own words to
-requests that were recorded, its reference, and what its other clients were answered, in November 2026.
+The API is the same for all models and rejects unsupported features with status 400. Sources: error messages in recorded
+traffic, the API's reference, and reports of other clients, in November 2026.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import attrs
 from attrs import frozen
 
 SEVERAL = r"(?:[a-z]{2}|apac|global|us-gov)\."
-"""The geography of an inference profile, which may stand before a name."""
+"""The geography of an inference profile, an optional prefix of a name."""
 NAME = re.compile(rf"(?:{SEVERAL})?([a-z][a-z0-9-]*)\.([a-z].*)")
 BARE = ("", "")
 
@@ -26,17 +26,16 @@ class ConverseFamily:
     Models that accept the same requests. The defaults are for an unknown model: the features that all models have.
 
     Attributes:
-        names: How ``maker.model`` begins, as a regular expression.
-        caches: What of a prompt can be marked for the cache beside the system prompt and messages: nothing, or tools too;
-            ``""`` when there are no marks.
-        longer: Whether the cache can hold for an hour.
-        demands: What can be demanded: any call, or a certain one.
-        inside: The media that a result may hold; others follow it.
-        beside: What may stand beside results in one message of the user; ``None`` for anything.
-        status: Whether a result says that it is an error in a member of its own.
-        promises: Whether it can be held to a schema.
-        thinking: How it is asked for thinking.
-        runs: The tools that the service runs for it, by our words.
+        names: A regular expression for the start of ``maker.model``.
+        caches: The parts of a prompt with cache marks: system prompt and messages, or tools too; ``""`` for none.
+        longer: Whether the cache lifetime can be an hour.
+        demands: The calls that can be forced: any call, or a certain one.
+        inside: The media that a result may contain; others follow it.
+        beside: The kinds of content allowed next to results in one user message; ``None`` for any.
+        status: Whether a result has a status member for errors.
+        promises: Whether it supports strict schemas.
+        thinking: The form in which a request asks for thinking.
+        runs: The server tools of the model, by our names.
     """
 
     names: str = ""
@@ -93,19 +92,19 @@ FAMILIES = (
 
 
 def _split_model_name(model: str) -> tuple[str, str]:
-    """Return the maker and the maker's name of *model*, which may be an ARN; two empty texts where it names neither."""
+    """Return the maker and the maker's name of *model*, which may be an ARN; two empty texts if it has none."""
     found = [NAME.fullmatch(part) for part in reversed(model.split("/"))]
     return next(((match[1], match[2]) for match in found if match is not None), BARE)
 
 
 def parse_maker(model: str) -> str:
-    """Return the maker in a model's name, such as ``"amazon"``; ``""`` where an opaque id or another name tells of none."""
+    """Return the maker in a model's name, such as ``"amazon"``; ``""`` for an opaque id or a name without a maker."""
     return _split_model_name(model)[0]
 
 
 @lru_cache(maxsize=256)
 def find_family(model: str) -> ConverseFamily:
-    """Return what is known of *model*, with or without a geography, or as an ARN."""
+    """Return the family of *model*, a name with or without a geography, or an ARN."""
     name = ".".join(_split_model_name(model)).strip(".") or (
         "anthropic." + model if model.startswith("claude") else model
     )

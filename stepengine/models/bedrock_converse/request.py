@@ -1,8 +1,8 @@
 """
-Requests of the Converse API: everything of the body but its messages. Pure: no SDK, no clock, no I/O.
+Encode requests for the Converse API, all body members except the messages. Pure: no SDK, no clock, no I/O.
 
-**Prompt caching.** A mark is a block of its own behind what it holds: behind the tools, the system prompt and the last
-message, three of the four that a request may have.
+**Prompt caching.** A mark is a block of its own after the cached content. A request marks the tools, the system prompt and
+the last message; the API allows four marks.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ TIERS = {"auto": None, "standard": "default", "flex": "flex", "priority": "prior
 FAST = {"performanceConfig": {"latency": "optimized"}}
 UNDEMANDED = frozenset({None, "auto", "none"})
 NOT_MARKED = frozenset({"", "document", "video"})
-"""Behind what the service refuses a mark: these, and what is not the user's."""
+"""The kinds of last blocks after which the service rejects a mark; ``""`` is the assistant's."""
 WIRE = {"max_tokens": "maxTokens", "temperature": "temperature", "top_p": "topP", "stop_sequences": "stopSequences"}
 FIELDS = "additionalModelRequestFields"
 END = b"]}]"
@@ -52,10 +52,10 @@ class ConverseRequestOptions:
     Attributes:
         provider: The provider's name.
         model: The model's name at the provider.
-        family: What the model takes.
-        cache: How long prompts are cached; ``None`` for not at all.
-        thinking: What is said of thinking, in the model's own words.
-        after: How the same request failed before.
+        family: The model's family.
+        cache: The lifetime of cached prompts; ``None`` turns caching off.
+        thinking: The model's own members for thinking.
+        after: The failure kind of the previous attempt.
     """
 
     provider: str
@@ -66,7 +66,7 @@ class ConverseRequestOptions:
     after: str = ""
 
     def mark(self, what: Literal["tools", "messages"]) -> bytes:
-        """Return the mark behind *what* shall be cached; ``b""`` for none."""
+        """Return the cache mark after *what*; ``b""`` for none."""
         if self.cache is None or not self.family.caches or (what == "tools" and self.family.caches != "tools"):
             return b""
         longer = {"ttl": "1h"} if self.cache == "1h" and self.family.longer else {}
@@ -74,7 +74,7 @@ class ConverseRequestOptions:
 
     @property
     def flags(self) -> ConverseEncodeOptions:
-        """What messages are encoded by, but for the tools."""
+        """The encode options for messages, except ``calls``."""
         manual = self.thinking.get("thinking", {}).get("type") == "enabled"
         return ConverseEncodeOptions(
             self.provider, "" if self.after == INVALID_SIGNATURE else self.model, self.family, manual=manual
@@ -83,10 +83,10 @@ class ConverseRequestOptions:
 
 def encode(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) -> bytes:
     """
-    Return the body of a request; whether the reply is a stream stands in the path and not here.
+    Return the body of a request. The path, not the body, requests a stream.
 
     Raises:
-        ModelError: for a tool that the service does not run for the model, and for a part that it does not take.
+        ModelError: for a server tool that the model does not have, and for an unsupported part.
     """
     settings = request.settings
     said = encode_settings(request, ways.model, ways.family, ways.provider).members
@@ -111,7 +111,7 @@ def encode(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) ->
 
 
 def encode_token_count_request(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) -> bytes:
-    """Return the body of the question how many tokens a request has."""
+    """Return the body of a request that counts the tokens of *request*."""
     members = _encode_prompt(request, attrs.evolve(ways, cache=None), tools, ())
     if ways.thinking:
         members[FIELDS] = encode_json(ways.thinking)
@@ -120,9 +120,9 @@ def encode_token_count_request(request: ModelRequest, ways: ConverseRequestOptio
 
 def has_tools(request: ModelRequest) -> bool:
     """
-    Return whether tools are offered, without which calls are told as text.
+    Return whether the request offers tools, without which earlier calls are sent as text.
 
-    There is no word for ``"none"``, and a tool that is offered may be called: it is kept by offering none.
+    The API has no tool choice ``"none"``, so that choice offers no tools.
     """
     offered = request.tools or request.settings.server_tools or _find_extra_tool_config(request).get("tools")
     return bool(offered) and resolve_tool_choice(request) != "none"
@@ -131,7 +131,7 @@ def has_tools(request: ModelRequest) -> bool:
 def _encode_prompt(
     request: ModelRequest, ways: ConverseRequestOptions, tools: bytes, running: object
 ) -> dict[str, bytes]:
-    """Return what is counted of a body: tools, system prompt and conversation, with the marks for the cache."""
+    """Return the members that count as the prompt: tools, system prompt and messages, with their cache marks."""
     members: dict[str, bytes] = {}
     mark, offers = ways.mark("messages"), has_tools(request)
     if offers:
@@ -162,7 +162,7 @@ def _encode_tool_config(request: ModelRequest, ways: ConverseRequestOptions, too
 
 
 def _find_extra_tool_config(request: ModelRequest) -> Mapping[str, Any]:
-    """Return the tool config that stands in ``settings.extra``; what it lists comes behind the agent's own tools."""
+    """Return the ``toolConfig`` of ``settings.extra``, whose tools follow those of the agent; ``{}`` if there is none."""
     extra = request.settings.extra
     body = extra.get("body")
     found = [place.get("toolConfig") for place in (extra, body) if isinstance(place, Mapping)]
@@ -182,13 +182,13 @@ def _encode_tool_choice(request: ModelRequest, family: ConverseFamily) -> Json |
 
 
 def demands_unsupported_call(request: ModelRequest, family: ConverseFamily) -> bool:
-    """Return whether the request demands a call of a model of which such a call cannot be demanded."""
+    """Return whether the request forces a call and the model does not support that."""
     choice = resolve_tool_choice(request)
     return choice not in UNDEMANDED and ("any" if choice == "required" else "tool") not in family.demands
 
 
 def find_unsupported_limits(ways: ConverseRequestOptions, settings: ModelSettings) -> tuple[str, ...]:
-    """Return the settings that may not stand beside what is said of thinking: Nova refuses limits beside its highest effort."""
+    """Return the names of settings that the model rejects with its thinking: Nova accepts no limits with its highest effort."""
     nova = ways.thinking.get("reasoningConfig", {}).get("maxReasoningEffort")
     limits = ("max_tokens", "temperature", "top_p") if nova == "high" else ()
     return tuple([name for name in limits if getattr(settings, name) is not None])
@@ -212,7 +212,7 @@ def encode_tool(spec: ToolSpec) -> Json:
 
 
 def encode_settings(request: ModelRequest, model: str, family: ConverseFamily, provider: str) -> WireSettings:
-    """Return what the settings of a request become that only some wires know."""
+    """Return the body members for the settings that only some wires support."""
     ways: dict[str, Way] = {
         "service_tier": _encode_tier,
         "cache": lambda lifetime: _encode_cache_lifetime(lifetime, family),
@@ -229,7 +229,7 @@ def _encode_tier(tier: str) -> Json | None:
 
 
 def _encode_cache_lifetime(lifetime: str, family: ConverseFamily) -> Json | None:
-    """Return no members, as marks set the lifetime; ``None`` if a prompt cannot be cached that long."""
+    """Return ``{}``, because the marks set the lifetime; ``None`` if the model does not support it."""
     if lifetime == "off":
         return {}
     return {} if family.caches and (lifetime == "5m" or family.longer) else None
@@ -241,13 +241,11 @@ def _encode_server_tools(items: tuple[ServerTool, ...], model: str, family: Conv
     for item in items:
         if isinstance(item, CodeExecution) and "code" in family.runs:
             if item.files:
-                raise make_unsupported_tool_error(item, model, provider, "it takes no files; put them into a message")
+                raise make_unsupported_tool_error(item, model, provider, "it accepts no files; put them into a message")
             tools.append({"systemTool": {"name": "nova_code_interpreter"}})
         elif isinstance(item, WebSearch) and "web" in family.runs:
             if item.allowed_domains or item.blocked_domains:
-                raise make_unsupported_tool_error(
-                    item, model, provider, "it cannot be held to domains or kept from them"
-                )
+                raise make_unsupported_tool_error(item, model, provider, "it cannot be restricted to domains")
             dropped += [f"server_tools.{name}" for name in ("max_uses", "location") if getattr(item, name) is not None]
             tools.append({"systemTool": {"name": "nova_grounding"}})
         else:
@@ -256,7 +254,7 @@ def _encode_server_tools(items: tuple[ServerTool, ...], model: str, family: Conv
 
 
 def make_thinking_request(settings: ModelSettings, model: str, family: ConverseFamily) -> ThinkingRequest:
-    """Return what is said of thinking to any model but Claude, and what of the wish cannot be had."""
+    """Return the thinking members for models other than Claude, with a note on unsupported options."""
     thinking = settings.thinking
     if thinking is None:
         return ThinkingRequest()

@@ -1,4 +1,4 @@
-"""The accumulator of the Converse API: a stream's events become the completed reply."""
+"""Assemble the events of a stream of the Converse API into the completed reply."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from stepengine.models._json import encode_utf8, index_at, list_at, object_at, r
 from stepengine.models.bedrock_converse.decode import SERVER, decode, parse_usage
 
 PADDING = "p"
-"""Letters that only make the lengths of events say nothing."""
+"""The member with random letters that hide the lengths of events."""
 
 BELONGS = {"citation": "citationsContent"}
-"""The kind of block of a delta, where it has another name."""
+"""The kind of block for a delta, where their names differ."""
 
 Json = dict[str, Any]
 
@@ -35,15 +35,15 @@ Json = dict[str, Any]
 @attrs.define
 class _OpenConverseBlock:
     """
-    A content block that is being received.
+    A content block that is still being received.
 
     Attributes:
-        kind: The member that it will be: ``"text"``, ``"toolUse"`` and so on; ``""`` before anything of it came.
-        block: What stands in that member so far.
-        pieces: Its text, or its arguments.
-        blobs: Its bytes, as base64.
-        call: Which call it is, for those who watch.
-        closed: Whether it is whole.
+        kind: The name of its member, such as ``"text"`` or ``"toolUse"``; ``""`` before the first delta.
+        block: The value of that member so far.
+        pieces: The pieces of its text or its arguments.
+        blobs: The pieces of its bytes, as base64.
+        call: The index of the call in the stream's deltas.
+        closed: Whether it is complete.
     """
 
     kind: str = ""
@@ -55,7 +55,7 @@ class _OpenConverseBlock:
 
 
 class ConverseAccumulator(Accumulator):
-    """Turns the events of one stream into the completed reply; its usage comes behind its end."""
+    """Assembles the events of one stream into the completed reply; the usage follows its end."""
 
     decoder = staticmethod(decode)
 
@@ -69,24 +69,24 @@ class ConverseAccumulator(Accumulator):
 
     @property
     def usage(self) -> Usage | None:
-        """What the reply is known to have used: all of it, or nothing."""
+        """The usage of the reply; ``None`` before the stream reports it."""
         return parse_usage(self._metadata.get("usage"))
 
     @property
     def ended(self) -> bool:
-        """Whether the message has stopped, behind which only its usage is to come."""
+        """Whether the message has stopped. Only its usage follows."""
         return bool(self._stopped)
 
-    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Take one event and return what it adds.
+        Process one event and return its deltas.
 
         Raises:
             ModelError: for an exception, and for events in an impossible order.
         """
         event = read_json(data)
         if not isinstance(event, Mapping):
-            self._refuse_stream(f"an event of the kind {name!r} that is not an object")
+            self._refuse_stream(f"an event of the type {name!r} that is not an object")
         match name:
             case "contentBlockDelta":
                 return self._apply_delta(
@@ -120,7 +120,7 @@ class ConverseAccumulator(Accumulator):
 
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
         """
-        Return the reply. One whose message has stopped counts, though its usage did not come and is not known.
+        Return the reply. It counts once its message has stopped, even without usage.
 
         Raises:
             TruncatedReply: when the message has not stopped.
@@ -133,16 +133,16 @@ class ConverseAccumulator(Accumulator):
         return self._decode_message({"output": {"message": message}, **self._stopped, **self._metadata})
 
     def _get_open_block(self, index: int) -> _OpenConverseBlock:
-        """Return the open block of an event; create it if missing, as texts begin unannounced."""
+        """Return the open block of an event; create a missing one, because texts have no start event."""
         if self._message is None or self.ended:
-            self._refuse_stream(f"an event for content block {index} outside of a message")
+            self._refuse_stream(f"an event for content block {index} outside a message")
         opened = self._blocks.setdefault(index, _OpenConverseBlock())
         if opened.closed:
             self._refuse_stream(f"an event for content block {index}, which is not open")
         return opened
 
     def _start(self, index: int, start: Mapping[str, Any]) -> list[ModelDelta]:
-        """Open the content block at *index*, and return the delta of a call that starts."""
+        """Open the content block at *index*; return a ``ToolCallStarted`` for a call."""
         if index in self._blocks:
             self._refuse_stream(f"content block {index} starts for the second time")
         opened = self._get_open_block(index)
@@ -180,12 +180,12 @@ class ConverseAccumulator(Accumulator):
                 return []
 
     def _stop(self, opened: _OpenConverseBlock) -> list[ModelDelta]:
-        """Close a content block, and return the delta of a call that ends."""
+        """Close a content block; return a ``ToolCallEnded`` for a call."""
         opened.closed = True
         return [] if opened.call is None else [ToolCallEnded(opened.call)]
 
     def _build_block(self, opened: _OpenConverseBlock) -> Json:
-        """Return a block as the API would have sent it in one piece; an empty one for a block that held nothing."""
+        """Return a block in the form of a reply without a stream; ``{}`` for an empty block."""
         text = "".join(opened.pieces)
         match opened.kind:
             case "":
@@ -209,7 +209,7 @@ class ConverseAccumulator(Accumulator):
 
 
 def _append_thought(opened: _OpenConverseBlock, thought: Mapping[str, Any]) -> list[ModelDelta]:
-    """Add a piece of thinking: of its text, its signature, or what hides it."""
+    """Append a piece of thinking: text, signature or redacted content."""
     for name, value in thought.items():
         if name == "redactedContent":
             opened.blobs.append(text_at(thought, name))
@@ -221,7 +221,7 @@ def _append_thought(opened: _OpenConverseBlock, thought: Mapping[str, Any]) -> l
 
 
 def _merge_delta(opened: _OpenConverseBlock, kind: str, delta: Mapping[str, Any]) -> None:
-    """Add a delta that subscribers do not receive to a block."""
+    """Merge a delta that subscribers do not receive into its block."""
     block = opened.block
     if kind == "citation":
         block.setdefault("citations", []).append(delta[kind])
@@ -235,7 +235,7 @@ def _merge_delta(opened: _OpenConverseBlock, kind: str, delta: Mapping[str, Any]
 
 
 def _merge_member(block: Json, name: str, value: Any) -> None:
-    """Add to a member without a rule: texts and lists grow, anything else is replaced."""
+    """Merge a value into a member of any kind: texts and lists grow, other values are replaced."""
     old: Any = block.get(name)
     grows = isinstance(value, str | list) and type(value) is type(old)
     if value is not None:
@@ -243,7 +243,7 @@ def _merge_member(block: Json, name: str, value: Any) -> None:
 
 
 def _join_base64(blobs: list[str]) -> str:
-    """Return pieces of bytes, each of them base64, as one."""
+    """Return one base64 text for several."""
     if len(blobs) == 1:
         return blobs[0]
     return base64.b64encode(b"".join([base64.b64decode(blob) for blob in blobs])).decode("ascii")

@@ -1,8 +1,8 @@
 """
-Sending encoded bytes to Bedrock: signed with AWS credentials (Signature Version 4), or with a key of Bedrock's own.
+Send encoded bytes to Bedrock, signed with AWS credentials (Signature Version 4) or with a Bedrock API key.
 
-AWS has no asynchronous SDK for Python, and its synchronous one would send a body that it has encoded itself. What is taken
-of it is what finds and renews credentials, and what signs.
+AWS has no asynchronous SDK for Python, and its synchronous SDK encodes bodies itself. Only its credentials and its signing
+are used here.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from stepengine.models._access import AwsAccess
+from stepengine.models._cloud_auth import AwsAuth
 from stepengine.models._failures import HTTP_REDIRECT
 from stepengine.models.keys import Secret, register_secret
 
@@ -20,7 +20,7 @@ JSON = {"content-type": "application/json", "accept": "*/*"}
 
 
 class ConverseErrorReply(Exception):
-    """Carries a reply with an error status, whose body was read."""
+    """A reply with an error status, with its body already read."""
 
     def __init__(self, response: Any) -> None:
         super().__init__()
@@ -29,16 +29,16 @@ class ConverseErrorReply(Exception):
 
 class Signer:
     """
-    Sends requests to Bedrock, signed with AWS credentials or with a key of Bedrock.
+    Sends requests to Bedrock, signed with AWS credentials or with a Bedrock API key.
 
     Args:
-        aws: How they are let in.
+        aws: The authentication.
         provider: The provider's name.
-        base_url: Where they go.
-        http_client: What holds the connections.
+        base_url: The server.
+        http_client: The HTTP client.
     """
 
-    def __init__(self, aws: AwsAccess, provider: str, base_url: str, http_client: Any) -> None:
+    def __init__(self, aws: AwsAuth, provider: str, base_url: str, http_client: Any) -> None:
         self._aws = aws
         self._provider = provider
         self._base_url = base_url.rstrip("/")
@@ -48,7 +48,7 @@ class Signer:
 
     async def post(self, path: str, content: bytes, headers: Mapping[str, str]) -> Any:
         """
-        Send *content* to *path*; return the HTTP library's response with its body still to come.
+        Send *content* to *path*; return the HTTP library's response before its body is read.
 
         Raises:
             ConverseErrorReply: for a reply with an error status.
@@ -71,7 +71,7 @@ class Signer:
         return response
 
     async def _make_signed_headers(self, request: Any, content: bytes, headers: Mapping[str, str]) -> dict[str, str]:
-        """Return the headers that sign *request*: its host, its body, and what was asked for beside the client's own."""
+        """Return the headers of *request* with a signature of its host, its body and the given *headers*."""
         from botocore.auth import SigV4Auth
         from botocore.awsrequest import AWSRequest
 
@@ -82,7 +82,7 @@ class Signer:
         return dict(unsigned.headers.items())
 
     async def _find_credentials(self) -> Any:
-        """Return the access key, found and renewed in a thread, as that may read files and ask the machine's host."""
+        """Return the access key. It is found and renewed in a thread, because that may read files or send requests."""
         from botocore.credentials import ReadOnlyCredentials
 
         keys = self._aws.keys()

@@ -58,10 +58,10 @@ class GoogleProvider(HttpProvider):
 
     Args:
         api_key: The key; by default from ``GOOGLE_API_KEY``, else ``GEMINI_API_KEY``.
-        base_url: Another server; by default from ``GOOGLE_GEMINI_BASE_URL``. With one, no key is demanded.
+        base_url: Another server; by default from ``GOOGLE_GEMINI_BASE_URL``. With one, no key is required.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
-        api_version: Such as ``"v1beta"``, where aliases like ``gemini-flash-latest`` live; by default the SDK's own.
-        name: The name under which ids, signatures and opaque parts are kept and sent back.
+        api_version: Such as ``"v1beta"``, which knows aliases like ``gemini-flash-latest``; by default the SDK's own.
+        name: The provider name that is stored with ids, signatures and opaque parts.
         timeouts: How long calls may take.
         headers: HTTP headers to send with every request.
         key_env: The environment variable that holds the key, in place of the provider's own.
@@ -92,7 +92,7 @@ class GoogleProvider(HttpProvider):
         self._described: dict[str, ModelInfo] = {}
 
     def settings(self) -> ProviderSettings:
-        """Return the sources of its key and address."""
+        """Return the sources of its key and base URL."""
         return ProviderSettings(
             key_variables=(self._key_env,) if self._key_env else ("GOOGLE_API_KEY", "GEMINI_API_KEY"),
             base_url_variable="GOOGLE_GEMINI_BASE_URL",
@@ -100,18 +100,18 @@ class GoogleProvider(HttpProvider):
             given_url=self._base_url,
         )
 
-    def _client(self, credentials: Credentials, base_url: str, http_client: object) -> Any:
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: object) -> Any:
         key = NO_KEY if credentials.key is None else credentials.key.reveal()
         access = {"api_key": key, "vertexai": False}
         return transport.create_clients(self._load_sdk(), access, base_url, self._api_version, http_client)
 
-    def _errors(self) -> tuple[type[Exception], ...]:
+    def _list_errors(self) -> tuple[type[Exception], ...]:
         import httpx2
 
         errors = self._load_sdk().errors.APIError
         return errors, transport.GoogleErrorReply, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
 
-    def _failure(self, error: Exception, call: RequestLabel) -> BaseException:
+    def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
         if not isinstance(error, self._load_sdk().errors.APIError | transport.GoogleErrorReply):
             return error_from_transport(error, call)
         response: Any = error.response
@@ -122,12 +122,12 @@ class GoogleProvider(HttpProvider):
 
     async def describe(self, model: str) -> ModelInfo:
         """
-        Query the API once for the window and largest output of *model*, and whether it thinks.
+        Query the API once for the context window, the largest output and the thinking support of *model*.
 
         Raises:
             ModelError: when the query fails, such as for an unknown model.
         """
-        model = self.bare(model)
+        model = self.strip_prefix(model)
         if model not in self._described:
             body = RequestBody(b"", path=quote(make_request_path(model, "")[:-1]), is_question=True)
             told = await self._answer(body, ModelRequest(f"{self.name}/{model}"))
@@ -141,7 +141,7 @@ class GoogleProvider(HttpProvider):
 
     def batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Return *request* as it stands in a batch; what requests of one share is the model.
+        Return *request* encoded for a batch; all requests of a batch have the same model.
 
         Raises:
             ModelError: when the request cannot be sent.
@@ -153,13 +153,13 @@ class GoogleProvider(HttpProvider):
         Send requests together and return the name of their batch.
 
         Raises:
-            ModelError: when they are not taken.
+            ModelError: when the API rejects them.
         """
         parts = [
             b'{"request":%s,"metadata":{"key":"%s"}}' % (member.content, name.encode())
             for name, member in members.items()
         ]
-        model = self.bare(next(iter(members.values())).request.model)
+        model = self.strip_prefix(next(iter(members.values())).request.model)
         content = b'{"batch":{"displayName":"stepengine","inputConfig":{"requests":{"requests":[%s]}}}}' % b",".join(
             parts
         )
@@ -169,10 +169,10 @@ class GoogleProvider(HttpProvider):
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
-        Return what came of a batch; ``None`` while it is not done.
+        Return the result of each request of a batch by name; ``None`` while the batch is not done.
 
         Raises:
-            ModelError: when it cannot be asked for, or failed as a whole.
+            ModelError: when the query fails, or the batch failed as a whole.
         """
         told = await self._call_batch_api(f"batches/{quote(batch.rpartition('/')[2], safe='')}")
         metadata = told.get("metadata")
@@ -181,14 +181,16 @@ class GoogleProvider(HttpProvider):
         if state not in ENDED:
             return None
         if state == "FAILED":
-            call = RequestLabel(provider=self.name, model=f"{self.name}/batches", credentials=self._ready().credentials)
+            call = RequestLabel(
+                provider=self.name, model=f"{self.name}/batches", credentials=self._get_clients().credentials
+            )
             raise error_from_body({"error": told.get("error")}, None, {}, call)
         results: dict[str, object] = {} if state not in LOST else {"": {"ended": LOST[state]}}
         for place in (about.get("output"), told.get("response")):
             match place:
                 case {"inlinedResponses": {"inlinedResponses": list(answers)}}:
                     named = [(_batch_key(answer), answer) for answer in answers if isinstance(answer, Mapping)]
-                    # One without its name is nobody's, and what stands under no name would be everybody's.
+                    # Results without a name are dropped: the name "" is for all requests.
                     results |= {key: _parse_batch_result(answer) for key, answer in named if key}
                 case _:
                     pass
@@ -196,17 +198,15 @@ class GoogleProvider(HttpProvider):
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
         """
-        Upload a file, wait until it can be used, and return its address, which is what requests name it by.
+        Upload a file, wait until it can be used, and return its URL, which is its id in requests.
 
         Raises:
-            ModelError: when the upload fails, and for *expires_in*: the API keeps every file for 48 hours.
+            ModelError: when the upload fails, and for *expires_in*: the API stores every file for 48 hours.
         """
         if expires_in is not None:
-            msg = (
-                f"{self.name} keeps every file for 48 hours; leave expires_in= out, and delete the file when it is done"
-            )
+            msg = f"{self.name} stores every file for 48 hours; omit expires_in=, and delete the file after use"
             raise ModelError(msg, kind="settings")
-        held = await self._on_files(lambda to: transport.upload_file(to, data, mime_type, name, self._headers))
+        held = await self._call_file_api(lambda to: transport.upload_file(to, data, mime_type, name, self._headers))
         if held.state != "ACTIVE" or not held.uri:
             msg = f"{self.name} could not read the file {name!r} of type {mime_type!r}: its state is {held.state}"
             raise ModelError(msg, kind="unsupported_part")
@@ -217,17 +217,17 @@ class GoogleProvider(HttpProvider):
         Delete an uploaded file.
 
         Raises:
-            ModelError: when the API does not, such as for a file that it does not know.
+            ModelError: when the API does not delete it, such as for an unknown file.
         """
-        await self._on_files(lambda at: transport.delete_uploaded_file(at, file_id, self._headers))
+        await self._call_file_api(lambda at: transport.delete_uploaded_file(at, file_id, self._headers))
 
-    def _why_no_schema(self, request: ModelRequest) -> str:
-        if request.tools and parse_generation(self.bare(request.model)) < CIRCULATES_SINCE:
-            return "before Gemini 3 a schema does not stand beside tools"
+    def _explain_no_schema(self, request: ModelRequest) -> str:
+        if request.tools and parse_generation(self.strip_prefix(request.model)) < CIRCULATES_SINCE:
+            return "models before Gemini 3 do not accept a schema together with tools"
         return ""
 
-    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        model = self.bare(request.model)
+    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        model = self.strip_prefix(request.model)
         dropped = [*encode_settings(request, model, is_vertex=self.is_vertex).dropped]
         choice = resolve_tool_choice(request)
         if request.tools and request.settings.parallel_tool_calls is False:
@@ -240,7 +240,7 @@ class GoogleProvider(HttpProvider):
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
         request = self._prepare_request(request, after)
-        model = self.bare(request.model)
+        model = self.strip_prefix(request.model)
         warn_once(thinking_for_gemini(request.settings.thinking, model).note)
         tools, is_vertex = self._tools(request.tools), self.is_vertex
         content = encode(request, model, self.name, tools, after=after, is_vertex=is_vertex)
@@ -249,7 +249,7 @@ class GoogleProvider(HttpProvider):
 
     def _encode_count(self, request: ModelRequest) -> RequestBody:
         request = self._prepare_request(request)
-        model = self.bare(request.model)
+        model = self.strip_prefix(request.model)
         content = encode_token_count_request(
             request, model, self.name, self._tools(request.tools), is_vertex=self.is_vertex
         )

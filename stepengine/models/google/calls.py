@@ -1,8 +1,8 @@
 """
-Function calls whose arguments Gemini streams in pieces, each by the path of what it is a piece of. Pure: no I/O.
+Assemble function calls with streamed arguments, which arrive as pairs of a JSON path and a value. Pure: no I/O.
 
-``streamFunctionCallArguments`` asks for them: a call begins with its name, goes on in parts without one, and is whole with
-the part that no longer says ``willContinue``.
+``streamFunctionCallArguments`` requests them. The first part of a call has its name, the next ones have none. The call is
+complete with the first part without ``willContinue``.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from stepengine.data.json import ABSENT
 from stepengine.models._json import encode_utf8, object_at, objects_at, read_json, text_at
 
 IN_PIECES = frozenset({"partialArgs", "willContinue"})
-"""What a call holds only where its arguments are streamed."""
+"""The members of a call that only streamed arguments have."""
 
 SEGMENT = re.compile(r"\.([^.\[\]]+)|\[([0-9]{1,9})\]|\['((?:[^'\\]|\\.)*)'\]|\[(\"(?:[^\"\\]|\\.)*\")\]", re.ASCII)
 MAX_DEPTH_LEVELS = 100
-"""Arguments of tools have some ten levels; a path that is longer is damage."""
+"""Arguments of tools have some ten levels; a longer path is an error."""
 SAYS_NOTHING = frozenset({"jsonPath", "willContinue"})
 VALUES = ("stringValue", "numberValue", "boolValue")
 
@@ -32,13 +32,13 @@ Key: TypeAlias = str | int
 
 class PartialCall:
     """
-    The call that is being received: parts of the reply become one.
+    A function call that is still being received, assembled from parts of the reply.
 
     Args:
-        part: The part that it begins with.
+        part: The first part.
 
     Attributes:
-        is_open: Whether more of it is to come.
+        is_open: Whether more parts follow.
     """
 
     def __init__(self, part: Mapping[str, object]) -> None:
@@ -46,18 +46,18 @@ class PartialCall:
         self._part: Json = {}
         self._call: Json = {}
         self._root: Json = {}
-        self.take(part)
+        self.append(part)
 
     def is_continued_by(self, call: Mapping[str, object]) -> bool:
-        """Return whether *call* is more of this one: it has no name and id of its own, or the same."""
+        """Return whether *call* continues this one: its name and id are empty or the same."""
         return all(text_at(call, name) in {"", text_at(self._call, name)} for name in ("name", "id"))
 
-    def take(self, part: Mapping[str, object]) -> None:
+    def append(self, part: Mapping[str, object]) -> None:
         """
-        Add what *part* says.
+        Add the next *part*.
 
         Raises:
-            ValueError: for a piece that is of nothing, or of a kind that is newer than this package.
+            ValueError: for a piece with an invalid path, or of an unknown kind.
         """
         call = object_at(part, "functionCall")
         self._part.update({name: value for name, value in part.items() if value is not None})
@@ -69,20 +69,20 @@ class PartialCall:
                 _set_at_path(self._root, _parse_json_path(text_at(piece, "jsonPath")), value)
         self.is_open = call.get("willContinue") is True
 
-    def whole(self) -> Json:
-        """Return the part as the API would have sent it in one piece; a call that is still open says so."""
+    def to_part(self) -> Json:
+        """Return the part as the API sends it without streamed arguments; an open call has ``willContinue``."""
         more = {"willContinue": True} if self.is_open else {}
         return {**self._part, "functionCall": {**self._call, "args": _join_texts(self._root), **more}}
 
 
 def join_arguments(part: Mapping[str, object]) -> Mapping[str, Any]:
-    """Return *part*, which holds a call, with its arguments in one piece."""
-    return PartialCall(part).whole() if object_at(part, "functionCall").get("partialArgs") else part
+    """Return *part*, which holds a call, with its streamed arguments joined."""
+    return PartialCall(part).to_part() if object_at(part, "functionCall").get("partialArgs") else part
 
 
 @attrs.define
 class _OpenText:
-    """A text of which more may come."""
+    """A text value that may still grow."""
 
     pieces: list[str]
 
@@ -96,7 +96,7 @@ def _read_piece_value(piece: Mapping[str, object]) -> object:
         return None
     unknown = sorted(piece.keys() - SAYS_NOTHING - set(VALUES))
     if unknown:
-        msg = f"a piece of arguments holds {unknown[0]!r}, which is unknown here"
+        msg = f"a piece of arguments has the unknown member {unknown[0]!r}"
         raise ValueError(msg)
     return ABSENT
 
@@ -115,13 +115,13 @@ def _parse_json_path(path: str) -> list[Key]:
         keys.append(int(index) if index else read_json(encode_utf8(double)) if double is not None else name)
         at = found.end()
     if not keys or at < len(path):
-        msg = f"a piece of arguments has the path {path[:MAX_DEPTH_LEVELS]!r}, which leads nowhere"
+        msg = f"a piece of arguments has the invalid path {path[:MAX_DEPTH_LEVELS]!r}"
         raise ValueError(msg)
     return keys
 
 
 def _set_at_path(root: Json, keys: list[Key], value: object) -> None:
-    """Set the value that *keys* lead to; a text is added to the one that is there."""
+    """Set the value at the path *keys*; a text is appended to an existing text."""
     here: object = root
     for key, below in pairwise(keys):
         inside = _get_child(here, key)
@@ -134,12 +134,12 @@ def _set_at_path(root: Json, keys: list[Key], value: object) -> None:
 
 
 def _get_child(container: object, key: Key) -> Any:
-    """Return what stands at *key*, ``ABSENT`` where something can be put; raises ``ValueError`` where nothing can."""
+    """Return the value at *key*; ``ABSENT`` if a value can be added there, else raise ``ValueError``."""
     if isinstance(container, dict) and isinstance(key, str):
         return container.get(key, ABSENT)
     if isinstance(container, list) and type(key) is int and key <= len(container):
         return container[key] if key < len(container) else ABSENT
-    msg = f"a piece of arguments is to stand at {key!r}, where nothing can"
+    msg = f"a piece of arguments has the key {key!r}, which does not fit its container"
     raise ValueError(msg)
 
 

@@ -1,9 +1,8 @@
 """
-Replies of the Gemini API in our terms. Pure: no SDK, no clock, no I/O.
+Decode replies of the Gemini API. Pure: no SDK, no clock, no I/O.
 
-A stream is put together into the response object that the API would have sent in one piece, and both go through
-``decode``, so that they cannot differ. A part that came with a thought signature stays a part of its
-own, since the signature counts only on the part that it came on.
+The chunks of a stream are assembled into the response object of a request without a stream. ``decode`` handles both, so they
+cannot differ. A part with a thought signature is never merged, because the signature is valid only for its own part.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ from stepengine.models.google.encode import GOES_ON_WITH
 from stepengine.models.keys import printable
 
 CONTINUATION = "CONTINUATION"
-"""What is said of a reply that is longer than one request gives (providers:PV114)."""
+"""The finish reason of a reply that continues with another request (providers:PV114)."""
 STOPS = {
     "STOP": StopReason.END_TURN,
     "MAX_TOKENS": StopReason.MAX_TOKENS,
@@ -103,7 +102,7 @@ IN_REPLY = frozenset(
 )
 IN_CANDIDATE = frozenset({"content", "finishReason", "index", *KEPT})
 IN_CONTENT = frozenset({"parts", "role"})
-"""What is read of a reply, of its candidate and of that one's content; whatever else they hold is kept as it came."""
+"""The known members of a reply, of its candidate and of the candidate's content; unknown ones are stored unchanged."""
 TOOLS = {
     "GOOGLE_SEARCH_WEB": "web_search",
     "GOOGLE_SEARCH": "web_search",
@@ -111,7 +110,7 @@ TOOLS = {
     "FILE_SEARCH": "file_search",
     "CODE_EXECUTION": "code_execution",
 }
-"""The API's words for its tools, and ours."""
+"""Our names for the API's tools."""
 PLAIN = frozenset({"text", "thought"})
 TEXT = frozenset({"text", "thought", "thoughtSignature"})
 CALL = frozenset({"functionCall", "thought", "thoughtSignature"})
@@ -122,28 +121,28 @@ OTHERS = frozenset(
         *("toolCall", "toolResponse"),
     }
 )
-"""What a part holds that is neither text nor a call."""
+"""The members of parts that are neither text nor calls."""
 MADE = frozenset({"inlineData", "thoughtSignature"})
 BLOB = frozenset({"mimeType", "data"})
 QUOTED = "citationMetadata"
-"""What is quoted; a chunk tells of its own text alone, or of all before it once more."""
+"""The quotations in the text; a chunk has only its own ones, or repeats all before it."""
 LIKELY = ("chosenCandidates", "topCandidates")
-"""The lists of probabilities of tokens, which come in pieces."""
+"""The lists of token probabilities, which a stream sends in pieces."""
 
 Json = dict[str, Any]
 
 
 def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: str | None) -> ModelReply:
     """
-    Return the reply in the response object *data*, whose own ``responseId`` stands in for a missing *request_id*.
+    Return the reply in the response object *data*; its ``responseId`` replaces a missing *request_id*.
 
     Raises:
         ModelError: when there is no candidate although the prompt was not blocked, and for a malformed call (ecosystem:EC97).
     """
     usage = parse_usage(data.get("usageMetadata"))
     feedback, candidates = object_at(data, "promptFeedback"), objects_at(data, "candidates")
-    # A blocked prompt has no candidate and a reason: that is a refusal. Neither is a broken reply, which may be asked
-    # for again (reliability:MP54).
+    # A blocked prompt has no candidate, but a reason: that is a refusal. A reply with neither is broken and may be
+    # retried (reliability:MP54).
     if not candidates and not feedback.get("blockReason"):
         raise make_protocol_error(call, "it holds no candidate", usage)
     candidate = candidates[0] if candidates else {}
@@ -175,7 +174,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
 
 
 def _collect_newer_members(data: Mapping[str, object], candidate: Mapping[str, object]) -> Json:
-    """Return what a reply holds that is newer than this package, and by name the candidates that are not taken."""
+    """Return the unknown members of a reply, and the names of the ignored candidates."""
     found = {
         "more": find_newer_members(data, IN_REPLY),
         "more_of_candidate": find_newer_members(candidate, IN_CANDIDATE),
@@ -189,14 +188,14 @@ def _collect_newer_members(data: Mapping[str, object], candidate: Mapping[str, o
 
 def _refuse_unusable(candidate: Mapping[str, object], raw: str | None, call: RequestLabel, usage: Usage | None) -> None:
     """
-    Raise for a candidate that ended without a reply that counts (ecosystem:EC97).
+    Raise an error for a candidate that ended without a usable reply (ecosystem:EC97).
 
-    A call of a tool that was not offered is a call all the same, when it came: it gets the result that says so.
+    A call of a tool that was not offered is usable if the call arrived: its result reports the error.
     """
     said = text_at(candidate, "finishMessage") or raw or ""
     parts = objects_at(object_at(candidate, "content"), "parts")
-    # The API throws away a call that it could not parse and says so in place of a reply. There is nothing to answer,
-    # and the same prompt mostly goes well the next time; so it is an error that is asked again.
+    # The API discards a call that it could not parse and reports that in place of a reply. The same prompt mostly
+    # succeeds the next time, so the error is retryable.
     if raw in MALFORMED and not (raw == "UNEXPECTED_TOOL_CALL" and any("functionCall" in part for part in parts)):
         raise make_malformed_call_error(call, said, usage)
     if raw == UNSIGNED:
@@ -209,35 +208,37 @@ def _join_all_arguments(
     parts: list[Mapping[str, Any]], stop: StopReason | None, call: RequestLabel, usage: Usage | None
 ) -> list[Mapping[str, object]]:
     """
-    Return *parts* with each call's arguments joined; drop or raise for calls that are not whole.
+    Return *parts* with the arguments of each call joined.
 
-    A call that the output limit cut stays, since it is not carried out; of a refusal it is left out.
+    A call that was cut by the output limit stays, because it is never executed. In a refusal it is left out.
 
     Raises:
-        TruncatedReply: for another call that is not whole.
+        TruncatedReply: for any other incomplete call.
     """
     whole = [join_arguments(part) if isinstance(part.get("functionCall"), Mapping) else part for part in parts]
     cut = [part for part in whole if _is_partial_call(part)]
     if cut and stop is StopReason.REFUSAL:
         return [part for part in whole if part not in cut]
     if cut and (stop is not StopReason.MAX_TOKENS or cut != whole[-1:]):
-        raise make_truncated_error(call, f"its call of {text_at(cut[0]['functionCall'], 'name')!r} is not whole", usage)
+        raise make_truncated_error(
+            call, f"its call of {text_at(cut[0]['functionCall'], 'name')!r} is incomplete", usage
+        )
     return whole
 
 
 def _is_partial_call(part: Mapping[str, object]) -> bool:
-    """Return whether *part* is a call of which more is to come."""
+    """Return whether *part* is an incomplete call."""
     return object_at(part, "functionCall").get("willContinue") is True
 
 
 def _decode_part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
-    """Return a part in our terms; ``None`` for one that says nothing at all."""
+    """Return the decoded part; ``None`` for an empty one."""
     signature = text_at(part, "thoughtSignature")
     signed = {"signature": signature} if signature else {}
     call = part.get("functionCall")
     if isinstance(call, Mapping):
-        # Often there is none. None is made up: what goes back must be what came, and results are matched by name and
-        # order then (ecosystem:EC83).
+        # Often there is no id, and none is generated: the call must go back unchanged. Results then match by name and
+        # order (ecosystem:EC83).
         given = {"id": call["id"]} if text_at(call, "id") else {}
         newer = {name: value for name, value in call.items() if name not in IN_CALL}
         data = {**mark, **signed, **wrap_newer_members(part, CALL), **given, **({"in_call": newer} if newer else {})}
@@ -246,14 +247,13 @@ def _decode_part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
         kept = {**signed, **wrap_newer_members(part, TEXT)}
         if part.get("thought"):
             return ThinkingPart(part["text"], provider_data=freeze({**mark, **kept}))
-        # Gemini ends many streams with an empty part. One with a signature is kept although it says nothing: the next
-        # request is refused without it.
+        # Gemini ends many streams with an empty part. One with a signature must be sent back, or the next request is
+        # rejected.
         if not part["text"] and not kept:
             return None
         return TextPart(part["text"], provider_data=freeze({**mark, **kept}) if kept else None)
     blob = part.get("inlineData")
-    # Taken as an image only where nothing else stands in the part; with anything more it is kept whole, so that what
-    # goes back is what came.
+    # An image only if the part has no other members. Else the whole part is stored, so that it goes back unchanged.
     if isinstance(blob, Mapping) and BLOB.issuperset(blob) and MADE.issuperset(part):
         made = make_media_part(blob.get("data"), find_text(blob, "mimeType") or UNKNOWN, {**mark, **signed})
         if made is not None:
@@ -267,8 +267,8 @@ def _is_text_part(part: Mapping[str, object]) -> bool:
 
 
 def _describe_server_tool(part: Mapping[str, object]) -> tuple[str, str]:
-    """Return the tool of the provider that a part tells of, in our words, and for people what was asked or came of it."""
-    # For people alone, who want to see what was searched or run; what goes back is the part itself.
+    """Return our name of the provider's tool that a part is about, and a readable text of its input or result."""
+    # The text is only shown to users. The part itself goes back.
     if "executableCode" in part:
         return "code_execution", shorten_text(find_text(part, "executableCode", "code"))
     if "codeExecutionResult" in part:
@@ -286,9 +286,10 @@ def _describe_server_tool(part: Mapping[str, object]) -> tuple[str, str]:
 
 def _decode_citations(candidate: Mapping[str, object]) -> list[CitationPart]:
     """
-    Return the sources of the text: what it rests on piece by piece, else what was found; and the pages that were read.
+    Return the sources of the text, the opened pages and the quotations.
 
-    Offsets are in bytes of the text, so the words that the API repeats are taken (providers:PV62).
+    The sources are those of each segment, else all search results. The cited text is taken from the API's own copy, because
+    its offsets count bytes (providers:PV62).
     """
     chunks = [_decode_citation(chunk) for chunk in find_objects(candidate, "groundingMetadata", "groundingChunks")]
     found: list[CitationPart] = []
@@ -321,7 +322,7 @@ def _decode_citation(chunk: Mapping[str, object]) -> CitationPart:
 
 
 def parse_usage(raw: object) -> Usage | None:
-    """Return the API's usage in our buckets; ``None`` when it does not say."""
+    """Return the API's usage in our buckets; ``None`` when it reports none."""
     if not isinstance(raw, Mapping):
         return None
     names = ("promptTokenCount", "candidatesTokenCount", "cachedContentTokenCount", "toolUsePromptTokenCount")
@@ -331,22 +332,22 @@ def parse_usage(raw: object) -> Usage | None:
     prompt, output, cached, for_tools, thoughts = [parse_token_count(figure) or 0 for figure in figures]
     unsure = any(figure is not None and parse_token_count(figure) is None for figure in figures)
     if raw.get("promptTokenCount") is None:
-        # What is stated of the whole and of nothing else in it was sent.
+        # The rest of the total is the prompt.
         total = parse_token_count(raw.get("totalTokenCount"))
         prompt = max(0, (total or 0) - output - for_tools - thoughts)
         unsure = unsure or total is None
     read, unsure = min(prompt, cached), unsure or cached > prompt
-    # Cached tokens are part of the prompt here, and what its tools read is not; the buckets are disjoint
-    # (ecosystem:EC76), or the price would be asked for twice.
+    # The API's prompt count includes cached tokens and excludes those of its tools. Our buckets are disjoint
+    # (ecosystem:EC76), or tokens would be billed twice.
     return Usage(prompt - read + for_tools, output, read, 0, thoughts, at_least=unsure)
 
 
 class GoogleAccumulator(Accumulator):
     """
-    Turns the chunks of one stream into the completed reply.
+    Assembles the chunks of one stream into the completed reply.
 
-    Each chunk is a whole response object, and each part in it is complete, but for calls whose arguments are streamed;
-    neighbouring texts are one text, and the last usage counts.
+    Each chunk is a whole response object. Its parts are complete, except calls with streamed arguments. Adjacent texts are
+    joined, and the last usage counts.
     """
 
     decoder = staticmethod(decode)
@@ -357,8 +358,7 @@ class GoogleAccumulator(Accumulator):
         self._candidate: Json = {}
         self._content: Json = {}
         self._parts: list[Mapping[str, Any]] = []
-        # Beside the parts and not in them: a part is what came, and its text grows by pieces that are joined once, at
-        # the end.
+        # The pieces of each part's text, joined once at the end. The parts themselves stay unchanged.
         self._texts: list[list[str]] = []
         self._likely: dict[str, list[Any]] = {}
         self._quoted: dict[str, list[Any]] = {}
@@ -368,22 +368,22 @@ class GoogleAccumulator(Accumulator):
 
     @property
     def usage(self) -> Usage | None:
-        """What the reply is known to have used so far."""
+        """The usage reported so far."""
         return parse_usage(self._data.get("usageMetadata"))
 
-    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Take one chunk and return what it adds.
+        Process one chunk and return its deltas.
 
         Raises:
-            ModelError: for a chunk that holds an error (reliability:MP22).
+            ModelError: for a chunk with an error (reliability:MP22).
         """
         try:
             chunk = read_json(data)
         except ValueError:
             if not self.ended:
                 raise
-            self.done = True  # behind an end, what cannot be read is no piece of the reply
+            self.done = True  # unreadable data after the end is not part of the reply
             return []
         if chunk.get("error"):
             raise self._make_stream_error(chunk)
@@ -397,36 +397,38 @@ class GoogleAccumulator(Accumulator):
         return deltas
 
     def _apply_candidate(self, candidate: Mapping[str, object]) -> list[ModelDelta]:
-        # The last word of each member counts, but for what comes in pieces: an empty one of a later chunk must not take
-        # away what an earlier one said.
+        # The last value of each member counts. Empty values of later chunks are ignored, and lists that arrive in pieces
+        # are collected below.
         told = {name: value for name, value in candidate.items() if name != "content" and value not in (None, {})}
         self._candidate.update(told)
         for member, sources in object_at(candidate, QUOTED).items():
             if isinstance(sources, list):
                 known = self._quoted.setdefault(member, [])
-                # Each chunk tells of its own quotations alone, or of all so far once more, so only new ones are added.
+                # A chunk has only its own quotations, or repeats all before it, so only new ones are added.
                 known += [source for source in sources if source not in known]
         self._content.update(find_newer_members(object_at(candidate, "content"), IN_CONTENT))
         for member in LIKELY:
             if tokens := find_objects(candidate, "logprobsResult", member):
                 self._likely.setdefault(member, []).extend(tokens)
-        return [delta for part in objects_at(object_at(candidate, "content"), "parts") for delta in self._take(part)]
+        return [
+            delta for part in objects_at(object_at(candidate, "content"), "parts") for delta in self._add_part(part)
+        ]
 
     @property
     def ended(self) -> bool:
-        """Whether an end was told of; some models and gateways do so with every chunk, so that the last one counts."""
+        """Whether an end was reported. Some models and gateways report it in every chunk, so more may follow."""
         blocked = text_at(object_at(self._data, "promptFeedback"), "blockReason")
         return bool(self._candidate.get("finishReason") or (blocked and not self._candidate))
 
-    def _take(self, part: Mapping[str, Any]) -> list[ModelDelta]:
+    def _add_part(self, part: Mapping[str, Any]) -> list[ModelDelta]:
         """Add a part to the reply, and return its deltas."""
         if isinstance(part.get("functionCall"), Mapping):
             return self._apply_call(part)
         is_text = _is_text_part(part)
         text = part["text"] if is_text else ""
         last = self._parts[-1] if self._parts else {}
-        # Neighbours are joined only when both are nothing but text: a signature belongs to its very part, and one that
-        # is merged into its neighbour is refused when it goes back (ecosystem:EC74).
+        # Adjacent parts are joined only if both are plain text. A signature on a merged part is rejected when it goes
+        # back (ecosystem:EC74).
         plain = PLAIN.issuperset(part) and PLAIN.issuperset(last) and is_text and _is_text_part(last)
         if plain and bool(last.get("thought")) == bool(part.get("thought")):
             self._texts[-1].append(text)
@@ -442,12 +444,11 @@ class GoogleAccumulator(Accumulator):
 
     def _apply_call(self, part: Mapping[str, Any]) -> list[ModelDelta]:
         call, newest, number = part["functionCall"], self._newest, self._calls
-        # Pieces of a call have no number; which call a piece belongs to is known only because one has to end before the
-        # next begins. So two that are open at once are an error and no guess.
+        # Pieces of a call have no index, so a call must end before the next one starts. Two open calls are an error.
         if newest is not None:
             if not newest.is_continued_by(call):
-                self._refuse_stream(f"a call of {text_at(call, 'name')!r} begins while another one is not whole")
-            newest.take(part)
+                self._refuse_stream(f"a call of {text_at(call, 'name')!r} starts while another one is incomplete")
+            newest.append(part)
             return [] if newest.is_open else self._close_call()
         if call.get("willContinue") is True:
             self._newest, self._call_at = PartialCall(part), len(self._parts)
@@ -458,10 +459,10 @@ class GoogleAccumulator(Accumulator):
         return [ToolCallStarted(number, text_at(call, "name")), *self._make_argument_deltas(part["functionCall"])]
 
     def _close_call(self) -> list[ModelDelta]:
-        """Put the call that came in pieces in its place, and return what is told of it."""
-        assert self._newest is not None  # noqa: S101 - asked for only then
+        """Replace the placeholder part by the assembled call, and return its deltas."""
+        assert self._newest is not None  # noqa: S101 - the caller checked it
         assert self._call_at is not None  # noqa: S101
-        self._parts[self._call_at] = whole = self._newest.whole()
+        self._parts[self._call_at] = whole = self._newest.to_part()
         self._newest = self._call_at = None
         return self._make_argument_deltas(whole["functionCall"])
 
@@ -476,13 +477,13 @@ class GoogleAccumulator(Accumulator):
         Return the reply.
 
         Raises:
-            TruncatedReply: when neither a finish reason nor the reason of a blocked prompt came.
+            TruncatedReply: without a finish reason or the reason of a blocked prompt.
         """
         if not self.ended:
             self._raise_truncated("its finishReason is missing")
         self.done = True
-        # A call whose last piece never came, in a reply that has its end: the limit cut it, or a filter. `decode` sees
-        # by its mark that it is open, and by the stop reason what that means.
+        # The last piece of a call is missing although the reply has ended: the limit or a filter cut it. `decode`
+        # handles the open call by the stop reason.
         if self._newest is not None:
             self._close_call()
         data = dict(self._data)

@@ -1,14 +1,14 @@
 """
-Our messages as contents of the Gemini API. Pure: no SDK, no clock, no I/O.
+Encode messages as contents of the Gemini API. Pure: no SDK, no clock, no I/O.
 
-Every message is encoded once and keeps its bytes (``Transcript.memo``); a request joins them. Results answer their calls
-by name and order; ids go back only where they came.
+Every message is encoded once and its bytes are cached (``Transcript.memo``); a request joins them. Results match their
+calls by name and order. Ids are sent only if the provider itself assigned them.
 
-**Foreign calls.** Gemini 3 and later refuse a call of the current turn without a thought signature, and calls made by a
-handler, by another provider or by an older model have none. The first such call of a message then carries the signature
-that the API documents for this case, ``skip_thought_signature_validator``. The other way, telling calls as text, would
-teach the model to write calls as text. The rule looks at one message at a time, so what was sent once is sent the same
-way in every later request and the prompt cache holds.
+**Calls without signatures.** Gemini 3 and later reject a call of the current turn without a thought signature. Calls of a
+handler, of another provider or of an older model have none. The first such call of a message then has the signature that the
+API documents for this case, ``skip_thought_signature_validator``. Sending calls as text instead would teach the model to
+write calls as text. The rule looks at one message at a time. A message is therefore sent in the same form in every later
+request, and the prompt cache holds.
 """
 
 from __future__ import annotations
@@ -28,7 +28,6 @@ from stepengine.data.messages import (
     DocumentPart,
     ImagePart,
     JsonPart,
-    Message,
     OpaquePart,
     RefusalPart,
     ResultPart,
@@ -43,6 +42,7 @@ from stepengine.data.models import ModelRequest
 from stepengine.models._wire import (
     MADE,
     NUDGE,
+    MessageEncoders,
     MessageJoiner,
     call_arguments,
     check_file_provider,
@@ -51,14 +51,14 @@ from stepengine.models._wire import (
     encode_turns,
     is_own,
     is_paused,
-    joined,
+    join_json,
     list_generated_media,
+    make_safe_name,
     make_unsupported_part_error,
     media_kind,
     media_label,
     plain_text,
     remove_blank_texts,
-    safe_name,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 
@@ -66,10 +66,10 @@ DUMMY_SIGNATURE = encode_base64(b"skip_thought_signature_validator")
 GENERATION = re.compile(r"(?:models/)?gemini-(\d+)")
 LATEST = re.compile(r"(?:models/)?gemini-[a-z-]+-latest$")
 SIGNED_SINCE = 3
-"""The generation of Gemini that refuses a call whose thought signature is missing."""
+"""The first generation of Gemini that rejects calls without a thought signature."""
 FILES = "https://generativelanguage.googleapis.com/v1beta/files/"
 MAX_INLINE = 15_000_000
-"""Bytes that are, as base64, the 20 MB of a request (providers:PV51)."""
+"""The most bytes of a part; as base64 they fill the 20 MB of a request (providers:PV51)."""
 IN_RESULTS = frozenset({"image/png", "image/jpeg", "image/webp", "application/pdf", "text/plain"})
 
 Json = dict[str, Any]
@@ -81,9 +81,9 @@ class GoogleEncodeOptions:
     The options that the encoded form of a message depends on.
 
     Attributes:
-        provider: Whose ids and opaque parts are sent back.
-        model: Whose signatures and thoughts are sent back (ecosystem:EC99).
-        signed: Whether the model refuses calls without a signature and takes media inside results (Gemini 3).
+        provider: Only ids and opaque parts of this provider are sent back.
+        model: Only signatures and thoughts of this model are sent back (ecosystem:EC99).
+        signed: Whether the model rejects calls without a signature and accepts media inside results (Gemini 3).
     """
 
     provider: str
@@ -92,7 +92,7 @@ class GoogleEncodeOptions:
 
 
 def parse_generation(model: str) -> int:
-    """Return the generation in a model's name; the newest known for an alias, 0 for what is no Gemini."""
+    """Return the generation in a model's name; the newest known for an alias, 0 for other models."""
     found = GENERATION.match(model)
     if found is not None:
         return int(found.group(1))
@@ -102,21 +102,21 @@ def parse_generation(model: str) -> int:
 @frozen
 class GoogleEncoded(BaseTurn):
     """
-    One encoded message; its ``ids`` hold, as a member, the id of each call that has one.
+    One encoded message. Its ``ids`` are encoded as ``"id"`` members, for the calls that have one.
 
     Attributes:
-        names: The name of each call, as a member.
+        names: The name of each call, encoded as a ``"name"`` member.
     """
 
     names: Mapping[str, bytes] = attrs.field(factory=dict)
 
 
 GOES_ON_WITH = "continuationToken"
-"""With it, in place of the part of a reply that came, the same request is continued (providers:PV114)."""
+"""The member that continues a paused reply, sent in place of the received part of it (providers:PV114)."""
 
 
 def find_continuation_token(request: ModelRequest, provider: str) -> str:
-    """Return the token of the reply that is handed back to be continued; ``""`` where there is none."""
+    """Return the continuation token of the paused reply at the end of *request*; ``""`` if there is none."""
     begun = request.tail[-1].content if is_paused(request) else ()
     tokens = [
         part.data.get(GOES_ON_WITH) for part in begun if isinstance(part, OpaquePart) and part.provider == provider
@@ -130,11 +130,11 @@ ANSWER = b'{"functionResponse":{'
 
 
 def encode_messages(request: ModelRequest, flags: GoogleEncodeOptions) -> bytes:
-    """Return the ``contents`` array: history and tail, roles in turn, from user to user."""
+    """Return the ``contents`` array of history and tail, with alternating roles."""
     joiner = _GoogleJoiner()
-    for turn in encode_turns(request, flags, encode_message):
+    for turn in encode_turns(request, flags, ENCODERS):
         joiner.add(turn)
-    return joiner.joined(nudge=not is_paused(request))
+    return joiner.join(nudge=not is_paused(request))
 
 
 class _GoogleJoiner(MessageJoiner):
@@ -148,7 +148,7 @@ class _GoogleJoiner(MessageJoiner):
             self.put("user", ANSWER + self._names[turn.call_id] + self._ids.get(turn.call_id, b"") + turn.body)
             self.defer_to_user_turn(turn.after)
             return
-        self.moved()
+        self.append_moved()
         if turn.role == "assistant":
             self._ids, self._names = turn.ids, turn.names
         if turn.body:
@@ -159,19 +159,10 @@ class _GoogleJoiner(MessageJoiner):
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: GoogleEncodeOptions, *, own_ids: bool = True) -> GoogleEncoded:
-    """Encode one message; *own_ids* false leaves out the provider's ids."""
-    match message:
-        case UserMessage():
-            return GoogleEncoded(
-                "user", joined([_encode_content(part, flags) for part in remove_blank_texts(message.content)])
-            )
-        case AssistantMessage():
-            return _encode_assistant(message, flags, own_ids)
-        case ToolMessage():
-            return _encode_result(message, flags)
-        case _ as never:
-            assert_never(never)
+def _encode_user(message: UserMessage, flags: GoogleEncodeOptions) -> GoogleEncoded:
+    return GoogleEncoded(
+        "user", join_json([_encode_content(part, flags) for part in remove_blank_texts(message.content)])
+    )
 
 
 def _encode_assistant(message: AssistantMessage, flags: GoogleEncodeOptions, own_ids: bool) -> GoogleEncoded:  # noqa: FBT001 - private
@@ -185,8 +176,8 @@ def _encode_assistant(message: AssistantMessage, flags: GoogleEncodeOptions, own
     ]
     return GoogleEncoded(
         "assistant",
-        joined(parts),
-        after=joined([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else b"",
+        join_json(parts),
+        after=join_json([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else b"",
         ids={ours: b',"id":' + encode_json(theirs) for ours, theirs in ids.items()},
         names={
             call.tool_call_id: b'"name":' + encode_json(_make_function_name(call.tool_name))
@@ -196,38 +187,38 @@ def _encode_assistant(message: AssistantMessage, flags: GoogleEncodeOptions, own
 
 
 def _find_provider_ids(calls: tuple[ToolCallPart, ...], flags: GoogleEncodeOptions) -> dict[str, str]:
-    """Return the ids that the provider gave; none of them when two are the same, so that order decides (reliability:MP49)."""
+    """Return the ids that the provider assigned; none if two are equal, so that order decides (reliability:MP49)."""
     own = {call.tool_call_id: call.provider_data for call in calls if is_own(call.provider_data, flags.provider)}
     ids = {ours: str(data["id"]) for ours, data in own.items() if data and data.get("id")}
     return ids if len(set(ids.values())) == len(ids) else {}
 
 
 def _make_function_name(name: str) -> str:
-    safe = safe_name(name)
+    safe = make_safe_name(name)
     return safe if safe[0].isalpha() or safe[0] == "_" else f"_{safe}"
 
 
 def _encode_assistant_part(part: AssistantPart, flags: GoogleEncodeOptions, ids: Mapping[str, str]) -> Json | None:
     match part:
         case TextPart() | RefusalPart():
-            signed = _stored_signature(part.provider_data, flags)
+            signed = _get_signature(part.provider_data, flags)
             return {"text": part.text, **signed} if part.text or signed else None
         case ThinkingPart():
             data = part.provider_data
             own = is_own(data, flags.provider, flags.model)
-            return {"text": part.text, "thought": True, **_stored_signature(data, flags)} if own else None
+            return {"text": part.text, "thought": True, **_get_signature(data, flags)} if own else None
         case ToolCallPart():
             own = is_own(part.provider_data, flags.provider, flags.model)
             newer = part.provider_data.get("in_call", {}) if own and part.provider_data else {}
             call: Json = {**newer, "name": _make_function_name(part.tool_name), "args": call_arguments(part)}
             if part.tool_call_id in ids:
                 call["id"] = ids[part.tool_call_id]
-            return {"functionCall": call, **_stored_signature(part.provider_data, flags)}
+            return {"functionCall": call, **_get_signature(part.provider_data, flags)}
         case OpaquePart():
             return _encode_opaque(part, flags)
         case ImagePart() | DocumentPart():
             own = is_own(part.provider_data, flags.provider, flags.model)
-            return {**_encode_media(part, flags), **_stored_signature(part.provider_data, flags)} if own else None
+            return {**_encode_media(part, flags), **_get_signature(part.provider_data, flags)} if own else None
         case CitationPart():
             return None
         case _ as never:
@@ -237,12 +228,12 @@ def _encode_assistant_part(part: AssistantPart, flags: GoogleEncodeOptions, ids:
 def _encode_opaque(part: OpaquePart, flags: GoogleEncodeOptions) -> Json | None:
     if part.provider != flags.provider or GOES_ON_WITH in part.data:
         return None
-    # Without a model nothing of thinking is sent: a signature was refused.
+    # The model is "" after a rejected signature: then no signature is sent.
     return {name: value for name, value in part.data.items() if flags.model or name != "thoughtSignature"}
 
 
-def _stored_signature(data: Mapping[str, object] | None, flags: GoogleEncodeOptions) -> Json:
-    """Return the signature, and what else came beside a part, as it came, for the model that made it."""
+def _get_signature(data: Mapping[str, object] | None, flags: GoogleEncodeOptions) -> Json:
+    """Return the signature and the unknown members of a part, if the same model produced it; else ``{}``."""
     if not is_own(data, flags.provider, flags.model):
         return {}
     signature = {"thoughtSignature": data["signature"]} if data.get("signature") else {}
@@ -264,7 +255,7 @@ def _encode_result(message: ToolMessage, flags: GoogleEncodeOptions) -> GoogleEn
     if inside:
         answer["parts"] = [_encode_content(part, flags) for part in inside]
     return GoogleEncoded(
-        "tool", b"," + encode_json(answer)[1:] + b"}", call_id=message.tool_call_id, after=joined(after)
+        "tool", b"," + encode_json(answer)[1:] + b"}", call_id=message.tool_call_id, after=join_json(after)
     )
 
 
@@ -281,9 +272,9 @@ def _encode_content(part: ResultPart, flags: GoogleEncodeOptions) -> Json | None
 
 
 def encode_inline_data(part: ImagePart | DocumentPart, data: bytes, provider: str) -> str:
-    """Return the base64 text of a part's bytes; raise if they are more than a request holds."""
+    """Return the base64 text of a part's bytes; raise ``ModelError`` if they exceed the limit of a request."""
     if len(data) > MAX_INLINE:
-        why = f"it has {len(data):,} bytes, and a request holds {MAX_INLINE:,}; upload it, or give its address"
+        why = f"it has {len(data):,} bytes, and a request holds {MAX_INLINE:,}; upload it, or pass its URL"
         raise make_unsupported_part_error(provider, part, why)
     return encode_base64(data)
 
@@ -292,7 +283,7 @@ def _encode_media(part: ImagePart | DocumentPart, flags: GoogleEncodeOptions) ->
     check_file_provider(flags.provider, part)
     kind = media_kind(part)
     if kind in {"office", "other"}:
-        raise make_unsupported_part_error(flags.provider, part, "it takes images, audio, video, text and PDF")
+        raise make_unsupported_part_error(flags.provider, part, "it accepts images, audio, video, text and PDF")
     if part.file_id is not None:
         uri = part.file_id if "://" in part.file_id else f"{FILES}{part.file_id.removeprefix('files/')}"
         return {"fileData": {"mimeType": part.mime_type, "fileUri": uri}}
@@ -301,3 +292,6 @@ def _encode_media(part: ImagePart | DocumentPart, flags: GoogleEncodeOptions) ->
     data = encode_inline_data(part, part.data, flags.provider)
     mime = "text/plain" if kind == "text" and not part.mime_type.startswith("text/") else part.mime_type
     return {"inlineData": {"mimeType": mime, "data": data}}
+
+
+ENCODERS = MessageEncoders(_encode_user, _encode_assistant, _encode_result)

@@ -1,7 +1,7 @@
 """
-Requests of the Gemini API: everything of the body but its contents. Pure: no SDK, no clock, no I/O.
+Encode requests for the Gemini API, all body members except the contents. Pure: no SDK, no clock, no I/O.
 
-Names are written as the API documents them, in camel case.
+Members have the camel case names of the API's documentation.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from stepengine.models.google.encode import (
 
 MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
 CIRCULATES_SINCE = 3
-"""The generation that takes functions beside the provider's own tools and beside a schema (providers:PV41)."""
+"""The first generation that accepts functions together with server tools and with a schema (providers:PV41)."""
 VALIDATING = re.compile(r"(?:models/)?gemini-2\.5")
-"""Models before Gemini 3 that can be held to the schemas of functions."""
+"""Models before Gemini 3 that can guarantee the schemas of functions."""
 TIERS = {"auto": None, "standard": "standard", "flex": "flex", "priority": "priority"}
 OURS = b'[{"functionDeclarations":'
 
@@ -40,7 +40,7 @@ Json = dict[str, Any]
 
 
 def make_request_path(model: str, method: str, *, is_vertex: bool = False) -> str:
-    """Return where a request goes; tuned models are named with their collection, those on Vertex AI with their publisher."""
+    """Return the URL path of a request; a model on Vertex AI is named with its publisher, a tuned model with its collection."""
     if is_vertex and not model.startswith(("projects/", "publishers/", "models/")):
         publisher, _, name = model.rpartition("/")
         return f"publishers/{publisher or 'google'}/models/{name}:{method}"
@@ -51,14 +51,14 @@ def encode(
     request: ModelRequest, model: str, provider: str, tools: bytes, *, after: str = "", is_vertex: bool = False
 ) -> bytes:
     """
-    Return the body of a request; whether the reply is a stream stands in the path and not here (ecosystem:EC58).
+    Return the body of a request. The path, not the body, requests a stream (ecosystem:EC58).
 
     Args:
-        request: What is asked.
+        request: The request.
         model: The model's name at the provider.
         provider: The provider's name.
         tools: The encoded function declarations.
-        after: How the same request failed before: a refused signature leaves earlier thoughts and signatures out.
+        after: The failure kind of the previous attempt. After a rejected signature, earlier thoughts and signatures are left out.
         is_vertex: Whether the model runs on Vertex AI.
     """
     said = encode_settings(request, model, is_vertex=is_vertex).members
@@ -70,10 +70,10 @@ def encode(
 def encode_token_count_request(
     request: ModelRequest, model: str, provider: str, tools: bytes, *, is_vertex: bool = False
 ) -> bytes:
-    """Return the body of the question how many tokens a request has, with its system prompt and tools."""
+    """Return the body of a request that counts the tokens of *request*, including its system prompt and tools."""
     asked = _encode_body_members(request, model, provider, tools, {}, thinking=True)
     if is_vertex:
-        asked.pop("toolConfig", None)  # it knows the members of a request one by one, and not this one
+        asked.pop("toolConfig", None)  # Vertex AI rejects this member here
         return join_members(asked)
     members = {"model": encode_json(make_request_path(model, "")[:-1]), **asked}
     return join_members({"generateContentRequest": join_members(members)})
@@ -85,7 +85,7 @@ def encode_tool(spec: ToolSpec) -> Json:
 
 
 def encode_settings(request: ModelRequest, model: str, *, is_vertex: bool = False) -> WireSettings:
-    """Return what the settings of a request become that only some wires know."""
+    """Return the body members for the settings that only some wires support."""
     ways: dict[str, Way] = {
         "service_tier": lambda tier: _encode_tier(tier) if tier in TIERS else None,
         "seed": lambda seed: {"generationConfig": {"seed": seed}},
@@ -94,7 +94,7 @@ def encode_settings(request: ModelRequest, model: str, *, is_vertex: bool = Fals
         },
         "store": lambda keep: None if is_vertex else {"store": keep},
         "safety": lambda safety: {"safetySettings": [_encode_safety(name, word) for name, word in safety.items()]},
-        # It caches by itself for minutes, and what is to be kept longer is made by another request.
+        # The API caches automatically for minutes. A longer lifetime requires another request.
         "cache": lambda lifetime: {} if lifetime == "5m" else None,
         "server_tools": lambda items: _encode_server_tools(items, request, model, is_vertex=is_vertex),
     }
@@ -107,7 +107,7 @@ def _encode_tier(tier: str) -> Json:
 
 
 def _encode_safety(category: str, threshold: str) -> Json:
-    """Return a threshold in the API's words; words that are its own already are left as they are."""
+    """Return a safety setting in the API's terms; the API's own terms are unchanged."""
     word, limit = category.upper(), threshold.upper()
     return {
         "category": word if word.startswith("HARM_CATEGORY_") else f"HARM_CATEGORY_{word}",
@@ -116,11 +116,11 @@ def _encode_safety(category: str, threshold: str) -> Json:
 
 
 def _encode_server_tools(items: tuple[ServerTool, ...], request: ModelRequest, model: str, *, is_vertex: bool) -> Json:
-    """Return the tools of the provider; from Gemini 3 on their calls and results come as parts, which go back (providers:PV41)."""
+    """Return the server tools; since Gemini 3 the reply has their calls and results as parts to send back (providers:PV41)."""
     circulates = parse_generation(model) >= CIRCULATES_SINCE and not is_vertex
     if not circulates and (request.tools or request.settings.response_schema is not None):
         where = "on Vertex AI" if is_vertex else "before Gemini 3"
-        why = f"{where} it stands beside neither the agent's own tools nor a response_schema"
+        why = f"{where} it cannot be combined with the agent's own tools or a response_schema"
         raise make_unsupported_tool_error(items[0], model, "google", why)
     members: Json = {"tools": [_encode_server_tool(item, model, is_vertex=is_vertex) for item in items]}
     if circulates:
@@ -140,12 +140,12 @@ def _encode_server_tool(item: ServerTool, model: str, *, is_vertex: bool) -> Jso
         return {"fileSearch": {"fileSearchStoreNames": list(item.stores), **most}}
     if isinstance(item, CodeExecution):
         if item.files:
-            raise make_unsupported_tool_error(item, model, "google", "it takes no files; put them into a message")
+            raise make_unsupported_tool_error(item, model, "google", "it accepts no files; put them into a message")
         return {"codeExecution": {}}
     if isinstance(item, Programs):
         raise make_unsupported_tool_error(item, model, "google")
     if item.allowed_domains or item.blocked_domains:
-        raise make_unsupported_tool_error(item, model, "google", "it cannot be held to domains or kept from them")
+        raise make_unsupported_tool_error(item, model, "google", "it cannot be restricted to domains")
     return {"googleSearch": {}} if isinstance(item, WebSearch) else {"urlContext": {}}
 
 
@@ -163,8 +163,7 @@ def _encode_body_members(
         "responseJsonSchema": settings.response_schema,
     }
     config = {name: value for name, value in generation.items() if value is not None}
-    # `more` is what the settings that only some wires know have become (`encode_settings`). Of its objects two are shared with
-    # what every wire knows, and are put together here.
+    # `more` has the members of `encode_settings`. Two of its objects are merged with the members of other settings.
     optional = {
         **more,
         "systemInstruction": {"parts": [{"text": request.system_prompt}]} if request.system_prompt else None,
@@ -181,7 +180,7 @@ def _encode_body_members(
 
 
 def _encode_tool_config(request: ModelRequest, model: str) -> Json | None:
-    """Return which functions may be called. Strict ones have a mode that holds a model to their schemas (providers:PV41)."""
+    """Return the functions that may be called; the mode ``VALIDATED`` guarantees the schemas of strict ones (providers:PV41)."""
     choice = resolve_tool_choice(request) if request.tools else None
     if choice in {None, "auto"} and has_validated_tools(request, model):
         return {"functionCallingConfig": {"mode": "VALIDATED"}}
@@ -193,6 +192,6 @@ def _encode_tool_config(request: ModelRequest, model: str) -> Json | None:
 
 
 def has_validated_tools(request: ModelRequest, model: str) -> bool:
-    """Return whether a tool of the request shall be strict and the model can be held to its schema."""
+    """Return whether a tool of the request is strict and the model can guarantee its schema."""
     held = parse_generation(model) >= CIRCULATES_SINCE or VALIDATING.match(model) is not None
     return held and any(tool.strict for tool in request.tools)

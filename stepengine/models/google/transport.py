@@ -1,8 +1,8 @@
 """
 Send encoded bytes through google-genai.
 
-The SDK has no public method for that. Its public methods build and sign a request with an empty question. A transport catches that
-request before it leaves, and the bytes go out to its address with its headers.
+The SDK has no public method for that. Its public methods build and sign a request with a placeholder. A transport catches
+that request before it is sent. The bytes are then sent to its URL with its headers.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ QUESTION = "-"
 INTERACTIONS = "interactions"
 COUNTING = ":countTokens"
 SOON, SELDOM = 0.1, 5.0
-"""Seconds between two questions whether a file has been read, the first and at most."""
+"""The first and the longest pause, in seconds, between two queries for the state of a file."""
 SENT_BY_SDK = frozenset({"content-length", "transfer-encoding", "host", "connection"})
 
 
@@ -30,8 +30,8 @@ class GoogleClients:
     The clients of one provider.
 
     Attributes:
-        building: A client of the SDK whose requests are caught and never sent.
-        files: A client of the SDK whose requests are sent, for uploads.
+        building: A client of the SDK that only builds requests; they are caught and never sent.
+        files: A client of the SDK for uploads, which sends its requests.
         http_client: The HTTP client that sends the encoded bytes.
     """
 
@@ -56,14 +56,14 @@ def create_clients(
             base_url=base_url,
             api_version=api_version,
             httpx_async_client=async_client,
-            # For web sockets, which are never opened; without it the SDK reads the certificates once more.
+            # For web sockets, which are never opened. Without it the SDK reads the certificates again.
             async_client_args={"ssl": get_ssl_context()},
-            # The sync client is never used; given one, the SDK does not make one with certificates of its own.
+            # The sync client is never used. Without it the SDK creates one and reads the certificates again.
             httpx_client=httpx2.Client(transport=httpx2.MockTransport(_refuse_sync_request)),
         )
         return sdk.Client(**access, http_options=options)
 
-    # The same headers as those of the client that sends: it accepts gzip alone, which is unpacked in pieces.
+    # The same headers as those of the sending client, which accepts only gzip, because gzip can be unpacked in pieces.
     catching = httpx2.AsyncClient(headers=http_client.headers, transport=httpx2.MockTransport(_catch_request))
     return GoogleClients(client(catching), client(http_client), http_client)
 
@@ -75,12 +75,12 @@ async def post(clients: GoogleClients, path: str, content: bytes | None, headers
     http_client = clients.http_client
     method = "GET" if content is None else "POST"
     request = http_client.build_request(method, url, content=content, headers={**kept, **headers})
-    # Streamed for a reply in one piece, too: the reader limits its size (reliability:MP27).
+    # Streamed even for a reply in one piece, because the reader limits its size (reliability:MP27).
     return await http_client.send(request, stream=True)
 
 
 async def _find_url_and_headers(client: Any, path: str, *, is_get: bool) -> tuple[str, Mapping[str, str]]:
-    """Return the URL and the headers, credentials included, with which the SDK would send a request for *path*."""
+    """Return the URL and the headers, including credentials, of the SDK's request for *path*."""
     import httpx2
 
     model, _, method = path.partition(":")
@@ -91,7 +91,7 @@ async def _find_url_and_headers(client: Any, path: str, *, is_get: bool) -> tupl
         elif is_get:
             await (client.aio.batches.get(name=path) if path.startswith("batches/") else models.get(model=path))
         else:
-            # Of all methods of a model the SDK builds this request fastest, and writes no log about function calls.
+            # The SDK builds this request fastest, and it logs nothing about function calls.
             await models.count_tokens(model=model, contents=QUESTION)
     except _CaughtRequest as caught:
         url = str(caught.request.url)
@@ -103,7 +103,7 @@ async def _find_url_and_headers(client: Any, path: str, *, is_get: bool) -> tupl
 async def upload_file(
     clients: GoogleClients, data: bytes, mime_type: str, name: str, headers: Mapping[str, str]
 ) -> Any:
-    """Upload a file and return what the API says of it once it has been read, whose ``state`` then is no longer PROCESSING."""
+    """Upload a file and return the API's description of it after processing, when its ``state`` is final."""
     import httpx2
 
     files = clients.files.aio.files
@@ -111,8 +111,8 @@ async def upload_file(
     try:
         held = await files.upload(file=io.BytesIO(data), config=config)
     except (KeyError, ValueError) as error:
-        # The SDK's own words for an upload that the server did not take up or did not end.
-        msg = f"the file was not taken: {error}"
+        # The SDK raises these for an upload that the server did not accept or did not complete.
+        msg = f"the server did not accept the file: {error}"
         raise httpx2.RemoteProtocolError(msg) from None
     pause = SOON
     while held.state == "PROCESSING":
@@ -123,16 +123,16 @@ async def upload_file(
 
 
 async def delete_uploaded_file(clients: GoogleClients, file_id: str, headers: Mapping[str, str]) -> None:
-    """Delete a file, known by its address or its name."""
+    """Delete a file by its URL or name."""
     name = f"files/{file_id.rpartition('files/')[2]}"
     await clients.files.aio.files.delete(name=name, config={"http_options": {"headers": dict(headers)}})
 
 
 class GoogleErrorReply(Exception):
     """
-    Carries a reply with an error status past the SDK.
+    A reply with an error status, raised before the SDK reads its body.
 
-    That reads the body as JSON, and loses the status where it is not UTF-8, or JSON that Python does not read.
+    The SDK parses the body as JSON and loses the status if the body is not valid UTF-8 or JSON.
     """
 
     def __init__(self, response: Any) -> None:
@@ -147,7 +147,7 @@ async def _raise_if_refused(response: Any) -> None:
 
 
 class _CaughtRequest(BaseException):
-    """Carries the request that the SDK built past all of its handlers for errors."""
+    """The request that the SDK built; a ``BaseException``, so that no error handler of the SDK catches it."""
 
     def __init__(self, request: Any) -> None:
         super().__init__()
@@ -161,5 +161,5 @@ def _catch_request(request: object) -> Any:
 def _refuse_sync_request(request: Any) -> Any:
     import httpx2
 
-    msg = f"the sync client of google-genai is not used, but was asked for {request.url.path}"
+    msg = f"the sync client of google-genai must not be used, but received a request for {request.url.path}"
     raise httpx2.UnsupportedProtocol(msg)

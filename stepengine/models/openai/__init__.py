@@ -8,7 +8,7 @@ from functools import partial
 
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.server_tools import Programs
-from stepengine.models._access import TokenSource
+from stepengine.models._cloud_auth import TokenSource
 from stepengine.models._http import RequestBody, warn_once
 from stepengine.models._preset_provider import PresetProvider
 from stepengine.models._programs import merge_programs
@@ -31,24 +31,24 @@ from stepengine.models.openai.request import (
 __all__ = ("OpenAIProvider",)
 
 MOST_WAYS = 32
-"""How many encodings of tools are kept at a time."""
+"""The number of cached encodings of tools."""
 
 
 class OpenAIProvider(PresetProvider):
     """
     Models through OpenAI's Responses API, with nothing stored at the provider.
 
-    Stop sequences do not exist there: replies are cut at them here. A thinking budget becomes an effort.
+    The API has no stop sequences, so replies are cut at them here. A thinking budget becomes an effort.
 
     Args:
         api_key: The key; by default from ``OPENAI_API_KEY``.
-        base_url: Another server; by default from ``OPENAI_BASE_URL``. With one, no key is demanded.
+        base_url: Another server; by default from ``OPENAI_BASE_URL``. With one, no key is required.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
-        name: The name under which ids, reasoning and opaque items are kept and sent back; ``"xai"`` is a preset too.
+        name: The preset, such as ``"xai"``; it is stored with ids, reasoning and opaque items.
         key_env: The environment variable that holds the key, in place of the preset's own.
-        timeouts: How long calls may take; by default as the preset says.
+        timeouts: Time limits of calls; by default those of the preset.
         headers: HTTP headers to send with every request.
-        token_provider: A function that gives a token for each request, in place of a key, as for every preset provider.
+        token_provider: A function that returns a token for each request, in place of a key, as for every preset provider.
     """
 
     accumulator = ResponsesAccumulator
@@ -79,7 +79,7 @@ class OpenAIProvider(PresetProvider):
         self._tools: dict[tuple[Programs | None, bool], ToolsCache] = {}
 
     def _encode_tools(self, request: ModelRequest) -> bytes:
-        """Return the encoded tools, for each way of calling them from programs kept by itself."""
+        """Return the encoded tools, cached for each combination of programs and tool search."""
         programs, search = merge_programs(request.settings), None if has_own_tool_search(request) else TOOL_SEARCH
         key = (programs, search is None)
         if key not in self._tools:
@@ -88,25 +88,25 @@ class OpenAIProvider(PresetProvider):
             self._tools[key] = ToolsCache(partial(encode_tool, programs=programs), search=search)
         return self._tools[key](request.tools)
 
-    def _searches(self, model: str) -> bool:
+    def _supports_tool_search(self, model: str) -> bool:
         return bool(self._preset.searches and re.match(self._preset.searches, model))
 
-    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        dropped = encode_settings(request, self.bare(request.model), self._preset).dropped
+    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        dropped = encode_settings(request, self.strip_prefix(request.model), self._preset).dropped
         return (*dropped, "strict") if has_unsupported_strict_tool(request.tools, "openai") else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
         request = self._prepare_request(request, after)
-        model, tools = self.bare(request.model), self._encode_tools(request)
+        model, tools = self.strip_prefix(request.model), self._encode_tools(request)
         warn_once(thinking_for_responses(request.settings.thinking, self._preset.thinking, model).note)
         return RequestBody(encode(request, model, self._preset, tools, stream=stream, after=after))
 
     def _encode_count(self, request: ModelRequest) -> RequestBody:
         request = self._prepare_request(request)
         content = encode_token_count_request(
-            request, self.bare(request.model), self._preset, self._encode_tools(request)
+            request, self.strip_prefix(request.model), self._preset, self._encode_tools(request)
         )
         return RequestBody(content, path=f"{self.path}/input_tokens")
 
-    def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+    def _finish_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         return cut_at_stops(reply, request.settings.stop_sequences)

@@ -1,8 +1,8 @@
 """
-Replies of the Responses API in our terms. Pure: no SDK, no clock, no I/O.
+Decode replies of the Responses API. Pure: no SDK, no clock, no I/O.
 
-A stream is put together into the response object that the API would have sent in one piece, and both go through
-``decode``, so that they cannot differ.
+The events of a stream are assembled into the response object of a request without a stream. ``decode`` handles both, so
+they cannot differ.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ KEPT = (
     *("service_tier", "status", "incomplete_details", "conversation", "previous_response_id", "moderation"),
     *("tool_usage", "input_transformations", "prompt_cache_diagnostics"),
 )
-# Listed, and not just ignored: what is in no list is told of as new, and these would be told at every reply.
+# Listed, because unlisted members are reported as new.
 ECHOES = (
     *(
         "access_programs",
@@ -90,19 +90,19 @@ ECHOES = (
     ),
     *("top_logprobs", "top_p", "truncation", "user"),
 )
-"""What a response tells back of what was asked."""
+"""The members of a response that repeat the request."""
 IN_RESPONSE = frozenset(
     {"id", "object", "created_at", "completed_at", "error", "model", "output", "total_tokens", "usage", *ECHOES, *KEPT}
 )
 IN_MESSAGE = frozenset({"type", "id", "role", "status", "phase", "content"})
 IN_TEXT = frozenset({"type", "text", "annotations", "logprobs"})
 IN_REFUSAL = frozenset({"type", "refusal"})
-"""What is read of a response, of a message in it and of what that says; whatever else they hold is kept as it came."""
+"""The known members of a response, its messages and their content; unknown ones are stored unchanged."""
 IN_CALL = frozenset({"type", "id", "call_id", "name", "arguments", "namespace", "status", "async", "created_by"})
 FOR_THE_CLIENT = frozenset({"computer_call", "custom_tool_call", "local_shell_call", "mcp_approval_request"})
 X_SEARCH = ("xai", "custom_tool_call")
 FOR_THE_CLIENT_OR_SERVER = frozenset({"apply_patch_call", "shell_call"})
-"""Those that the provider's own containers answer in the same reply, if they run there."""
+"""Calls that the provider's own containers answer in the same reply, if they run there."""
 
 SAID: dict[str, type[TextChunk | ThinkingChunk] | None] = {
     "response.output_text.delta": TextChunk,
@@ -111,7 +111,7 @@ SAID: dict[str, type[TextChunk | ThinkingChunk] | None] = {
     "response.reasoning_text.delta": ThinkingChunk,
     "response.function_call_arguments.delta": None,
 }
-"""Deltas inside an item, and what they are; ``None`` is a call's arguments."""
+"""The chunk class for each delta event inside an item; ``None`` for the arguments of a call."""
 
 ENDS = frozenset({"response.completed", "response.incomplete", "response.failed", "response.cancelled"})
 
@@ -127,7 +127,7 @@ IN_EVENT = frozenset(
         *("item_id", "output_index", "content_index", "summary_index"),
     }
 )
-"""The events that are read, and what of them is; what is newer is told of."""
+"""The known members of the events in ``READ``; unknown events and members are reported."""
 
 REPEATED = frozenset(
     {
@@ -163,7 +163,7 @@ REPEATED = frozenset(
         ),
     }
 )
-"""Events that tell how far an item is, or of a piece of it: ``output_item.done`` has it whole."""
+"""Events of progress, or of a piece of an item, which are ignored because ``output_item.done`` has the whole item."""
 
 TOOLS = {
     "web_search_call": "web_search",
@@ -176,7 +176,7 @@ TOOLS = {
     "tool_search_call": SEARCH,
     "tool_search_output": SEARCH,
 }
-"""Items that tell of a tool of the provider, and its name with us."""
+"""Our names of the provider's tools, by type of item."""
 
 Json = dict[str, Any]
 
@@ -194,9 +194,8 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     if data.get("output") is None:
         raise make_protocol_error(call, "it holds no output", usage)
     items = objects_at(data, "output")
-    # A reply that waits for something which nobody here can give (a click in a browser, a patch) cannot be gone on
-    # with: sent back without it, the API refuses the whole conversation. It is said here, by the kind, and not at the
-    # next request.
+    # A reply that waits for an unsupported action of the client (a click in a browser, a patch) cannot be continued: the
+    # API rejects a conversation without the result. So the error is raised here and not by the next request.
     if waiting := _find_waiting_kinds(items, call.provider):
         raise make_unanswerable_error(call, waiting, usage)
     mark: Json = {"provider": call.provider, "model": model}
@@ -228,8 +227,8 @@ def _member_if_any(name: str, newer: Json) -> Json:
 
 
 def _find_image_model(data: Mapping[str, object]) -> Json:
-    """Return the member with the separately priced model that made a response's images, else ``{}``."""
-    # Its tokens have a price of their own, and the reply names only the model that was asked.
+    """Return the member with the name of the image model, whose tokens have their own price; else ``{}``."""
+    # The reply names only the requested model.
     names = [
         find_text(tool, "model")
         for tool in find_objects(data, "tools")
@@ -251,9 +250,9 @@ def _collect_logprobs(items: list[Mapping[str, object]]) -> Json:
 
 def _find_waiting_kinds(items: list[Mapping[str, object]], provider: str) -> list[str]:
     """
-    Return the kinds of those items that wait for an answer of the client other than a function's result.
+    Return the types of the items that wait for a result that the client does not support.
 
-    xAI tells of its own search of X as of a custom call, and takes no custom tools of a client.
+    xAI reports its own search of X as a custom call, and accepts no custom tools of a client.
     """
     answered = {item.get("call_id") for item in items if text_at(item, "type").endswith("_output")}
     return [
@@ -266,14 +265,13 @@ def _find_waiting_kinds(items: list[Mapping[str, object]], provider: str) -> lis
 
 
 def is_client_search(item: Mapping[str, object]) -> bool:
-    """Return whether an item asks its client to search tools, which is what ``find_tools`` does (providers:PV122)."""
+    """Return whether an item is a tool search for the client, which ``find_tools`` answers (providers:PV122)."""
     return item.get("type") == "tool_search_call" and item.get("execution") == "client"
 
 
 def _decode_search(item: Mapping[str, object], mark: Json) -> AssistantPart:
-    """Return a search as a call of ``find_tools``; what is asked for stands under the names that the search was given."""
-    # The model may write its search in whatever form its schema allowed; what `find_tools` takes is words. The item
-    # itself is kept, and goes back as it came.
+    """Return a tool search of the model as a call of ``find_tools``, with all words of its arguments as the query."""
+    # The schema of the search may have any form. The item itself is stored, and goes back unchanged.
     given = {"query": " ".join(_collect_search_words(item.get("arguments")))}
     return make_call_part(FIND_TOOLS, given, {**mark, "id": item.get("call_id"), "search": item})
 
@@ -296,7 +294,7 @@ def _list_strings(value: object) -> list[str]:
 
 
 def _parse_stop(data: Mapping[str, object]) -> tuple[str | None, StopReason | None]:
-    """Return the API's word, which for an incomplete response is the reason, and what it means (ecosystem:EC97)."""
+    """Return the API's status, or the reason of an incomplete response, and our stop reason for it (ecosystem:EC97)."""
     status = text_at(data, "status")
     if status != "incomplete":
         return status or None, STOPS.get(status)
@@ -314,8 +312,7 @@ def _decode_parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]
                 for part in (_decode_text(content, item, mark), *_decode_citations(content))
             ]
         case "reasoning":
-            # All of it but its `status`, which only says how far it was: the encrypted reasoning goes back with the
-            # calls that it led to, or the API no longer knows why it made them.
+            # All members but `status`. The encrypted reasoning must go back with the calls that follow it.
             kept = {name: value for name, value in item.items() if value is not None and name != "status"}
             return [ThinkingPart(_thought_text(item), provider_data=freeze({**mark, "item": kept}))]
         case "function_call":
@@ -328,8 +325,8 @@ def _decode_parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]
         case "image_generation_call" if (made := _decode_image(item, mark)) is not None:
             return [made]
         case _:
-            # Whatever is not understood is kept whole and goes back to this provider alone (reliability:MP59): an item
-            # that is left out may be the one that a later item refers to.
+            # Unknown items are stored whole and go back to this provider only (reliability:MP59), because a later item
+            # may refer to them.
             tool = TOOLS.get(find_text(item, "type"), "")
             return [
                 OpaquePart(mark["provider"], freeze(item), tool=tool, text=_describe_server_tool(item) if tool else "")
@@ -343,7 +340,7 @@ def _decode_image(item: Mapping[str, object], mark: Json) -> AssistantPart | Non
 
 
 def _describe_server_tool(item: Mapping[str, object]) -> str:
-    """Return for people what a tool of the provider was asked, and what came of it."""
+    """Return a readable text of the input and the result of a tool of the provider."""
     action = item.get("action")
     asked = [find_text(action, "query"), find_text(action, "url"), find_text(item, "code"), find_text(item, "result")]
     arguments = item.get("arguments")
@@ -370,8 +367,7 @@ def _decode_citation(annotation: Mapping[str, object], text: str) -> CitationPar
 def _decode_text(content: Mapping[str, Any], item: Mapping[str, object], mark: Json) -> AssistantPart:
     refuses = content["type"] == "refusal"
     if not refuses and content["type"] != "output_text":
-        # Kept, since nobody knows what the conversation is without it; wrapped into the message that it came in, since
-        # content alone is nothing that the API takes back as an input.
+        # Unknown content is stored within its message, because the API does not accept content alone as input.
         return OpaquePart(mark["provider"], freeze({"type": "message", **item, "content": [content]}))
     origin = {
         "id": item.get("id"),
@@ -380,8 +376,7 @@ def _decode_text(content: Mapping[str, Any], item: Mapping[str, object], mark: J
         "more": find_newer_members(content, IN_REFUSAL if refuses else IN_TEXT),
         "more_of_item": find_newer_members(item, IN_MESSAGE),
     }
-    # What stands with the text goes back with it: `phase`, for one, says to newer models which of their texts were
-    # comments and which the answer.
+    # The other members go back with the text. `phase`, for example, tells newer models comments from answers.
     data = freeze({**mark, **{name: value for name, value in origin.items() if value}})
     return (
         RefusalPart(content["refusal"], provider_data=data)
@@ -391,22 +386,22 @@ def _decode_text(content: Mapping[str, Any], item: Mapping[str, object], mark: J
 
 
 def _thought_text(item: Mapping[str, object]) -> str:
-    """Return the summaries, or the reasoning itself where a server shows it."""
+    """Return the text of the summaries; else that of the reasoning itself, which some servers send."""
     pieces = objects_at(item, "summary") or objects_at(item, "content")
     return "\n\n".join([text_at(piece, "text") for piece in pieces])
 
 
 def parse_usage(raw: object) -> Usage | None:
-    """Return the API's usage in our buckets; ``None`` when it does not say."""
+    """Return the API's usage in our buckets; ``None`` when it reports none."""
     return usage_from_totals(raw, "input_tokens", "output_tokens")
 
 
 class ResponsesAccumulator(Accumulator):
     """
-    Turns the events of one stream into the completed reply.
+    Assembles the events of one stream into the completed reply.
 
-    Items count as ``output_item.done`` has them: what ``output_item.added`` says of encrypted reasoning may be partial,
-    and the end event says it in other words again.
+    Items are taken from ``output_item.done``. Encrypted reasoning may be partial in ``output_item.added``, and may differ in
+    the end event.
     """
 
     decoder = staticmethod(decode)
@@ -416,18 +411,18 @@ class ResponsesAccumulator(Accumulator):
         self._response: Json = {}
         self._open: dict[int, Mapping[str, Any]] = {}
         self._items: dict[int, Mapping[str, Any]] = {}
-        # Watchers are told of calls by their number among calls; the API numbers all items.
+        # Our deltas number only the calls; the API numbers all items.
         self._calls: dict[int, int] = {}
         self._arguments: dict[int, ArgumentPieces] = {}
 
     @property
     def usage(self) -> Usage | None:
-        """What the reply is known to have used so far."""
+        """The usage reported so far."""
         return parse_usage(self._response.get("usage"))
 
-    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Take one event and return what it adds.
+        Process one event and return its deltas.
 
         Raises:
             ModelError: for an error event, and for events in an impossible order.
@@ -436,8 +431,7 @@ class ResponsesAccumulator(Accumulator):
         kind = event.get("type") or name
         if kind == "error":
             raise self._make_stream_error(event)
-        # Known and passed over in silence; what is in neither list is passed over, too, but told once by name, so that
-        # somebody learns that there is something new to read.
+        # Known events without new content are ignored silently. Unknown ones are ignored and reported by name.
         if kind in REPEATED:
             return []
         if kind not in READ:
@@ -445,12 +439,12 @@ class ResponsesAccumulator(Accumulator):
             return []
         if not IN_EVENT.issuperset(event):
             self._record_unread(*[f"{kind}.{member}" for member in find_newer_members(event, IN_EVENT)])
-        return self._take(kind, event)
+        return self._apply_event(kind, event)
 
-    def _take(self, kind: str, event: Json) -> list[ModelDelta]:
+    def _apply_event(self, kind: str, event: Json) -> list[ModelDelta]:
         """Apply an event, and return its deltas."""
         if kind == "response.created":
-            self._begin(object_at(event, "response"))
+            self._start(object_at(event, "response"))
         elif kind in ENDS:
             self._finish_response(object_at(event, "response"))
         elif kind == "response.output_item.added":
@@ -464,8 +458,8 @@ class ResponsesAccumulator(Accumulator):
             return self._make_text_deltas(SAID[kind], event)
         return []
 
-    def _begin(self, response: Mapping[str, object]) -> None:
-        """Store the response that starts; raise an error for a second one."""
+    def _start(self, response: Mapping[str, object]) -> None:
+        """Store the new response; raise an error for a second one."""
         if self._response:
             self._refuse_stream("a second response.created")
         self._response = {**response, "output": []}
@@ -481,16 +475,15 @@ class ResponsesAccumulator(Accumulator):
         return [ToolCallChunk(self._calls[index], new)] if new and index in self._calls else []
 
     def _check_item_open(self, event: Json) -> None:
-        # A delta for an item that is not open is a gap in the stream: what was missed cannot be made up, so the call is
-        # made again (reliability:MP28).
+        # A delta for an item that is not open is a gap in the stream. The call must be retried (reliability:MP28).
         index = index_at(event, "output_index")
         if index not in self._open:
             self._refuse_stream(f"a delta for item {index}, which is not open")
 
     def _open_item(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
         newest = max((*self._open, *self._items), default=-1)
-        if index <= newest:  # numbers that are left out say nothing: the end tells of all items
-            self._refuse_stream(f"item {index} begins behind item {newest}")
+        if index <= newest:  # missing numbers are no error: the end event has all items
+            self._refuse_stream(f"item {index} starts after item {newest}")
         self._open[index] = item
         if item["type"] != "function_call" and not is_client_search(item):
             return []
@@ -499,7 +492,7 @@ class ResponsesAccumulator(Accumulator):
 
     def _close_item(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
         if self._open.pop(index, None) is None:
-            self._refuse_stream(f"item {index} ends without having begun")
+            self._refuse_stream(f"item {index} ends without a start")
         if index in self._calls and item["type"] == "function_call" and not item.get("arguments"):
             item = {**item, "arguments": self._find_streamed_arguments(index)}
         self._items[index] = item
@@ -511,19 +504,20 @@ class ResponsesAccumulator(Accumulator):
         return [*given, ToolCallEnded(number)]
 
     def _find_streamed_arguments(self, index: int) -> str:
-        """Return the arguments that came in pieces, which is all that some servers tell of them."""
+        """Return the streamed arguments of a call, for servers that leave them out of ``output_item.done``."""
         pieces = self._arguments.get(index)
         if pieces is not None and pieces.is_undecided:
-            self._refuse_stream(f"arguments of item {index} that are whole both joined and by the last piece alone")
+            self._refuse_stream(
+                f"ambiguous arguments of item {index}: both the joined pieces and the last piece are complete"
+            )
         return "" if pieces is None else pieces.text
 
     def _finish_response(self, response: Mapping[str, Any]) -> None:
-        """Take the end event: its items in their order, each as ``output_item.done`` had it if that came."""
+        """Store the response of the end event, with the items of ``output_item.done`` in its order."""
         items = [self._items[index] for index in sorted(self._items)]
         done = {item.get("id"): item for item in items if item.get("id")}
-        # The end event tells all items again, in words that may differ (encrypted reasoning may be partial there), so
-        # it gives the order and the done events the content. Some servers leave its output empty, or number items anew;
-        # then what came counts as it came.
+        # The end event repeats all items, but encrypted reasoning may be partial in it. So its order counts, and the
+        # content of the done events. If its output is empty or has other ids, the done events count alone.
         output = [done.pop(item.get("id"), item) for item in objects_at(response, "output")]
         whole = bool(output) and not done
         if self._open and not whole:
@@ -536,7 +530,7 @@ class ResponsesAccumulator(Accumulator):
         Return the reply.
 
         Raises:
-            TruncatedReply: when the end event is missing; half of it holds neither usage nor status (reliability:MP20).
+            TruncatedReply: when the end event is missing or incomplete (reliability:MP20).
         """
         if not self.done:
             self._raise_truncated("its response.completed is missing")

@@ -1,10 +1,10 @@
 """
-Our messages as input items of the Responses API. Pure: no SDK, no clock, no I/O.
+Encode messages as input items of the Responses API. Pure: no SDK, no clock, no I/O.
 
-Every message is encoded once and keeps its bytes (``Transcript.memo``); a request joins them. Nothing is stored at the
-provider, so reasoning goes back with its encrypted content, and whole, directly before what followed it. Texts and
-calls that this provider and model made go back under their own item ids; all others as plain messages and calls under
-made ids, which the API takes from anybody: foreign calls need no further rule here.
+Every message is encoded once and its bytes are cached (``Transcript.memo``); a request joins them. The provider stores
+nothing, so reasoning goes back with its encrypted content, directly before the item that followed it. Texts and calls of
+the same provider and model go back under their own item ids. All others become plain messages, and calls with generated
+ids, which the API accepts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from stepengine.data.messages import (
     DocumentPart,
     ImagePart,
     JsonPart,
-    Message,
     OpaquePart,
     RefusalPart,
     ResultPart,
@@ -40,6 +39,7 @@ from stepengine.models._json import encode_utf8, find_object
 from stepengine.models._wire import (
     MADE,
     NUDGE,
+    MessageEncoders,
     call_arguments,
     check_file_provider,
     check_image,
@@ -53,14 +53,14 @@ from stepengine.models._wire import (
     file_name,
     is_own,
     is_paused,
-    joined,
+    join_json,
     list_generated_media,
+    make_safe_name,
     make_unsupported_part_error,
     media_kind,
     remove_blank_texts,
     remove_empty_texts,
     result_text,
-    safe_name,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 
@@ -73,10 +73,10 @@ class OpenAIEncodeOptions:
     The options that the encoded form of a message depends on.
 
     Attributes:
-        provider: Whose call ids and opaque items are sent back.
-        model: Whose reasoning and item ids are sent back (ecosystem:EC99).
+        provider: Only call ids and opaque items of this provider are sent back.
+        model: Only reasoning and item ids of this model are sent back (ecosystem:EC99).
         sources: Whether searches go back with their sources.
-        hidden: The tools that the model searches for; ``None`` leaves earlier searches as they came.
+        hidden: The tools that the model can search for; ``None`` sends earlier searches unchanged.
     """
 
     provider: str
@@ -91,9 +91,9 @@ class ResponsesEncoded(BaseTurn):
     One encoded message.
 
     Attributes:
-        refers: The tools that a result refers to.
-        callers: Who made each call, as its result has to say, too; by our ids, for calls of programs.
-        searches: Which calls, by our ids, are searches of tools, which are answered with definitions.
+        refers: The names of the tools in a result's references.
+        callers: The encoded caller of each call by a program, by our id; its result repeats it.
+        searches: Our ids of the calls that are tool searches, which are answered with definitions.
     """
 
     refers: tuple[str, ...] = ()
@@ -110,9 +110,9 @@ def encode_messages(
     request: ModelRequest, flags: OpenAIEncodeOptions, define: Callable[[str], Json] | None = None
 ) -> bytes:
     """
-    Return the ``input`` array: history and tail, with a word of the user where the model would follow itself.
+    Return the ``input`` array of history and tail, with a user message between two messages of the model.
 
-    *define* gives the definition of a hidden tool; those that results refer to stand behind the results, once.
+    *define* returns the definition of a hidden tool. A tool that results refer to is defined once, after the results.
     """
     out: list[bytes] = []
     loading = _ToolDefinitions(flags.hidden or frozenset(), define)
@@ -121,7 +121,7 @@ def encode_messages(
     searches: frozenset[str] = frozenset()
     role = ""
     after = b""
-    for turn in encode_turns(request, flags, encode_message):
+    for turn in encode_turns(request, flags, ENCODERS):
         if turn.role == "tool":
             role = "tool"
             if turn.call_id in searches:
@@ -131,7 +131,7 @@ def encode_messages(
             if turn.refers:
                 after = loading.add_definitions(after, turn.refers)
             continue
-        # What the model made and this wire does not take from it stands behind the results of its calls.
+        # Media of the model that the API does not accept in its messages follow the results of its calls.
         for body, whose in ((after, "user"), (turn.body, turn.role)):
             if body and whose == role == "assistant":
                 out.append(NUDGE_ITEM)
@@ -144,14 +144,14 @@ def encode_messages(
 
 
 def _make_final_items(after: bytes, role: str, *, is_over: bool) -> list[bytes]:
-    """Return what ends the input: what is to stand there, else a word of the user where he must have the last one."""
+    """Return the last items of the input: *after*, else a user message if the input is empty or ends with a reply."""
     if after:
         return [after]
     return [NUDGE_ITEM] if not role or (role == "assistant" and is_over) else []
 
 
 class _ToolDefinitions:
-    """Gives the tools that results refer to, each once, behind the results of a batch."""
+    """Encodes the definitions of hidden tools that results refer to, each once."""
 
     def __init__(self, hidden: frozenset[str], define: Callable[[str], Json] | None) -> None:
         self._waiting = set(hidden)
@@ -178,26 +178,14 @@ class _ToolDefinitions:
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: OpenAIEncodeOptions, *, own_ids: bool = True) -> ResponsesEncoded:
-    """Encode one message; *own_ids* false sends made ids in place of the provider's."""
-    match message:
-        case UserMessage():
-            return ResponsesEncoded("user", _encode_user(message, flags))
-        case AssistantMessage():
-            return _encode_assistant(message, flags, own_ids)
-        case ToolMessage():
-            return _encode_result(message, flags)
-        case _ as never:
-            assert_never(never)
-
-
-def _encode_user(message: UserMessage, flags: OpenAIEncodeOptions) -> bytes:
+def _encode_user(message: UserMessage, flags: OpenAIEncodeOptions) -> ResponsesEncoded:
     parts = remove_blank_texts(message.content)
     if not parts:
-        return b""
+        return ResponsesEncoded("user", b"")
     if len(parts) == 1 and isinstance(parts[0], TextPart):
-        return encode_json({"role": "user", "content": parts[0].text})
-    return encode_json({"role": "user", "content": [_encode_content(part, flags) for part in parts]})
+        return ResponsesEncoded("user", encode_json({"role": "user", "content": parts[0].text}))
+    content = [_encode_content(part, flags) for part in parts]
+    return ResponsesEncoded("user", encode_json({"role": "user", "content": content}))
 
 
 def _encode_assistant(message: AssistantMessage, flags: OpenAIEncodeOptions, own_ids: bool) -> ResponsesEncoded:  # noqa: FBT001 - private
@@ -216,12 +204,12 @@ def _encode_assistant(message: AssistantMessage, flags: OpenAIEncodeOptions, own
     wire = {ours: encode_json(theirs) for ours, theirs in ids.items()}
     searches = frozenset([call.tool_call_id for call in message.tool_calls if _find_search(call, flags) is not None])
     return ResponsesEncoded(
-        "assistant", joined(items), ids=wire, after=after, callers=_encode_callers(message, flags), searches=searches
+        "assistant", join_json(items), ids=wire, after=after, callers=_encode_callers(message, flags), searches=searches
     )
 
 
 def _find_search(call: ToolCallPart, flags: OpenAIEncodeOptions) -> Mapping[str, Any] | None:
-    """Return the search of tools that a call was made of, for the model that asked for it."""
+    """Return the tool search item behind a call, if the same model produced it; else ``None``."""
     data = call.provider_data
     found = data.get("search") if is_own(data, flags.provider, flags.model) else None
     return found if isinstance(found, Mapping) else None
@@ -239,7 +227,7 @@ def _encode_callers(message: AssistantMessage, flags: OpenAIEncodeOptions) -> di
 
 def _drop_orphaned_reasoning(items: list[Json]) -> list[Json]:
     """
-    Leave out reasoning whose follower is gone, such as that of a reply that was cut or of a text that was changed.
+    Return *items* without reasoning that lost its following item, such as in a cut reply or before a changed text.
 
     The API answers 400, "was provided without its required following item". Servers without item ids have no such rule.
     """
@@ -273,9 +261,9 @@ def _append_part(
 
 
 def _encode_own_items(part: OpaquePart | ImagePart | DocumentPart, flags: OpenAIEncodeOptions) -> list[Json]:
-    """Return what this provider itself made, as it came."""
+    """Return the item of an opaque part or image of the same provider, unchanged; ``[]`` for others."""
     if isinstance(part, OpaquePart):
-        # A search of tools means nothing where there is none.
+        # Without hidden tools an earlier tool search is left out.
         is_over = flags.hidden is not None and not flags.hidden and is_tool_search(part.data)
         return [_encode_own_item(part.data, flags)] if part.provider == flags.provider and not is_over else []
     data = part.provider_data
@@ -285,7 +273,7 @@ def _encode_own_items(part: OpaquePart | ImagePart | DocumentPart, flags: OpenAI
 
 
 def _encode_own_item(data: Mapping[str, object], flags: OpenAIEncodeOptions) -> Json:
-    """Return an item as it came, but for what the API gives and does not take back (providers:PV58)."""
+    """Return an item without the members that the API sends but does not accept (providers:PV58)."""
     item = {name: value for name, value in data.items() if name != "created_by"}
     action = item.get("action")
     if not flags.sources and isinstance(action, Mapping):
@@ -294,7 +282,7 @@ def _encode_own_item(data: Mapping[str, object], flags: OpenAIEncodeOptions) -> 
 
 
 def _encode_reasoning(part: ThinkingPart, flags: OpenAIEncodeOptions) -> list[Json]:
-    """Return the reasoning item, which without its encrypted content would mean one that nobody has stored."""
+    """Return the reasoning item; ``[]`` without its content, because it is not stored at the provider."""
     data = part.provider_data
     item = data.get("item") if is_own(data, flags.provider, flags.model) else None
     sendable = isinstance(item, Mapping) and (item.get("encrypted_content") or item.get("content"))
@@ -304,7 +292,7 @@ def _encode_reasoning(part: ThinkingPart, flags: OpenAIEncodeOptions) -> list[Js
 def _append_text(
     items: list[Json], part: TextPart | RefusalPart, content: Json, flags: OpenAIEncodeOptions, *, apart: bool
 ) -> None:
-    """Add a text to the message item that it came in, or to a plain message; *apart* is one that does not go on another."""
+    """Append a text to its own message item, or to a plain message; *apart* makes it a paragraph of its own."""
     data = part.provider_data
     last = items[-1] if items else {}
     own = data if is_own(data, flags.provider, flags.model) else {}
@@ -333,7 +321,7 @@ def _encode_call(part: ToolCallPart, flags: OpenAIEncodeOptions, ids: Mapping[st
     item: Json = {
         "type": "function_call",
         "call_id": ids[part.tool_call_id],
-        "name": safe_name(part.tool_name),
+        "name": make_safe_name(part.tool_name),
         "arguments": encode_utf8(compact(call_arguments(part))).decode(),
     }
     data = part.provider_data
@@ -352,7 +340,7 @@ def _encode_result(message: ToolMessage, flags: OpenAIEncodeOptions) -> Response
     )
     parts = remove_empty_texts(message.content)
     if refers and any(not isinstance(part, ToolReferencePart) for part in parts):
-        # The definitions that follow say it.
+        # Definitions of these tools follow, so the references are left out.
         message = attrs.evolve(message, content=[p for p in parts if getattr(p, "tool_name", "") not in refers])
         parts = remove_empty_texts(message.content)
     output: str | list[Json]
@@ -386,7 +374,7 @@ def _encode_media(part: ImagePart | DocumentPart, flags: OpenAIEncodeOptions) ->
         where = {"image_url": data_url(part)} if part.file_id is None else {"file_id": part.file_id}
         return {"type": "input_image", "detail": "auto", **where}
     if kind not in {"pdf", "text", "office"}:
-        raise make_unsupported_part_error(flags.provider, part, "it takes images, PDF, text and office files")
+        raise make_unsupported_part_error(flags.provider, part, "it accepts images, PDF, text and office files")
     if part.file_id is not None:
         return {"type": "input_file", "file_id": part.file_id}
     if part.data is None:
@@ -394,3 +382,6 @@ def _encode_media(part: ImagePart | DocumentPart, flags: OpenAIEncodeOptions) ->
     if kind == "text":
         return {"type": "input_text", "text": document_text(getattr(part, "name", ""), part.data)}
     return {"type": "input_file", "filename": file_name(part), "file_data": data_url(part)}
+
+
+ENCODERS = MessageEncoders(_encode_user, _encode_assistant, _encode_result)

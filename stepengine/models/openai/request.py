@@ -1,5 +1,5 @@
 """
-Requests of the Responses API: everything of the body but its input items. Pure: no SDK, no clock, no I/O.
+Encode requests for the Responses API, all body members except the input items. Pure: no SDK, no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ from stepengine.models.openai.encode import OpenAIEncodeOptions, encode_messages
 from stepengine.models.presets import Preset
 
 TOOL_SEARCH = {"type": "tool_search"}
-"""The API's search of tools (providers:PV64)."""
+"""The definition of the API's tool search (providers:PV64)."""
 
 WORDS = frozenset({"auto", "none", "required"})
 KEY_DIGITS = 32
-"""128 bits tell conversations apart, and the key is within the 64 characters that OpenAI documents."""
+"""128 bits distinguish conversations, and OpenAI documents at most 64 characters."""
 PROGRAM = "programmatic"
-"""Who calls a tool from a program."""
+"""The name of the caller for calls from a program."""
 OPENAI_ITSELF = frozenset({"openai", "azure_responses"})
-"""Services that run the API of OpenAI and no other company's."""
+"""Services with OpenAI's own implementation of the API."""
 
 RESULTS = {FileSearch: "file_search_call.results", CodeExecution: "code_interpreter_call.outputs"}
-"""What is asked for beside a call of a tool, or only the call comes."""
+"""The ``include`` values that request the results of server tools; without them the reply has only their calls."""
 
 Json = dict[str, Any]
 
 
 def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool, after: str = "") -> bytes:
     """
-    Return the body of a request. Nothing is stored at the provider: the whole conversation is sent (ecosystem:EC96).
+    Return the body of a request with the whole conversation, because the provider stores nothing (ecosystem:EC96).
 
     Args:
-        request: What is asked.
+        request: The request.
         model: The model's name at the provider.
-        preset: The service's ways.
+        preset: The preset of the service.
         tools: The encoded tools.
-        stream: Whether the reply shall be a stream.
-        after: How the same request failed before: a refused signature leaves earlier reasoning out, refused sources
-            those of earlier searches.
+        stream: Whether the reply is requested as a stream.
+        after: The failure kind of the previous attempt. After a rejected signature, earlier reasoning is left out. After
+            rejected sources, those of earlier searches are left out.
 
     Raises:
-        ModelError: when the reply shall be made in the background, where it would have to be polled, and for a tool that
-            the provider does not have.
+        ModelError: for a reply in the background, because it would have to be polled, and for a server tool that the
+            provider does not have.
     """
     settings = request.settings
     if settings.extra.get("background") or (settings.extra.get("body") or {}).get("background"):
         msg = (
-            f"background replies are not polled, and {model!r} was asked for one by ModelSettings(extra=...); leave it "
-            "out: a reply may take as long as Timeouts of the provider say"
+            f"ModelSettings(extra=...) asks {model!r} for a reply in the background, which is not supported. Remove "
+            "'background', and give the provider longer Timeouts if a reply takes long"
         )
         raise ModelError(msg, kind="request")
     said = dict(encode_settings(request, model, preset).members)
@@ -93,7 +93,7 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
 
 
 def encode_token_count_request(request: ModelRequest, model: str, preset: Preset, tools: bytes) -> bytes:
-    """Return the body of the question how many tokens a request has."""
+    """Return the body of a request that counts the tokens of *request*."""
     members = encode_members(request, _common_members(request, model, preset), tools, extra=False)
     flags = OpenAIEncodeOptions(preset.name, model, hidden=find_hidden_tools(request))
     members["input"] = encode_messages(request, flags, _make_definition_lookup(request))
@@ -101,20 +101,20 @@ def encode_token_count_request(request: ModelRequest, model: str, preset: Preset
 
 
 def _make_definition_lookup(request: ModelRequest) -> Callable[[str], Json]:
-    """Return what gives the definition of a hidden tool by its name."""
+    """Return a function from the name of a hidden tool to its definition."""
     programs = merge_programs(request.settings)
     return lambda name: encode_tool(next(tool for tool in request.tools if tool.name == name), programs)
 
 
 def has_own_tool_search(request: ModelRequest) -> bool:
-    """Return whether the author gives the API's search of tools in its own words, such as one that is asked of the client."""
+    """Return whether ``settings.extra`` already defines the API's tool search, such as one for the client."""
     extra = request.settings.extra
     given = [*find_objects(extra, "tools"), *find_objects(extra, "body", "tools")]
     return any(tool.get("type") == TOOL_SEARCH["type"] for tool in given)
 
 
 def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
-    """Return a tool definition. ``strict`` is said, because the API would otherwise rewrite the schema (ecosystem:EC102)."""
+    """Return a tool definition. ``strict`` is always sent, else the API would rewrite the schema (ecosystem:EC102)."""
     form = make_strict_schema(spec.input_schema, "openai") if spec.strict else None
     return {
         "type": "function",
@@ -127,7 +127,7 @@ def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
 
 
 def encode_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
-    """Return what the settings of a request become that only some wires know."""
+    """Return the body members for the settings that only some wires support."""
     several = len(request.settings.server_tools) > 1
     ways: dict[str, Way] = {
         "service_tier": lambda tier: _member_if_set("service_tier", dict(preset.tiers).get(tier)),
@@ -147,7 +147,7 @@ def _member_if_set(name: str, value: object) -> Json | None:
 def _encode_server_tools(
     items: tuple[ServerTool, ...], request: ModelRequest, model: str, preset: Preset, *, several: bool
 ) -> Json:
-    """Return the tools of the provider, and what is wanted of their results."""
+    """Return the definitions of the server tools, their ``include`` values, and their limit of calls."""
     programs = merge_programs(request.settings)
     if programs is not None and preset.name == "openai":
         check_programs(request, programs, model, preset.name)
@@ -184,10 +184,10 @@ def _encode_server_tool(item: ServerTool, model: str, preset: Preset) -> Json:
 def _encode_web_search(item: WebSearch, model: str, preset: Preset) -> Json:
     tool: Json = {"type": "web_search"}
     if item.blocked_domains and preset.name in OPENAI_ITSELF:
-        raise make_unsupported_tool_error(item, model, preset.name, "it takes allowed_domains only")
+        raise make_unsupported_tool_error(item, model, preset.name, "it accepts only allowed_domains")
     if item.allowed_domains and item.blocked_domains:
         raise make_unsupported_tool_error(
-            item, model, preset.name, "it takes allowed_domains or blocked_domains, not both"
+            item, model, preset.name, "it accepts allowed_domains or blocked_domains, not both"
         )
     if item.allowed_domains:
         tool["filters"] = {"allowed_domains": list(item.allowed_domains)}
@@ -223,7 +223,7 @@ def _encode_tool_choice(request: ModelRequest) -> object:
 
 
 def _make_cache_key(request: ModelRequest) -> str:
-    """Return a name that the requests of one conversation share: made from how it begins."""
+    """Return a cache key for the conversation: a hash of its system prompt and first message."""
     digest = hashlib.sha256(request.system_prompt.encode("utf-8", "replace"))
     if len(request.messages):
         digest.update(request.messages[0].text.encode("utf-8", "replace"))

@@ -1,4 +1,4 @@
-"""The adapter for Chat Completions: OpenRouter, Ollama, vLLM, and whatever else speaks it."""
+"""The adapter for Chat Completions, for OpenRouter, Ollama, vLLM and other compatible servers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stepengine.models.openai_chat.request import (
     supports_stop_sequences,
     supports_strict,
 )
-from stepengine.models.openai_chat.written import (
+from stepengine.models.openai_chat.written_calls import (
     WrittenThoughtFilter,
     parse_written_calls,
     parse_written_thoughts,
@@ -41,11 +41,11 @@ __all__ = ("OpenAIChatProvider",)
 logger = logging.getLogger("stepengine.models")
 
 REASONING = ("reasoning", "reasoning_effort")
-"""OpenRouter's words for thinking among the parameters that a model takes."""
+"""The parameters for thinking in OpenRouter's list of models."""
 
 
 def _parse_listed_model(entry: Mapping[str, object]) -> ModelInfo:
-    """Return what an entry of OpenRouter's list says of its model."""
+    """Return the limits and thinking parameters of a model from its entry in OpenRouter's list."""
     top, takes = entry.get("top_provider"), entry.get("supported_parameters")
     most = top.get("max_completion_tokens") if isinstance(top, Mapping) else None
     words = [word for word in takes if word in REASONING] if isinstance(takes, list) else None
@@ -55,29 +55,28 @@ def _parse_listed_model(entry: Mapping[str, object]) -> ModelInfo:
 
 class OpenAIChatProvider(PresetProvider):
     """
-    Models behind an OpenAI-compatible Chat Completions endpoint.
+    Models at an OpenAI-compatible Chat Completions endpoint.
 
-    *name* picks what is known of the server: ``"openrouter"``, ``"ollama"``, ``"vllm"`` and the other presets, or
-    ``"openai_chat"`` for OpenAI itself. Any other name, and ``"openai_chat"`` with a *base_url*, is a server that nothing
-    is known of. Ids and thinking are kept and sent back under *name*.
+    *name* selects a preset: ``"openrouter"``, ``"ollama"``, ``"vllm"`` and others, or ``"openai_chat"`` for OpenAI itself.
+    Any other name, and ``"openai_chat"`` with a *base_url*, is an unknown server with safe defaults. *name* is stored with
+    ids and thinking, which only go back under the same name.
 
     Args:
-        name: Which service; any other name is a server that nothing is known of.
+        name: The preset; any other name is an unknown server.
         api_key: The key; by default from the service's environment variable.
-        base_url: Another address; by default from the environment. With one, no key is demanded.
+        base_url: Another address; by default from the environment. With one, no key is required.
         key_env: The environment variable that holds the key, in place of the service's own.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
-        timeouts: How long calls may take; by default as fits the service.
+        timeouts: Time limits of calls; by default those of the preset.
         headers: HTTP headers to send with every request, such as OpenRouter's ``HTTP-Referer`` and ``X-Title``.
-        written_calls: Whether calls that the model wrote as ``<tool_call>`` or ``<codebuff_tool_call>`` into its text are read as calls, for servers
-            without a parser of the model's own form; a stream has shown them as text by then.
-        written_thoughts: Whether thoughts that the model wrote between ``<think>`` or ``[THINK]`` at the beginning of its text
-            are read as thinking, for servers without a parser of the model's own form. They go back to the same model as it
-            wrote them; to others they are not sent. Without it they stay text, which ``said`` and outputs leave out.
-            Both are by default as the preset says.
-        token_provider: A function that gives a token for each request, in place of a key, such as one of Entra ID; it may be
-            asynchronous. By default, on Azure and where no key is, what ``azure-identity`` finds, if the environment speaks
-            of it.
+        written_calls: Whether ``<tool_call>`` and ``<codebuff_tool_call>`` blocks in the text are parsed as tool calls, for
+            servers without a parser for the model. A stream has already shown them as text. By default as the preset.
+        written_thoughts: Whether ``<think>`` and ``[THINK]`` blocks at the start of the text are parsed as thinking, for
+            servers without a parser for the model. They go back unchanged to the same model, and to no other. Without it
+            they stay text, which ``said`` and outputs leave out. By default as the preset.
+        token_provider: A function, also an asynchronous one, that returns a token for each request in place of a key, such as
+            one of Entra ID. By default, on Azure without a key, the credentials of ``azure-identity``, if environment
+            variables configure them.
     """
 
     accumulator = ChatAccumulator
@@ -111,27 +110,31 @@ class OpenAIChatProvider(PresetProvider):
             body = RequestBody(b"", path="/models", is_question=True)
             told = await self._answer(body, ModelRequest(f"{self.name}/models"))
             self._listed = {find_text(entry, "id"): _parse_listed_model(entry) for entry in find_objects(told, "data")}
-        name = self.bare(model)
-        # What stands behind a colon may be a way to choose the server, of which the list says nothing.
+        name = self.strip_prefix(model)
+        # A suffix after a colon may select the server. Such names are not in the list.
         found = self._listed.get(name) or self._listed.get(name.partition(":")[0])
         if found is None:
-            msg = f"{self.name} lists no model {name!r} among its {len(self._listed)}; write it as its page names it"
+            msg = (
+                f"{self.name} has no model {name!r} among its {len(self._listed)}; use the name from its list of models"
+            )
             raise ModelError(msg, kind="unknown_model")
         return found
 
-    def _why_no_schema(self, request: ModelRequest) -> str:
-        if not self._preset.schemas or (self._preset.name == "ollama" and self.bare(request.model).endswith("cloud")):
-            return "the service takes no schema"
+    def _explain_no_schema(self, request: ModelRequest) -> str:
+        if not self._preset.schemas or (
+            self._preset.name == "ollama" and self.strip_prefix(request.model).endswith("cloud")
+        ):
+            return "the service does not accept schemas"
         return ""
 
-    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        model, preset = self.bare(request.model), self._preset
+    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        model, preset = self.strip_prefix(request.model), self._preset
         dropped = encode_settings(request, model, preset).dropped
         if has_unsupported_strict_tool(request.tools, "openai") or (
             not supports_strict(preset, model) and any(t.strict for t in request.tools)
         ):
             dropped = (*dropped, "strict")
-        if request.tools and request.settings.parallel_tool_calls is False and not preset.told_parallel:
+        if request.tools and request.settings.parallel_tool_calls is False and not preset.supports_parallel:
             dropped = (*dropped, "parallel_tool_calls")
         return (
             (*dropped, "tool_choice")
@@ -141,7 +144,7 @@ class OpenAIChatProvider(PresetProvider):
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
         request = self._prepare_request(request, after)
-        model, preset = self.bare(request.model), self._preset
+        model, preset = self.strip_prefix(request.model), self._preset
         warn_once(make_thinking_request(request, model, preset).note)
         plain = preset.plain_schemas and re.fullmatch(preset.plain_schemas, model)
         kind = self._plain_tools if plain else self._strict_tools if supports_strict(preset, model) else self._tools
@@ -149,10 +152,10 @@ class OpenAIChatProvider(PresetProvider):
         content = encode(request, model, preset, tools, stream=stream, after=after)
         return RequestBody(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
 
-    def _thoughts(self) -> WrittenThoughtFilter | None:
+    def _make_thought_filter(self) -> WrittenThoughtFilter | None:
         return WrittenThoughtFilter() if self._preset.written_thoughts else None
 
-    def _finished(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+    def _finish_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         if self._preset.written_thoughts:
             reply = parse_written_thoughts(reply)
         mark = find_call_mark(reply.text) if request.tools and not reply.tool_calls else ""
@@ -160,12 +163,12 @@ class OpenAIChatProvider(PresetProvider):
             reply = parse_written_calls(reply)
         if mark and not reply.tool_calls:
             logger.warning(
-                "%s of %s wrote %r into its text, which looks like a tool call that the server did not read; "
-                "OpenAIChatProvider(..., written_calls=True) reads such blocks",
-                self.bare(request.model),
+                "%s of %s wrote %r into its text, which looks like a tool call that the server did not parse; "
+                "OpenAIChatProvider(..., written_calls=True) parses such blocks",
+                self.strip_prefix(request.model),
                 self.name,
                 mark,
             )
         stops = request.settings.stop_sequences
-        taken = supports_stop_sequences(self._preset, self.bare(request.model))
+        taken = supports_stop_sequences(self._preset, self.strip_prefix(request.model))
         return cut_at_stops(reply, stops) if stops and not taken else reply

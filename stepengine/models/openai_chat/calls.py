@@ -1,26 +1,25 @@
 """
-Tool calls from the pieces of a stream, as servers of every kind cut them.
+Assemble tool calls from the pieces of a stream, for all known kinds of servers.
 
-How the pieces of one call's arguments are joined is told in ``stepengine.models._call_arguments``; this module says which call a
-piece belongs to.
+This module decides which call a piece belongs to. ``stepengine.models._call_arguments`` joins the arguments of one call.
 
 | dialect | servers known to send it | rule |
 |---|---|---|
 | id and name first, then arguments by index | OpenAI, vLLM, SGLang, DeepSeek, Groq | the index decides; pieces may alternate |
-| index 0 for every call | Ollama until 0.20, Gemini behind gateways | a new id with a name, or a name behind whole arguments, begins a call |
-| no index, or null | Gemini's OpenAI endpoint, Ollama before 0.4.7 | the id decides, else the call that is open |
+| index 0 for every call | Ollama until 0.20, Gemini through gateways | a new id with a name, or a name after complete arguments, starts a call |
+| no index, or null | Gemini's OpenAI endpoint, Ollama before 0.4.7 | the id decides, else the open call |
 | id with every piece | LiteLLM | a known id continues its call |
-| another id with every piece | OCI behind LiteLLM, mlx-openai-server | a piece without a name, or one that can only go on, continues |
+| another id with every piece | OCI through LiteLLM, mlx-openai-server | a piece without a name, or one that cannot start a call, continues |
 | no id, or ``""`` | LM Studio, Mistral's pieces, old llama.cpp | index and name decide |
 | name with every piece | vLLM's GLM parsers | counts once |
-| name in pieces, or as far as it came | gateways | joined where the whole is an offered tool |
+| name in pieces, or the whole name so far | gateways | joined if the result is an offered tool |
 | ``""``, ``null`` or the text "null" as a name | LM Studio, vLLM; old vLLM | no name |
-| a call that changes its index | proxies that count anew | a piece without a name goes to the one call that is open |
-| all calls once more at the end | LiteLLM, vLLM's xlam parser | the same id, or no id and whole arguments that came in pieces |
+| a call that changes its index | proxies that renumber | a piece without a name goes to the only open call |
+| all calls once more at the end | LiteLLM, vLLM's xlam parser | the same id, or no id and complete arguments after pieces |
 | several calls in one chunk | Ollama, Gemini | each entry with a name is a call |
 
-A piece begins a call only with a name, and two ids are two calls unless the stream has shown that its ids change. What may be one
-call or two is an error that says what came: a call that runs twice, or two that became one, is worse than to ask again.
+Only a piece with a name can start a call. Two ids are two calls, unless the stream has shown that its ids change. Ambiguous
+pieces are an error, because a call that runs twice, or two calls merged into one, would be worse than a retry.
 """
 
 from __future__ import annotations
@@ -33,25 +32,25 @@ from attrs import frozen
 
 from stepengine.data.json import compact
 from stepengine.data.models import ModelDelta, ToolCallChunk, ToolCallEnded, ToolCallStarted
-from stepengine.models._call_arguments import ArgumentPieces, can_begin
+from stepengine.models._call_arguments import ArgumentPieces, can_start
 from stepengine.models._json import find_newer_members, object_at, text_at
 
 MEMBERS = frozenset({"id", "type", "index", "function"})
 FUNCTION_MEMBERS = frozenset({"name", "arguments"})
-"""What of a call is read; anything else in it is kept as it came."""
+"""The known members of a call; unknown ones are stored unchanged."""
 NO_NAME = "null"
-"""What old versions of vLLM sent as the name in every piece but the first."""
+"""The name in later pieces of calls from old versions of vLLM."""
 
 
 def find_legacy_call(message: Mapping[str, object]) -> Mapping[str, Any] | None:
-    """Return the ``function_call`` of *message*, the form before ``tool_calls``; ``None`` for none, or one that says nothing."""
+    """Return the ``function_call`` of *message*, the predecessor of ``tool_calls``; ``None`` if it is missing or empty."""
     call = message.get("function_call")
     return call if isinstance(call, Mapping) and (call.get("name") or call.get("arguments")) else None
 
 
 @frozen
 class _CallPiece:
-    """An entry of ``tool_calls``, of which it knows whether it is the first of its chunk."""
+    """An entry of ``tool_calls``, and whether it is the first of its chunk."""
 
     index: int | None
     id: str
@@ -67,13 +66,13 @@ class _CallPiece:
 @attrs.define(eq=False)
 class _CallSlot:
     """
-    A call that is being received.
+    A call that is still being received.
 
     Attributes:
-        number: Its place among the calls.
-        chunk: The number of the chunk in which it began.
-        twin: The call before it that it may be the rest of, as long as that is open.
-        displaced: The call that had its index before.
+        number: Its index in the reply.
+        chunk: The number of the chunk that started it.
+        twin: An earlier call that this one may continue, until that is decided.
+        displaced: The call that had the same index before.
     """
 
     number: int
@@ -91,7 +90,7 @@ class _CallSlot:
 
 class _OfferedNames:
     """
-    The names of the tools that the model was offered; they decide how a name in pieces is read.
+    The names of the offered tools, which decide how the pieces of a name are joined.
     """
 
     def __init__(self, names: Collection[str]) -> None:
@@ -101,12 +100,12 @@ class _OfferedNames:
         return name in self.names
 
     def join(self, name: str, more: str) -> list[str]:
-        """Return the names, or beginnings of them, that two pieces of a name make: joined, or the second as all of it so far."""
+        """Return the possible names, or starts of names, after the piece *more*: both joined, or *more* as the whole so far."""
         made = dict.fromkeys([name + more, *([more] if more.startswith(name) else [])])
         return [each for each in made if any(offered.startswith(each) for offered in self.names)]
 
     def may_grow(self, name: str) -> bool:
-        """Return whether *name* may be the beginning of a longer one."""
+        """Return whether *name* may still be incomplete."""
         return bool(self.names) and name not in self.names
 
 
@@ -115,8 +114,8 @@ class CallPieces:
     Collects the tool call deltas of one reply.
 
     Args:
-        refuse: Raises the error for a stream that can be read in several ways.
-        offered: The names of the tools that the model was offered; they decide how names in pieces are read.
+        refuse: Raises the error for an ambiguous stream.
+        offered: The names of the offered tools, which decide how the pieces of a name are joined.
     """
 
     def __init__(self, refuse: Callable[[str], NoReturn], offered: Collection[str] = ()) -> None:
@@ -125,22 +124,22 @@ class CallPieces:
         self._slots: list[_CallSlot] = []
         self._by_index: dict[int, _CallSlot] = {}
         self._chunk = 0
-        # Whether pieces of one call had different ids, and whether one id came twice: what the stream has shown so far.
+        # Whether pieces of one call had different ids so far, and whether an id was repeated.
         self._ids_change = False
         self._ids_stay = False
 
     @property
     def complete(self) -> bool:
-        """Whether the arguments of every call are whole, or there are none."""
+        """Whether the arguments of every call are complete or empty."""
         return all(not slot.arguments.count or slot.arguments.is_whole for slot in self._slots)
 
     @property
-    def whole(self) -> bool:
-        """Whether every call has arguments, and they are whole."""
+    def has_complete_arguments(self) -> bool:
+        """Whether every call has arguments, and they are complete."""
         return all(slot.arguments.is_whole for slot in self._slots)
 
-    def take(self, entries: Sequence[Mapping[str, object]]) -> list[ModelDelta]:
-        """Take the entries of one chunk and return what they add."""
+    def append(self, entries: Sequence[Mapping[str, object]]) -> list[ModelDelta]:
+        """Add the entries of one chunk and return their deltas."""
         deltas: list[ModelDelta] = []
         self._chunk += bool(entries)
         for position, entry in enumerate(entries):
@@ -161,7 +160,7 @@ class CallPieces:
         return deltas
 
     def end(self) -> list[ModelDelta]:
-        """Return the ends of all calls that have none, and the beginnings of those that never had arguments."""
+        """Return the missing deltas of all calls at the end of the stream: starts, arguments and ends."""
         self._settle()
         deltas: list[ModelDelta] = []
         for slot in self._slots:
@@ -174,8 +173,8 @@ class CallPieces:
             deltas.append(ToolCallEnded(slot.number))
         return deltas
 
-    def joined(self) -> list[dict[str, Any]]:
-        """Return the calls as the server would have sent them in one piece."""
+    def join(self) -> list[dict[str, Any]]:
+        """Return the calls in the form of a reply without a stream."""
         self._settle()
         return [
             {
@@ -189,17 +188,17 @@ class CallPieces:
     # --- which call a piece belongs to --------------------------------------------------------------------------------
 
     def _choose_slot(self, piece: _CallPiece) -> _CallSlot:
-        """Return the call that *piece* belongs to, a new one if it begins one."""
+        """Return the call that *piece* belongs to, which may be a new one."""
         known = self._find_call(piece)
         is_more = known is not None and self._continues(known, piece)
-        found = known if known is not None and is_more else self._begin_call(piece, known)
+        found = known if known is not None and is_more else self._start_call(piece, known)
         is_elsewhere = piece.index is not None and self._by_index.get(piece.index) is not found
         if piece.index is not None and is_elsewhere and not (is_more and piece.is_blank):
             self._move_call(found, piece.index)
         return found
 
     def _find_call(self, piece: _CallPiece) -> _CallSlot | None:
-        """Return the call that *piece* names by index or id, or that it follows; ``None`` for one that is new by these."""
+        """Return the call with the index or id of *piece*, or the call before it; ``None`` for a new call."""
         placed = None if piece.index is None else self._by_index.get(piece.index)
         named = [slot for slot in self._slots if piece.id and piece.id in slot.ids]
         if placed is not None and (not named or placed in named):
@@ -213,9 +212,9 @@ class CallPieces:
         return self._choose_open(piece, self._slots[-1])
 
     def _find_open_call(self, piece: _CallPiece) -> _CallSlot | None:
-        """Return the one call that a piece without name and known place can continue; ``None`` if none is begun."""
+        """Return the call that a piece without name and known index can continue; ``None`` if there is none."""
         if not self._slots or (piece.is_blank and piece.id and piece.index is not None):
-            return None  # an id that comes before its name
+            return None  # an id before its name
         last, opened = self._slots[-1], [slot for slot in self._slots if not slot.arguments.is_whole]
         if piece.is_blank or opened == [last]:
             return last
@@ -226,7 +225,7 @@ class CallPieces:
         return found if is_more or found is not last or not last.arguments.is_whole else None
 
     def _choose_open(self, piece: _CallPiece, last: _CallSlot) -> _CallSlot:
-        """Return which of several calls a piece continues that names none of them, *last* if no other one can."""
+        """Return the open call that a piece without an id or index continues; *last* if no other one fits."""
         before = [slot for slot in self._slots if slot is not last and not (piece.id and slot is last.twin)]
         before = [slot for slot in before if not slot.arguments.is_whole and piece.name in ("", slot.name)]
         if not before or piece.is_blank:
@@ -238,21 +237,21 @@ class CallPieces:
             self._refuse(f"arguments without an id or index of their own while the arguments of {names} are open")
         return fits[0] if fits else last
 
-    def _begin_call(self, piece: _CallPiece, known: _CallSlot | None) -> _CallSlot:
+    def _start_call(self, piece: _CallPiece, known: _CallSlot | None) -> _CallSlot:
         new = _CallSlot(len(self._slots), self._chunk)
         if known is None and piece.name and piece.index is not None:
-            # A call without arguments, or one that goes on at another index.
+            # A call without arguments, or one that continues at another index.
             alike = [slot for slot in self._slots if slot.name == piece.name and not slot.arguments.count]
             new.twin = alike[-1] if alike else None
         if known is not None and known.name == piece.name and piece.is_first:
-            # The same name may also be the rest of a call whose arguments have not begun, or once more behind its end.
+            # The same name may also continue a call without arguments so far, or repeat it after its end.
             is_open = not known.arguments.count or piece.is_blank
             new.twin = known if is_open and not self._ids_stay else None
         self._slots.append(new)
         return new
 
     def _move_call(self, slot: _CallSlot, index: int) -> None:
-        """Store the index of *slot*; an index that it had before is again that of the call which had it then."""
+        """Move *slot* to *index*; its previous index returns to the call that had it before."""
         for old in [old for old, owner in self._by_index.items() if owner is slot]:
             if slot.displaced is not None:
                 self._by_index[old] = slot.displaced
@@ -263,7 +262,7 @@ class CallPieces:
         self._by_index[index] = slot
 
     def _continues(self, slot: _CallSlot, piece: _CallPiece) -> bool:
-        """Return whether *piece* is more of *slot*, of which it has the index or the id, or which it follows."""
+        """Return whether *piece* continues *slot*, the call with its index or id or the call before it."""
         has_other_id = bool(piece.id and slot.ids and piece.id not in slot.ids)
         if not (piece.name and slot.name):
             return True
@@ -278,25 +277,25 @@ class CallPieces:
         return piece.id in slot.ids or not slot.arguments.is_whole or self._repeats(slot, piece)
 
     def _repeats(self, slot: _CallSlot, piece: _CallPiece) -> bool:
-        """Return whether *piece*, with the name of *slot*, which is whole, and no id that counts, is that call once more."""
+        """Return whether *piece* repeats the complete call *slot* of the same name, without an id that decides."""
         if piece.is_blank:
-            return False  # arguments behind it decide whether it is the name once more
+            return False  # later arguments decide whether the name is repeated
         if not slot.arguments.is_repeated_by(piece.text):
-            return not can_begin(piece.text)
+            return not can_start(piece.text)
         is_placed = bool(piece.index) and slot.displaced is None
         if slot.arguments.count == 1 and not is_placed and not (slot.ids and not piece.id):
-            what = f"the call of {piece.name!r} twice with the same arguments, without an id that tells them apart"
+            what = f"the call of {piece.name!r} twice with the same arguments, without an id that distinguishes them"
             self._refuse(what)
         return True
 
     def _continues_name(self, slot: _CallSlot, piece: _CallPiece, *, has_other_id: bool) -> bool:
-        """Return whether another name is more of the name of *slot*."""
+        """Return whether a different name in *piece* continues the name of *slot*."""
         has_same_id = bool(piece.id) and piece.id in slot.ids
         if slot.arguments.count:
             if has_other_id or (slot.arguments.is_whole and not has_same_id):
                 return False
             return self._refuse(
-                f"the name {piece.name!r} inside of the call of {slot.name!r}, without another id or index"
+                f"the name {piece.name!r} inside the call of {slot.name!r}, without another id or index"
             )
         if has_same_id or not self._offered.names:
             return not has_other_id
@@ -304,31 +303,31 @@ class CallPieces:
         if has_other_id:
             return self._ids_change and is_more and not is_tool
         if is_more and is_tool and piece.name in self._offered:
-            self._refuse(f"the names {slot.name!r} and {piece.name!r}, which are two tools and also one")
+            self._refuse(f"the names {slot.name!r} and {piece.name!r}, which are two tools and, joined, a third one")
         return is_more or not (is_tool and self._offered.join("", piece.name))
 
     def _continues_elsewhere(self, slot: _CallSlot, piece: _CallPiece) -> bool:
-        """Return whether *piece*, with the id and name of *slot* and another index, is more of it."""
+        """Return whether *piece*, with the id and name of *slot* but another index, continues it."""
         if slot.arguments.is_whole:
             return False
-        if not piece.is_blank and slot.arguments.can_continue(piece.text) and not can_begin(piece.text):
+        if not piece.is_blank and slot.arguments.can_continue(piece.text) and not can_start(piece.text):
             return True
         return self._refuse(f"the id {piece.id!r} of the call of {piece.name!r} at two indices")
 
     def _continues_with_other_id(self, slot: _CallSlot, piece: _CallPiece) -> bool:
-        """Return whether *piece* is more of *slot* although it has its name and another id."""
+        """Return whether *piece*, with the name of *slot* but another id, continues it."""
         if slot.arguments.is_whole:
             if slot.arguments.count > 1 and slot.arguments.is_repeated_by(piece.text):
                 self._refuse(f"the call of {piece.name!r} with the same arguments and another id")
             return False
         if self._ids_stay or not slot.arguments.count:
             return False
-        can_go_on, can_be_new = slot.arguments.can_continue(piece.text), can_begin(piece.text)
+        can_go_on, can_be_new = slot.arguments.can_continue(piece.text), can_start(piece.text)
         if can_go_on and can_be_new:
-            self._refuse(f"another id inside of the call of {piece.name!r}")
+            self._refuse(f"another id inside the call of {piece.name!r}")
         return can_go_on
 
-    # --- what a piece adds to its call --------------------------------------------------------------------------------
+    # --- adding a piece to its call -----------------------------------------------------------------------------------
 
     def _extend_call(self, slot: _CallSlot, piece: _CallPiece) -> list[ModelDelta]:
         slot = self._observe_id(slot, piece)
@@ -339,10 +338,10 @@ class CallPieces:
         if piece.text:
             is_other = piece.text.lstrip()[:1] == "{" and arguments.is_whole and not arguments.can_continue(piece.text)
             if is_other:
-                self._refuse(f"other arguments behind the whole ones of the call of {slot.name!r}")
+                self._refuse(f"other arguments after the complete ones of the call of {slot.name!r}")
             new = arguments.append(piece.text)
         if arguments.count and slot.twin is not None and slot.twin.arguments.count:
-            slot.twin = None  # arguments behind whole ones are of another call
+            slot.twin = None  # arguments after complete ones belong to another call
         if slot.ended:
             return []
         if slot.announced:
@@ -350,16 +349,18 @@ class CallPieces:
         return self._start_calls(slot) if slot.name and arguments.count else []
 
     def _grow_name(self, name: str, more: str) -> str:
-        """Return the name of a call with a piece that is its rest, the name once more, or all of it so far."""
+        """Return the name of a call after the piece *more*: its continuation, its repetition, or the whole name so far."""
         if not name or name == more:
             return more
         found = self._offered.join(name, more)
         if len(found) > 1:
-            self._refuse(f"the names {name!r} and {more!r} for one call, which make {' and '.join(map(repr, found))}")
+            self._refuse(
+                f"the names {name!r} and {more!r} for one call, which can be read as {' or '.join(map(repr, found))}"
+            )
         return found[0] if found else name + more
 
     def _observe_id(self, slot: _CallSlot, piece: _CallPiece) -> _CallSlot:
-        """Store the id of *piece*, and what it shows of the ids of this server; return the call that it is in then."""
+        """Store the id of *piece*, learn whether the ids of this server change, and return the call of the piece."""
         had = bool(slot.ids)
         if piece.id in slot.ids:
             self._ids_stay = True
@@ -372,7 +373,7 @@ class CallPieces:
         return self._merge_into_twin(slot, twin)
 
     def _merge_into_twin(self, slot: _CallSlot, twin: _CallSlot) -> _CallSlot:
-        """Make *slot* the rest of its twin, since the ids of this server change, and return that."""
+        """Merge *slot* into the earlier call *twin*, and return that."""
         twin.arguments = slot.arguments if slot.arguments.count else twin.arguments
         twin.ids += slot.ids
         twin.more.update(slot.more)
@@ -389,9 +390,9 @@ class CallPieces:
 
     def _start_calls(self, last: _CallSlot) -> list[ModelDelta]:
         """
-        Return the beginnings of a call and of those before it: whoever watches counts them in the order of the reply.
+        Return the start deltas of a call and of those before it, in the order of the reply.
 
-        None of it is told as long as one of them may be the rest of another one, since the numbers of all depend on that.
+        The result is empty while one of them may still be merged into another, because that changes the numbers.
         """
         before = self._slots[: last.number + 1]
         if any(slot.twin is not None for slot in before):
@@ -408,16 +409,14 @@ class CallPieces:
         return deltas
 
     def _settle(self) -> None:
-        """Decide at the end what was open; raise the error for what cannot be decided."""
+        """Decide the undecided calls at the end of the stream; raise the error for ambiguous ones."""
         for slot in [slot for slot in self._slots if slot.twin is not None]:
             self._settle_twin(slot)
         for slot in self._slots:
             if self._ids_change and not (slot.arguments.count or slot in self._by_index.values()):
-                self._refuse(
-                    f"ids that change, and no arguments of {slot.name!r} before another call came in its place"
-                )
+                self._refuse(f"ids that change, and no arguments of {slot.name!r} before another call replaced it")
             if slot.arguments.is_undecided:
-                self._refuse(f"arguments of {slot.name!r} that are whole both joined and by the last piece alone")
+                self._refuse(f"arguments of {slot.name!r} where both the joined pieces and the last piece are complete")
 
     def _settle_twin(self, slot: _CallSlot) -> None:
         twin, slot.twin = slot.twin, None
@@ -430,4 +429,4 @@ class CallPieces:
         elif self._ids_change or not slot.ids:
             self._merge_into_twin(slot, twin)
         elif not self._ids_stay:
-            self._refuse(f"the name {slot.name!r} with a second id at the same place, and arguments behind one of them")
+            self._refuse(f"the name {slot.name!r} with two ids at the same index, and arguments after only one of them")

@@ -1,8 +1,8 @@
 """
-Replies of Chat Completions in our terms. Pure: no SDK, no clock, no I/O.
+Decode replies of Chat Completions. Pure: no SDK, no clock, no I/O.
 
-A stream is put together into the message that the server would have sent in one piece, and both go through ``decode``,
-so that they cannot differ.
+The chunks of a stream are assembled into the completion of a request without a stream. ``decode`` handles both, so they
+cannot differ.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ from stepengine.models._reply import (
     select_members,
     usage_from_totals,
 )
-from stepengine.models._wire import encode_base64, safe_name
+from stepengine.models._wire import encode_base64, make_safe_name
 from stepengine.models.openai_chat.calls import FUNCTION_MEMBERS, MEMBERS, CallPieces, find_legacy_call
 
 STOPS = {
@@ -71,16 +71,14 @@ STOPS = {
     "error": StopReason.ERROR,
 }
 GAVE_UP = frozenset({"aborted", "insufficient_system_resource"})
-"""What DeepSeek says of a reply that it did not end."""
+"""DeepSeek's finish reasons of replies that it aborted."""
 CACHED = ("prompt_cache_hit_tokens", "num_cached_tokens", "cached_tokens")
-"""Where DeepSeek, Mistral and Hugging Face say how much was read from the cache."""
+"""The members in which DeepSeek, Mistral and Hugging Face report cached tokens."""
 PCM = "audio/pcm"
-"""What sound is that does not say so itself: streams give it bare."""
+"""The type of audio without a recognizable header: streams send bare samples."""
 REASONING = ("reasoning_content", "reasoning")
-# What a caller may want later and nothing here reads: kept under the server's own names in `provider_data`. These lists
-# are closed so that whatever is *not* in one of them is seen to be new, kept as it came, and told of
-# (reliability:MP59); an open "keep everything" would hide that a server has begun to send something that ought to be
-# read.
+# Stored in `provider_data` under the server's own names, for callers. The lists are closed, so that a member in none of
+# them is recognized as new, stored and reported (reliability:MP59).
 KEPT = (
     *("service_tier", "system_fingerprint", "prompt_filter_results", "moderation"),
     *("citations", "search_results", "related_questions", "videos"),
@@ -104,7 +102,7 @@ IN_MESSAGE = frozenset(
 )
 IN_AUDIO = frozenset({"data", "transcript"})
 IN_TEXT = frozenset({"type", "text"})
-"""What is read of a reply, its choice, its message and what that holds; whatever else they hold is kept as it came."""
+"""The known members of a reply, its choice, its message and its content; unknown ones are stored unchanged."""
 TEXTS = ("text", "summary")
 IN_CALL = MEMBERS | {"custom"}
 
@@ -116,24 +114,23 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     Return the reply in the completion object *data*.
 
     Raises:
-        ModelError: when there is no choice, when the choice holds an error, when the server gave up on it, and for a call of a
-            custom tool, which only settings of the author's own can have offered.
+        ModelError: when there is no choice, when the choice holds an error, when the server aborted the reply, and for a call
+            of a custom tool.
     """
     choices = objects_at(data, "choices")
     if not choices:
         raise make_protocol_error(call, "it holds no choice", parse_usage(_find_raw_usage(data)))
     choice = choices[0]
-    # OpenRouter and others answer with 200 and put the error of the service behind them into the choice.
+    # OpenRouter and others answer with status 200 and put the error of the actual service into the choice.
     if choice.get("error"):
         raise error_from_body({"error": choice["error"]}, None, {}, call)
     message = object_at(choice, "message")
     usage = _find_raw_usage(data)
-    # Only settings of an author's own can have offered such a tool, and nobody here carries it out: as an ordinary call
-    # it would get an error result, and the model would try again.
+    # Only `extra` settings can offer such a tool, and the engine cannot execute it. As an ordinary call it would get an
+    # error result, and the model would try again.
     if any(_is_custom(entry) for entry in objects_at(message, "tool_calls")):
         raise make_unanswerable_error(call, ["custom"], parse_usage(usage))
-    # Back to text, since that is what an answer by a schema is everywhere else; the content of a server that was asked
-    # for no JSON is left alone, and told as what it is.
+    # An answer by a schema is text everywhere else. Without a schema such content is an error of the server.
     if isinstance(message.get("content"), Mapping) and _wants_json(call):
         message = {**message, "content": compact(message["content"])}
     content = (*_decode_parts(message, call.provider, model), *_decode_sources(data, message))
@@ -149,13 +146,13 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         usage=parse_usage(usage),
         answered=text_at(data, "model"),
         request_id=request_id,
-        kept=_extra_members(data, choice, message),
+        kept=_collect_extra_members(data, choice, message),
         cost=_find_cost(usage, message),
     )
 
 
 def _wants_json(call: RequestLabel) -> bool:
-    """Return whether JSON was asked for, which Cloudflare gives as an object and not as its text."""
+    """Return whether the request asks for JSON; Cloudflare sends that as an object in place of a text."""
     settings = None if call.request is None else call.request.settings
     if settings is None:
         return False
@@ -164,11 +161,10 @@ def _wants_json(call: RequestLabel) -> bool:
 
 
 def _find_cost(usage: object, message: Mapping[str, object]) -> Decimal | None:
-    """Return what the service, or the gateway before it, says that a reply cost; Vercel's tells it beside the message."""
-    # What the service says was paid wins over any table of prices: it knows discounts, caches and which of its own
-    # providers answered. With `is_byok` (the caller's own key behind OpenRouter) what it states is its own fee or
-    # nothing, and the tokens are billed elsewhere: then there is no cost that could be said, which is `None` and not 0.
-    # `Decimal` all the way: sums of cents in floats drift.
+    """Return the cost of a reply as stated by the service or its gateway; Vercel states it in the message."""
+    # A stated cost is better than any price table: the service knows discounts, caches and the actual provider. With
+    # `is_byok` (the user's own key at OpenRouter) it states only its fee, and the tokens are billed elsewhere. Then the
+    # cost is unknown: `None`, not 0. Always `Decimal`, because sums of floats drift.
     stated = find_stated_cost(usage)
     if stated is not None or (isinstance(usage, Mapping) and usage.get("is_byok") is True):
         return stated
@@ -177,14 +173,15 @@ def _find_cost(usage: object, message: Mapping[str, object]) -> Decimal | None:
 
 
 def _find_raw_usage(data: Mapping[str, object]) -> object:
-    """Return the usage, which Groq used to put elsewhere in streams (ecosystem:EC109)."""
+    """Return the usage member; in streams Groq used to send it as ``x_groq.usage`` (ecosystem:EC109)."""
     elsewhere = data.get("x_groq")
     return data.get("usage") or (elsewhere.get("usage") if isinstance(elsewhere, Mapping) else None)
 
 
-def _extra_members(data: Mapping[str, object], choice: Mapping[str, object], message: Mapping[str, object]) -> Json:
-    # Members that only some servers send, under names of ours where several say the same in different words; what is
-    # empty is left out, so that a reply of a plain server keeps nothing but its id.
+def _collect_extra_members(
+    data: Mapping[str, object], choice: Mapping[str, object], message: Mapping[str, object]
+) -> Json:
+    # Members that only some servers send, under our names where servers differ. Empty ones are left out.
     more = {
         "served_by": data.get("provider"),
         "native_finish_reason": choice.get("native_finish_reason"),
@@ -202,7 +199,7 @@ def _extra_members(data: Mapping[str, object], choice: Mapping[str, object], mes
 def _collect_newer_members(
     data: Mapping[str, object], choice: Mapping[str, object], message: Mapping[str, object]
 ) -> Json:
-    """Return what a reply holds that is newer than this package, and by name the choices that are not taken."""
+    """Return the unknown members of a reply, and the names of the ignored choices."""
     of_message = find_newer_members(message, IN_MESSAGE)
     of_message.update({name: message[name] for name in REASONING if isinstance(message.get(name), dict | list)})
     found = {
@@ -217,15 +214,15 @@ def _collect_newer_members(
 def _decode_parts(message: Mapping[str, Any], provider: str, model: str) -> list[AssistantPart]:
     parts: list[AssistantPart] = []
     mark: Json = {"provider": provider, "model": model}
-    # Which of the two names a thought came under is remembered, because it has to go back under the same one: DeepSeek
-    # refuses a history without `reasoning_content`, others do not know it.
+    # The member of a thought is stored, because the thought must go back in the same one: DeepSeek rejects a history
+    # without `reasoning_content`, others do not know it.
     member = next((name for name in REASONING if isinstance(message.get(name), str) and message[name]), None)
     details = list_at(message, "reasoning_details")
     if member or details:
         data = {**mark, **({"member": member} if member else {}), **({"reasoning_details": details} if details else {})}
         parts.append(ThinkingPart(message[member] if member else "", provider_data=freeze(data)))
-    # The order here is that in which the parts are shown and sent back: thoughts first, then what is said with its
-    # sources, what was made, and the calls last, behind which only results may stand.
+    # The order in which parts are shown and sent back: thoughts, text with its sources, media, and the calls last,
+    # because only results may follow them.
     content = _decode_content(message, mark)
     said = "".join([part.text for part in content if isinstance(part, TextPart)])
     parts += [
@@ -237,18 +234,18 @@ def _decode_parts(message: Mapping[str, Any], provider: str, model: str) -> list
         parts.append(RefusalPart(refusal))
     calls = objects_at(message, "tool_calls")
     parts += [_decode_call(call, object_at(call, "function"), mark) for call in calls]
-    # Some servers send a call in both forms, the older one repeating the newer.
+    # Some servers send a call in both forms; then the older one is ignored.
     legacy = None if calls else find_legacy_call(message)
     return parts if legacy is None else [*parts, _decode_call({}, legacy, {**mark, "legacy": True})]
 
 
 def _is_custom(entry: Mapping[str, object]) -> bool:
-    """Return whether an entry calls a custom tool; Snowflake's calls of functions hold such a call that says nothing."""
+    """Return whether an entry calls a custom tool; Snowflake adds an empty ``custom`` member to function calls."""
     return entry.get("type") == "custom" or any(find_object(entry, "custom").values())
 
 
 def _decode_call(entry: Mapping[str, object], function: Mapping[str, object], mark: Json) -> AssistantPart:
-    """Return a call with its id and what else it holds, such as the signature of Gemini's thoughts behind Google's endpoint."""
+    """Return a call with its id and unknown members, such as the thought signature of Gemini's OpenAI endpoint."""
     found = {
         "id": text_at(entry, "id"),
         "more": find_newer_members(entry, IN_CALL),
@@ -259,7 +256,7 @@ def _decode_call(entry: Mapping[str, object], function: Mapping[str, object], ma
 
 
 def _decode_media(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
-    """Return the images of OpenRouter, and the sound of OpenAI with its words (providers:PV52)."""
+    """Return the images of OpenRouter, and the audio of OpenAI with its transcript as text (providers:PV52)."""
     parts: list[AssistantPart] = [
         part for part in [_decode_image(image, mark) for image in find_objects(message, "images")] if part is not None
     ]
@@ -269,22 +266,21 @@ def _decode_media(message: Mapping[str, object], mark: Json) -> list[AssistantPa
     said = find_text(audio, "transcript")
     kept = find_newer_members(audio, IN_AUDIO)
     sound = make_media_part(audio.get("data"), "", {**mark, **kept, **({"transcript": True} if said else {})})
-    # Streams give bare samples, in which nothing says what they are; a file of another kind says so in its first bytes.
+    # Streams send bare samples without a header; other audio is recognized by its first bytes.
     if sound is not None:
         parts.append(attrs.evolve(sound, mime_type=PCM) if sound.mime_type == UNKNOWN else sound)
     return [*parts, *([TextPart(said)] if said else [])]
 
 
 def _find_unreadable_audio(audio: object) -> Json:
-    """Return what is told of a sound that did not come, or cannot be read."""
+    """Return the members of audio that is missing or unreadable, without its transcript; ``{}`` for readable audio."""
     if not isinstance(audio, Mapping) or make_media_part(audio.get("data"), "", {}) is not None:
         return {}
     return {name: value for name, value in audio.items() if name != "transcript" and value}
 
 
 def _decode_image(image: Mapping[str, object], mark: Json) -> AssistantPart | None:
-    # Only data addresses are taken in; any other is left as an address, since a reply must not make this process fetch
-    # what it names.
+    # Only data URLs are decoded. Other URLs stay URLs, because a reply must not make this process fetch anything.
     url = find_text(image, "image_url", "url")
     head, found, data = url.removeprefix("data:").partition(";base64,")
     if url.startswith("data:"):
@@ -293,9 +289,8 @@ def _decode_image(image: Mapping[str, object], mark: Json) -> AssistantPart | No
 
 
 def _decode_sources(data: Mapping[str, Any], message: Mapping[str, Any]) -> list[CitationPart]:
-    """Return the sources that stand beside the choices, as with Perplexity and xAI, but for those that the message cites."""
-    # Two places may name the same page. One that the text cites says where it is used, which is more, so it is the one
-    # that stays.
+    """Return the sources that Perplexity and xAI list next to the choices, without those that the message cites."""
+    # A citation in the message also has its position in the text, so it replaces the same page in the list.
     cited = {find_text(note, "url_citation", "url") for note in find_objects(message, "annotations")}
     told = data.get("citations")
     addresses = [url for url in told if isinstance(url, str)] if isinstance(told, list | tuple) else []
@@ -308,12 +303,10 @@ def _decode_sources(data: Mapping[str, Any], message: Mapping[str, Any]) -> list
 
 
 def _decode_citation(annotation: Mapping[str, object], text: str) -> CitationPart:
-    # Members of foreign JSON may be of any kind; here, where only a note beside the reply would be lost, a wrong one
-    # counts as empty, and the reply is kept.
+    # Members of any type are possible. A wrong type counts as empty, because a citation is no reason to reject the reply.
     cited = annotation["url_citation"]
     cited = cited if isinstance(cited, Mapping) else {}
-    # The numbers come from a service, so they are looked at: a negative one would cut from the end and cite words that
-    # the source never had.
+    # Checked, because a negative number would cut from the end and cite the wrong text.
     start, end = cited.get("start_index"), cited.get("end_index")
     said = text[start:end] if type(start) is int and type(end) is int and 0 <= start <= end else ""
     return CitationPart(
@@ -323,8 +316,8 @@ def _decode_citation(annotation: Mapping[str, object], text: str) -> CitationPar
 
 def _decode_content(message: Mapping[str, object], mark: Json) -> list[AssistantPart]:
     content = message.get("content")
-    # Three forms are in use: a text, a list of parts, and a list with texts in it. All of them become parts, and what
-    # is of no known kind goes back as it came, to the server that sent it.
+    # Three forms are in use: a text, a list of parts, and a list of texts. Parts of unknown kinds are stored whole and go
+    # back only to the same provider.
     if isinstance(content, str):
         return [TextPart(content)] if content else []
     parts: list[AssistantPart] = []
@@ -342,9 +335,7 @@ def _decode_content(message: Mapping[str, object], mark: Json) -> list[Assistant
 
 
 def _thought_text(piece: Mapping[str, object]) -> str:
-    """Return the text of a piece of Mistral's thinking, which is a list of texts (ecosystem:EC111)."""
-    # Both forms are sent: Mistral's API gives a list of texts, and servers that imitate it a text. A list inside
-    # `join`, as everywhere here: `join` makes one of a generator anyway, and slower.
+    """Return the text of a ``thinking`` piece: Mistral sends a list of texts, servers that imitate it a text (ecosystem:EC111)."""
     inner = piece.get("thinking")
     if isinstance(inner, str):
         return inner
@@ -352,12 +343,12 @@ def _thought_text(piece: Mapping[str, object]) -> str:
 
 
 def parse_usage(raw: object) -> Usage | None:
-    """Return the server's usage in our buckets; ``None`` when it does not say."""
+    """Return the server's usage in our buckets; ``None`` when it reports none."""
     return usage_from_totals(raw, "prompt_tokens", "completion_tokens", hits=CACHED)
 
 
 class ChatAccumulator(Accumulator):
-    """Turns the chunks of one stream into the completed reply."""
+    """Assembles the chunks of one stream into the completed reply."""
 
     decoder = staticmethod(decode)
 
@@ -365,8 +356,7 @@ class ChatAccumulator(Accumulator):
         super().__init__(call, model, request_id)
         self._data: Json = {}
         self._choice: Json = {}
-        # Texts grow as lists that are joined once at the end: to add to a string copies it each time, and a long reply
-        # has ten thousand pieces.
+        # Texts are lists that are joined once at the end: a long reply has ten thousand pieces.
         self._texts: dict[str, list[str]] = {}
         self._contents: dict[str, list[_ContentPiece]] = {}
         self._lists: dict[str, list[Any]] = {}
@@ -374,7 +364,7 @@ class ChatAccumulator(Accumulator):
         self._more_texts: dict[str, list[str]] = {}
         self._likely: dict[str, list[Any]] = {}
         tools = () if call.request is None else call.request.tools
-        self._calls = CallPieces(self._refuse_calls, {safe_name(tool.name) for tool in tools})
+        self._calls = CallPieces(self._refuse_calls, {make_safe_name(tool.name) for tool in tools})
         self._audio: Json = {}
         self._sound: list[str] = []
         self._legacy = False
@@ -385,24 +375,24 @@ class ChatAccumulator(Accumulator):
 
     @property
     def ended(self) -> bool:
-        """Whether a finish reason came."""
+        """Whether a finish reason was received."""
         return self._finished
 
     @property
     def usage(self) -> Usage | None:
-        """What the reply is known to have used so far."""
+        """The usage reported so far."""
         return parse_usage(_find_raw_usage(self._data))
 
-    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Take one chunk and return what it adds.
+        Process one chunk and return its deltas.
 
         Raises:
-            ModelError: for a chunk that holds an error.
+            ModelError: for a chunk with an error.
         """
         if data.lstrip().startswith(b"[DONE]"):
-            # Some servers (Snowflake) never give a finish reason; whole calls and the marker say as much.
-            self.done = self._finished or (self._chosen and self._calls.whole)
+            # Some servers (Snowflake) never send a finish reason; then this marker after complete calls is enough.
+            self.done = self._finished or (self._chosen and self._calls.has_complete_arguments)
             return self._calls.end() if self.done else []
         chunk = read_json(data)
         text = self._append_plain_text(chunk) if self._around is not None and name != "error" else None
@@ -412,24 +402,23 @@ class ChatAccumulator(Accumulator):
         if chunk.get("error") or name == "error":
             raise self._make_stream_error(chunk)
         named = self._data.get("id")
-        # The last word counts for whatever stands in many chunks: usage is cumulative or comes with the last one.
+        # The last value of each member counts: usage is cumulative, or only in the last chunk.
         self._data.update({key: value for key, value in chunk.items() if key != "choices" and value is not None})
         if named:
-            self._data["id"] = named  # the last chunk of Groq's own tools says 'stub'
+            self._data["id"] = named  # the last chunk of Groq's own tools has the id 'stub'
         deltas: list[ModelDelta] = []
         for choice in objects_at(chunk, "choices"):
-            # Nothing here asks for two choices, but a setting of an author's own may. Mixed into the first one they
-            # would make nonsense; so they are named as not read.
+            # Only `extra` settings can request several choices. All but the first are reported as ignored.
             if index := choice.get("index"):
                 self._record_unread(f"choices[{index}]")
                 continue
             self._chosen = True
-            deltas += self._take(choice)
+            deltas += self._apply_choice(choice)
         self._store_chunk_frame(chunk)
         return deltas
 
     def _store_chunk_frame(self, chunk: Json) -> None:
-        """Remember what stands around a piece of text that nothing else comes with: the next one has the same around it."""
+        """Store the members around a plain text delta, which ``_append_plain_text`` expects in the next chunk."""
         choices = chunk.get("choices")
         if not isinstance(choices, list) or len(choices) != 1 or self._finished or "content" in self._contents:
             return
@@ -440,9 +429,9 @@ class ChatAccumulator(Accumulator):
 
     def _append_plain_text(self, chunk: Json) -> str | None:
         """
-        Take *chunk* if all that is new in it is more text, and return that, else ``None``.
+        Append the text of *chunk* and return it, if the rest equals the previous chunk; else return ``None``.
 
-        Most tokens come so. What stands around them was taken in with the one before, and is compared instead of looked through.
+        Most chunks are of this kind, and a comparison is faster than parsing all members.
         """
         choices = chunk.get("choices")
         choice = choices[0] if isinstance(choices, list) and len(choices) == 1 else None
@@ -452,7 +441,7 @@ class ChatAccumulator(Accumulator):
         text = delta.get("content") if isinstance(delta, dict) and len(delta) == 1 else None
         if not isinstance(text, str) or not text:
             return None
-        chunk["choices"] = choice["delta"] = chunk["obfuscation"] = None  # in place: copies would cost a tenth of all
+        chunk["choices"] = choice["delta"] = chunk["obfuscation"] = None  # in place, because copies are slow
         is_known = chunk == self._around and choice == self._beside
         chunk["choices"], choice["delta"] = choices, delta
         if not is_known:
@@ -460,7 +449,7 @@ class ChatAccumulator(Accumulator):
         self._texts.setdefault("content", []).append(text)
         return text
 
-    def _take(self, choice: Mapping[str, object]) -> list[ModelDelta]:
+    def _apply_choice(self, choice: Mapping[str, object]) -> list[ModelDelta]:
         """Apply the first choice of a chunk, and return its deltas."""
         if choice.get("error"):
             raise error_from_body({"error": choice["error"]}, None, {}, self._call)
@@ -469,7 +458,7 @@ class ChatAccumulator(Accumulator):
         for name in ("content", "refusal"):
             if tokens := find_objects(choice, "logprobs", name):
                 self._likely.setdefault(name, []).extend(tokens)
-        # Only the first: gateways repeat it, and a second end of the calls would be told twice to who watches.
+        # Only the first one counts: gateways repeat it, and the calls must end once.
         if choice.get("finish_reason") and not self._finished:
             self._finished = True
             deltas += self._calls.end()
@@ -477,7 +466,7 @@ class ChatAccumulator(Accumulator):
 
     def _apply_delta(self, delta: Mapping[str, Any]) -> list[ModelDelta]:
         deltas: list[ModelDelta] = []
-        # vLLM says each thought under both names.
+        # vLLM sends each thought under both names.
         member = next((name for name in REASONING if delta.get(name) and isinstance(delta[name], str)), "")
         if member:
             known = next((name for name in REASONING if name in self._texts), member)
@@ -487,8 +476,7 @@ class ChatAccumulator(Accumulator):
             value = delta.get(name)
             if isinstance(value, list):
                 deltas += self._append_pieces(name, value)
-            # Once a list has come for this member, a text that follows is one more piece of it, or the order would be
-            # lost.
+            # After a list a text is one more piece of it, so that the order is preserved.
             elif value and name in self._contents:
                 deltas += self._append_pieces(name, [{"type": "text", "text": text_at(delta, name)}])
             elif text := text_at(delta, name):
@@ -499,19 +487,18 @@ class ChatAccumulator(Accumulator):
                 self._lists.setdefault(name, []).extend(pieces)
         deltas += self._append_audio(object_at(delta, "audio"))
         self._store_newer_members(delta)
-        return deltas + self._calls.take(self._find_call_entries(delta))
+        return deltas + self._calls.append(self._find_call_entries(delta))
 
     def _refuse_calls(self, what: str) -> NoReturn:
-        self._refuse_stream(f"it sent {what}; whether that is one call or two, or which call it is of, cannot be told")
+        self._refuse_stream(f"it sent {what}, so its tool calls are ambiguous")
 
     def _store_newer_members(self, delta: Mapping[str, Any]) -> None:
-        """Keep what is newer than this package, or not read in pieces: texts and lists grow, anything else is replaced."""
+        """Merge the unknown members of a delta, and known ones of unusual types: texts and lists grow, others are replaced."""
         for name, value in delta.items():
             if name in IN_MESSAGE and not (name in NOT_IN_PIECES and isinstance(value, dict | list)):
                 continue
-            # Nobody knows yet what a newer member is, so it is guessed from its kind: of texts and lists that come in
-            # pieces the pieces belong together, of anything else the last one counts. What is wrong about the guess is
-            # kept all the same.
+            # The meaning of an unknown member is guessed from its type: pieces of texts and lists are joined, of other
+            # values the last one counts.
             if isinstance(value, str):
                 self._more_texts.setdefault(name, []).append(value)
             elif isinstance(value, list):
@@ -520,18 +507,18 @@ class ChatAccumulator(Accumulator):
                 self._more[name] = value
 
     def _find_call_entries(self, delta: Mapping[str, object]) -> list[Mapping[str, Any]]:
-        """Return the pieces of calls; one of the form before ``tool_calls`` only where there are none of these, which repeat it."""
+        """Return the entries of ``tool_calls`` in *delta*; else its ``function_call`` as an entry, if it does not repeat one."""
         calls, legacy = objects_at(delta, "tool_calls"), find_legacy_call(delta)
-        # Which calls these are cannot be told any more, and to carry out the wrong one is worse than to ask again.
+        # Ambiguous, and a wrong call would be worse than a retry.
         if calls and self._legacy:
-            self._refuse_stream("tool_calls behind a function_call")
-        if legacy is None or calls or (not self._legacy and self._calls.joined()):
+            self._refuse_stream("tool_calls after a function_call")
+        if legacy is None or calls or (not self._legacy and self._calls.join()):
             return calls
         self._legacy = True
         return [{"index": 0, "function": legacy}]
 
     def _append_audio(self, audio: Mapping[str, object]) -> list[ModelDelta]:
-        """Take a piece of sound, each of which is base64 for itself, and of its words."""
+        """Append a piece of audio, which is base64 of its own, and of its transcript."""
         said, data = find_text(audio, "transcript"), find_text(audio, "data")
         self._audio.update(find_newer_members(audio, IN_AUDIO))
         if said:
@@ -541,7 +528,7 @@ class ChatAccumulator(Accumulator):
         return [TextChunk(said)] if said else []
 
     def _append_pieces(self, name: str, pieces: list[Any]) -> list[ModelDelta]:
-        """Take a list in place of a text; text that came before it is its first piece."""
+        """Append a list of content pieces; earlier text becomes the first piece."""
         before = "".join(self._texts.pop(name, []))
         kept = self._contents.setdefault(name, [_ContentPiece({"type": "text"}, [before])] if before else [])
         deltas: list[ModelDelta] = []
@@ -550,8 +537,7 @@ class ChatAccumulator(Accumulator):
             kind = piece.get("type")
             thinks = kind == "thinking"
             text = _thought_text(piece) if thinks else text_at(piece, "text")
-            # Neighbours of one kind are one piece; a piece of another kind between them keeps them apart, since the
-            # order of what was thought and said has to stay.
+            # Adjacent pieces of one kind are joined. A piece of another kind separates them, which preserves the order.
             last = kept[-1] if kept else None
             if last is not None and last.data.get("type") == kind and (thinks or (text and kind == "text")):
                 last.texts.append(text)
@@ -564,20 +550,19 @@ class ChatAccumulator(Accumulator):
 
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
         """
-        Return the reply. A finish reason and the end of the body are enough, and so is ``[DONE]`` behind whole calls.
+        Return the reply, which must end with a finish reason, or with ``[DONE]`` after complete calls.
 
         Raises:
             TruncatedReply: without either, or when the connection broke while a call was incomplete (reliability:MP20).
         """
-        # SDKs take a body that just ends for a whole reply, half a call included (reliability:MP20). A finish reason
-        # makes it whole, also without `[DONE]`, which several servers never send; but where the connection broke behind
-        # it, the calls have to parse.
+        # A body that merely ends is no complete reply (reliability:MP20). A finish reason completes it, even without
+        # `[DONE]`, which several servers never send. If the connection broke after it, the calls must also be complete.
         if not (self.done or (self._finished and (clean or self._calls.complete))):
             self._raise_truncated("its finish reason is missing")
         self.done = True
         message: Json = {**self._more, **_join_texts(self._more_texts), **_join_texts(self._texts)}
         message.update(self._lists)
-        message.update({name: [piece.whole() for piece in pieces] for name, pieces in self._contents.items()})
+        message.update({name: [piece.to_dict() for piece in pieces] for name, pieces in self._contents.items()})
         if self._audio or self._sound or "transcript" in message:
             message["audio"] = {
                 **self._audio,
@@ -586,9 +571,8 @@ class ChatAccumulator(Accumulator):
             }
         if "reasoning_details" in message:
             message["reasoning_details"] = _merge_reasoning(message["reasoning_details"])
-        # The stream has become the object that the server would have sent at once, and goes the same way from here: two
-        # decoders would come apart with the next member that one of them learns.
-        calls = self._calls.joined()
+        # From here on the same decoder handles streams and whole replies, so they cannot differ.
+        calls = self._calls.join()
         message.update({"function_call": calls[0]["function"]} if self._legacy else {"tool_calls": calls})
         choice = {**self._choice, "message": message}
         if self._likely:
@@ -606,17 +590,15 @@ class _ContentPiece:
     A piece of a content list.
 
     Attributes:
-        data: Its members as they came last.
-        texts: What came of its text.
+        data: The last values of its members; grows during the stream.
+        texts: The pieces of its text, joined at the end.
     """
 
-    # Open values in a frozen class: the piece grows while the stream comes and is seen by nobody else. It stays a list
-    # until the end for the reason that all texts here do.
     data: Json
     texts: list[str]
 
-    def whole(self) -> Json:
-        """Return the piece as the server would have sent it at once."""
+    def to_dict(self) -> Json:
+        """Return the piece in the form of a reply without a stream."""
         if self.data.get("type") == "text":
             return {**self.data, "text": "".join(self.texts)}
         if len(self.texts) > 1:
@@ -625,7 +607,7 @@ class _ContentPiece:
 
 
 def _join_base64(pieces: list[str]) -> str:
-    """Return one base64 text of several; ``""`` when one of them is not base64."""
+    """Return one base64 text for several; ``""`` if one of them is not base64."""
     try:
         return encode_base64(b"".join([base64.b64decode(piece, validate=True) for piece in pieces]))
     except ValueError:
@@ -633,14 +615,13 @@ def _join_base64(pieces: list[str]) -> str:
 
 
 def _merge_reasoning(details: list[Json]) -> list[Json]:
-    """Join the pieces of streamed reasoning items: neighbours of one type and index are one item."""
+    """Return the reasoning items of a stream, with adjacent pieces of one type and index joined."""
     items: list[Json] = []
     grown: list[dict[str, list[str]]] = []
     for detail in details:
         last = items[-1] if items else {}
-        # Texts are taken apart from the other members, since of them the pieces are joined and of everything else
-        # (index, type, id) the last one counts. The items have to go back exactly as they would have come in one piece:
-        # a provider refuses a signature whose text is not byte for byte its own (ecosystem:EC91).
+        # Texts are joined; of other members (index, type, id) the last value counts. The items must go back exactly as in
+        # a reply without a stream: a provider rejects a signature if its text differs (ecosystem:EC91).
         texts = {name: detail[name] for name in TEXTS if isinstance(detail.get(name), str)}
         # A signature ends an item; several may have one index, and the last piece may be a signature alone.
         is_end = bool(detail.get("signature")) and not any(map(detail.get, (*TEXTS, "data")))
@@ -661,7 +642,7 @@ def _merge_reasoning(details: list[Json]) -> list[Json]:
 
 
 def _continues_item(item: Json, piece: Json, *, is_end: bool) -> bool:
-    """Return whether *piece* is of the *item* before it; one that ends it need not repeat its number."""
+    """Return whether *piece* continues the *item* before it; the piece that ends it may have no index."""
     if item.get("type") != piece.get("type"):
         return False
     return item.get("index") == piece.get("index") or (is_end and piece.get("index") is None)

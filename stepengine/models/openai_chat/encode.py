@@ -1,10 +1,9 @@
 """
-Our messages as the wire form of Chat Completions. Pure: no SDK, no clock, no I/O.
+Encode messages for Chat Completions. Pure: no SDK, no clock, no I/O.
 
-Every message is encoded once and keeps its bytes (``Transcript.memo``); a request joins them. A tool message holds text
-only, so images and documents of results move to a user message after the last result of their batch, merged with the
-user messages that follow. Calls need no signatures here, so foreign ones are sent like any other, under ids made from
-ours.
+Every message is encoded once and its bytes are cached (``Transcript.memo``); a request joins them. A tool message holds
+only text. Images and documents of results therefore move to a user message after the last result of their batch, merged with
+the user messages that follow. Calls need no signatures, so calls of other providers are sent with generated ids.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ from stepengine.data.messages import (
     DocumentPart,
     ImagePart,
     JsonPart,
-    Message,
     OpaquePart,
     RefusalPart,
     ResultPart,
@@ -40,6 +38,7 @@ from stepengine.models._json import encode_utf8
 from stepengine.models._wire import (
     MADE,
     NUDGE,
+    MessageEncoders,
     call_arguments,
     check_file_provider,
     check_image,
@@ -53,20 +52,20 @@ from stepengine.models._wire import (
     file_name,
     is_own,
     is_paused,
-    joined,
+    join_json,
     list_generated_media,
+    make_safe_name,
     make_unsupported_part_error,
     media_kind,
     media_label,
     remove_blank_texts,
     result_text,
-    safe_name,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.presets import Preset
 
 ID_CHARS = 9
-"""Mistral demands nine letters and digits (ecosystem:EC83)."""
+"""Mistral requires ids of nine letters and digits (ecosystem:EC83)."""
 SOUNDS = {"audio/wav": "wav", "audio/mpeg": "mp3"}
 
 Json = dict[str, Any]
@@ -78,8 +77,8 @@ class ChatEncodeOptions:
     The options that the encoded form of a message depends on.
 
     Attributes:
-        preset: The server's ways; its name is the provider whose ids and parts are sent back.
-        model: Whose thinking is sent back (ecosystem:EC99).
+        preset: The preset of the server; only ids and parts of the provider with its name are sent back.
+        model: Only thinking of this model is sent back (ecosystem:EC99).
     """
 
     preset: Preset
@@ -92,8 +91,8 @@ class ChatEncoded(BaseTurn):
     One encoded message.
 
     Attributes:
-        plain: Whether the body of a user message is one text and not the parts of a list.
-        legacy: The encoded name of the one call of a message that goes back in the form before ``tool_calls``, as it came.
+        plain: Whether the body of a user message is one text, not a list of parts.
+        legacy: The encoded name of the call that goes back as a ``function_call``, if it arrived as one.
     """
 
     plain: bool = True
@@ -107,19 +106,19 @@ def encode_messages(
     request: ModelRequest, flags: ChatEncodeOptions, *, bridged: bool = False, mark: bytes | None = None
 ) -> bytes:
     """
-    Return the ``messages`` array: system prompt, history and tail.
+    Return the ``messages`` array of system prompt, history and tail.
 
-    *bridged* puts a short message of the assistant between a tool's result and a message of the user. *mark* stands at the
-    system prompt and at the last message, so that what is before them is cached (providers:PV66).
+    *bridged* inserts a short assistant message between a tool result and a user message. *mark* is added to the system
+    prompt and the last message, as the ends of cached prefixes (providers:PV66).
     """
     joiner = _ChatJoiner(request.system_prompt, bridged=bridged, mark=mark)
-    for turn in encode_turns(request, flags, encode_message):
+    for turn in encode_turns(request, flags, ENCODERS):
         joiner.add(turn)
-    return joiner.joined(nudge=not is_paused(request))
+    return joiner.join(nudge=not is_paused(request))
 
 
 class _ChatJoiner:
-    """Puts encoded messages in a row, merges user messages and moves media behind the results of a batch."""
+    """Joins encoded messages, merges user messages, and moves media after the results of a batch."""
 
     def __init__(self, system_prompt: str, *, bridged: bool, mark: bytes | None) -> None:
         self._bridged = bridged
@@ -136,7 +135,7 @@ class _ChatJoiner:
                 self._user.append(turn)
             return
         if turn.role == "tool":
-            self._out.append(self._answer(turn.call_id) + turn.body)
+            self._out.append(self._encode_result_start(turn.call_id) + turn.body)
             self._role = "tool"
             if turn.after:
                 self._user.append(ChatEncoded("user", turn.after, plain=False))
@@ -144,8 +143,7 @@ class _ChatJoiner:
         self._ids, self._legacy = turn.ids, turn.legacy
         if turn.body:
             self._flush_user()
-            # Two messages of the assistant in a row are refused by several servers, and joined they would be one that
-            # it never said.
+            # Several servers reject two assistant messages in a row, and merging them would change the history.
             if self._role == "assistant":
                 self._user.append(NUDGE_TURN)
                 self._flush_user()
@@ -154,8 +152,8 @@ class _ChatJoiner:
         if turn.after:
             self._user.append(ChatEncoded("user", turn.after, plain=False))
 
-    def _answer(self, call_id: str) -> bytes:
-        """Return the beginning of the encoded result of a call."""
+    def _encode_result_start(self, call_id: str) -> bytes:
+        """Return the start of the encoded result message of a call."""
         if self._legacy:
             return b'{"role":"function","name":' + self._legacy
         return b'{"role":"tool","tool_call_id":' + self._ids[call_id]
@@ -180,7 +178,7 @@ class _ChatJoiner:
         self._user = []
         self._role = "user"
 
-    def joined(self, *, nudge: bool) -> bytes:
+    def join(self, *, nudge: bool) -> bytes:
         if self._mark and self._role == "tool" and not self._user:
             self._mark_result()
         self._flush_user(self._mark)
@@ -190,7 +188,7 @@ class _ChatJoiner:
         return b"[" + b",".join(self._out) + b"]"
 
     def _mark_result(self) -> None:
-        """Mark the last message, a result, whose text then is a part."""
+        """Add the cache mark to the last message, a result, by turning its text into a list of one part."""
         head, content, text = self._out[-1].partition(b',"content":"')
         if content and text != b'"}':
             self._out[-1] = head + b',"content":[' + TEXT + text[:-1] + self._mark + b"}]}"
@@ -210,24 +208,11 @@ def _strip_quotes(text: bytes) -> bytes:
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: ChatEncodeOptions, *, own_ids: bool = True) -> ChatEncoded:
-    """Encode one message; *own_ids* false sends made ids in place of the provider's."""
-    match message:
-        case UserMessage():
-            return _encode_user(message, flags)
-        case AssistantMessage():
-            return _encode_assistant(message, flags, own_ids)
-        case ToolMessage():
-            return _encode_result(message, flags)
-        case _ as never:
-            assert_never(never)
-
-
 def _encode_user(message: UserMessage, flags: ChatEncodeOptions) -> ChatEncoded:
     parts = remove_blank_texts(message.content)
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return ChatEncoded("user", encode_json(parts[0].text))
-    return ChatEncoded("user", joined([_encode_content(part, flags) for part in parts]), plain=False)
+    return ChatEncoded("user", join_json([_encode_content(part, flags) for part in parts]), plain=False)
 
 
 def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_ids: bool) -> ChatEncoded:  # noqa: FBT001 - private
@@ -248,13 +233,13 @@ def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_i
         if flags.preset.text_with_calls and body["content"] is None:
             body["content"] = ""
     elif body["content"] is None and len(body) > 2 and "refusal" not in body:  # noqa: PLR2004 - role and content
-        # A reply that was only thoughts: without calls the API demands a text.
+        # A reply of thoughts only: without calls the API requires a text.
         body["content"] = ""
     member = flags.preset.reasoning_with_calls
     if member and (calls or (flags.preset.reasoning_with_text and body["content"] is not None)):
         body.setdefault(member, "")
     made = list_generated_media(message)
-    after = joined([{"type": "text", "text": MADE}, *[_encode_media(part, flags) for part in made]]) if made else b""
+    after = join_json([{"type": "text", "text": MADE}, *[_encode_media(part, flags) for part in made]]) if made else b""
     if body["content"] is None and len(body) == 2:  # noqa: PLR2004 - role and content: there is nothing to send
         return ChatEncoded("assistant", b"", after=after)
     return ChatEncoded(
@@ -267,12 +252,12 @@ def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_i
 
 
 def _make_nine_char_id(call_id: str) -> str:
-    """Return an id of nine letters and digits, as Mistral demands them (ecosystem:EC83)."""
+    """Return an id of nine letters and digits, which Mistral requires (ecosystem:EC83)."""
     return hashlib.sha256(encode_utf8(call_id)).hexdigest()[:ID_CHARS]
 
 
 def _encode_assistant_content(parts: Sequence[AssistantPart], flags: ChatEncodeOptions) -> object:
-    """Return text as one string, a list when there are parts of this provider's own kinds, or nothing."""
+    """Return the content as one string, as a list if it has parts of this provider's own kinds, or ``None``."""
     pieces: list[str | Json] = []
     before: AssistantPart | None = None
     thought = False
@@ -287,7 +272,7 @@ def _encode_assistant_content(parts: Sequence[AssistantPart], flags: ChatEncodeO
             pieces[-1] += text if continues_text(before, part) or thought else f"\n\n{text}"
         elif text:
             pieces.append(text)
-        # What the model wrote before it answered, with the blanks behind it.
+        # Thoughts that the model wrote into its text include the blanks after them.
         before, thought = part, isinstance(part, ThinkingPart) and bool(text)
     if all(isinstance(piece, str) for piece in pieces):
         return pieces[0] if pieces else None
@@ -295,7 +280,7 @@ def _encode_assistant_content(parts: Sequence[AssistantPart], flags: ChatEncodeO
 
 
 def _encode_own_piece(part: AssistantPart, flags: ChatEncodeOptions) -> Json | None:
-    """Return a part of the content list that only this provider understands."""
+    """Return the content piece of a part that only this provider understands; ``None`` for others."""
     if isinstance(part, OpaquePart):
         return dict(part.data) if part.provider == flags.preset.name else None
     data = part.provider_data if isinstance(part, ThinkingPart) else None
@@ -328,7 +313,7 @@ def _is_tagged(flags: ChatEncodeOptions) -> bool:
 
 
 def _encode_thinking(part: AssistantPart, flags: ChatEncodeOptions) -> Json:
-    """Return the members in which thinking goes back to the same provider and model (ecosystem:EC91, ecosystem:EC99)."""
+    """Return the members that send thinking back to the same provider and model (ecosystem:EC91, ecosystem:EC99)."""
     if not isinstance(part, ThinkingPart) or not is_own(data := part.provider_data, flags.preset.name, flags.model):
         return {}
     if _is_tagged(flags):
@@ -342,7 +327,7 @@ def _encode_thinking(part: AssistantPart, flags: ChatEncodeOptions) -> Json:
 def _encode_call(part: ToolCallPart, ids: Mapping[str, str], flags: ChatEncodeOptions) -> Json:
     data = part.provider_data
     own = data if is_own(data, flags.preset.name, flags.model) else {}
-    name, arguments = safe_name(part.tool_name), encode_utf8(compact(call_arguments(part))).decode()
+    name, arguments = make_safe_name(part.tool_name), encode_utf8(compact(call_arguments(part))).decode()
     function = {**own.get("more_of_function", {}), "name": name, "arguments": arguments}
     return {**own.get("more", {}), "id": ids[part.tool_call_id], "type": "function", "function": function}
 
@@ -356,13 +341,13 @@ def _encode_result(message: ToolMessage, flags: ChatEncodeOptions) -> ChatEncode
     media = [part for part in message.content if isinstance(part, ImagePart | DocumentPart)]
     text = result_text(message)
     moved: list[Json] = []
-    # A result is text alone on this wire, so images go behind all results of the batch, in a message of the user:
-    # between a result and the next one nothing may stand.
+    # Results hold only text, so images follow in a user message after all results of the batch: nothing may separate
+    # results.
     if media:
         text = f"{text}\n(Images and documents follow in the next message.)".strip()
         moved = [{"type": "text", "text": media_label(message)}, *[_encode_content(part, flags) for part in media]]
     body = b',"content":' + encode_json(text) + b"}"
-    return ChatEncoded("tool", body, call_id=message.tool_call_id, after=joined(moved))
+    return ChatEncoded("tool", body, call_id=message.tool_call_id, after=join_json(moved))
 
 
 def _encode_content(part: ResultPart, flags: ChatEncodeOptions) -> Json:
@@ -383,44 +368,47 @@ def _encode_media(part: ImagePart | DocumentPart, flags: ChatEncodeOptions) -> J
     if kind == "text" and part.data is not None:
         return {"type": "text", "text": document_text(getattr(part, "name", ""), part.data)}
     if kind == "image" and part.file_id is None:
-        if preset.holds_files:  # OpenAI itself; what other servers take is theirs to say
+        if preset.stores_files:  # OpenAI itself; other servers check it themselves
             check_image(preset.name, part)
         return {"type": "image_url", "image_url": {"url": data_url(part)}}
-    if kind == "video" and preset.takes_video and part.file_id is None:
+    if kind == "video" and preset.supports_video and part.file_id is None:
         return {"type": "video_url", "video_url": {"url": data_url(part)}}
     sound = SOUNDS.get(part.mime_type)
-    if sound and preset.takes_audio and part.data is not None:
-        data = encode_base64(part.data) if preset.takes_audio == "bytes" else data_url(part)
+    if sound and preset.audio_format and part.data is not None:
+        data = encode_base64(part.data) if preset.audio_format == "bytes" else data_url(part)
         return {"type": "input_audio", "input_audio": {"data": data, "format": sound}}
     pdf = _encode_pdf(part, preset) if kind == "pdf" else None
     if pdf is None:
-        raise make_unsupported_part_error(preset.name, part, f"it takes {_describe_accepted(preset)}")
+        raise make_unsupported_part_error(preset.name, part, f"it accepts {_describe_accepted(preset)}")
     return pdf
 
 
 def _encode_pdf(part: ImagePart | DocumentPart, preset: Preset) -> Json | None:
     if part.file_id is not None:
-        return {"type": "file", "file": {"file_id": part.file_id}} if preset.holds_files else None
-    if preset.takes_files == "link":
+        return {"type": "file", "file": {"file_id": part.file_id}} if preset.stores_files else None
+    if preset.file_format == "link":
         return {"type": "document_url", "document_url": data_url(part)}
-    if preset.takes_files == "no" or (preset.takes_files == "bytes" and part.data is None):
+    if preset.file_format == "no" or (preset.file_format == "bytes" and part.data is None):
         return None
     return {"type": "file", "file": {"filename": file_name(part), "file_data": data_url(part)}}
 
 
 def _describe_accepted(preset: Preset) -> str:
-    """Return what a service takes, for people."""
+    """Return a readable list of the media that a service accepts."""
     files = {
         "no": "",
         "bytes": "PDF as bytes",
-        "all": "PDF as bytes or by address",
-        "link": "PDF as bytes or by address",
+        "all": "PDF as bytes or by URL",
+        "link": "PDF as bytes or by URL",
     }
     kinds = [
         "text as bytes",
-        "images as bytes or by address",
-        files[preset.takes_files] + (" or uploaded" if preset.holds_files else ""),
-        "WAV and MP3 as bytes" if preset.takes_audio else "",
-        "video as bytes or by address" if preset.takes_video else "",
+        "images as bytes or by URL",
+        files[preset.file_format] + (" or uploaded" if preset.stores_files else ""),
+        "WAV and MP3 as bytes" if preset.audio_format else "",
+        "video as bytes or by URL" if preset.supports_video else "",
     ]
     return ", ".join([kind for kind in kinds if kind])
+
+
+ENCODERS = MessageEncoders(_encode_user, _encode_assistant, _encode_result)

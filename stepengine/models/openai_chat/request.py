@@ -1,5 +1,5 @@
 """
-Requests of Chat Completions: everything of the body but its messages. Pure: no SDK, no clock, no I/O.
+Encode requests for Chat Completions, all body members except the messages. Pure: no SDK, no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from stepengine.data.models import ModelRequest
 from stepengine.data.server_tools import ServerTool, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import FORCED_THINKING, INVALID_SIGNATURE
-from stepengine.models._schemas import make_strict_schema, plain_schema
+from stepengine.models._schemas import make_strict_schema, simplify_schema
 from stepengine.models._settings import (
     DROPPED,
     Way,
@@ -31,12 +31,12 @@ from stepengine.models.presets import Preset
 
 WORDS = frozenset({"auto", "none", "required"})
 MARKED = re.compile(r"~?anthropic/")
-"""Models behind a gateway that cache nothing unless it is marked, which is done unless a request says otherwise."""
+"""Models of gateways that cache only marked prompts; requests mark them by default."""
 MARKS = {"5m": {"type": "ephemeral"}, "1h": {"type": "ephemeral", "ttl": "1h"}}
 WITHOUT_STOPS = re.compile(r"o3|o4-mini")
-"""Models of OpenAI that refuse stop sequences (providers:PV13)."""
+"""Models of OpenAI that reject stop sequences (providers:PV13)."""
 SEARCHES = re.compile(r"gpt-.*-search")
-"""Models of OpenAI that search the web in this wire."""
+"""Models of OpenAI that search the web through Chat Completions."""
 
 Json = dict[str, Any]
 
@@ -46,13 +46,13 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
     Return the body of a request.
 
     Args:
-        request: What is asked.
+        request: The request.
         model: The model's name at the provider.
-        preset: The server's ways.
+        preset: The preset of the server.
         tools: The encoded tools.
-        stream: Whether the reply shall be a stream, with usage at its end (ecosystem:EC58).
-        after: How the same request failed before: a refused signature leaves earlier thinking out, a demanded call beside
-            thinking asks for none.
+        stream: Whether the reply is requested as a stream, with usage at its end (ecosystem:EC58).
+        after: The failure kind of the previous attempt. After a rejected signature, earlier thinking is left out. After a
+            rejected forced call, thinking is switched off.
     """
     settings = request.settings
     said = encode_settings(request, model, preset)
@@ -88,12 +88,12 @@ NO_TOOLS = b"[]"
 
 
 def encode_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
-    """Return what the settings of a request become that only some services know."""
+    """Return the body members for the settings that only some services support."""
     ways: dict[str, Way] = {
         "service_tier": lambda tier: _member_if_set("service_tier", dict(preset.tiers).get(tier)),
         "seed": lambda seed: {preset.seed_member: seed} if preset.seed_member else None,
         "logprobs": lambda most: _encode_logprobs(most) if preset.logprobs else None,
-        "store": lambda keep: {"store": keep} if preset.keeps else None,
+        "store": lambda keep: {"store": keep} if preset.supports_store else None,
         "cache": lambda lifetime: _encode_cache(lifetime, model, preset),
         "cache_key": lambda key: {preset.key_member: key} if preset.key_member else None,
         "server_tools": lambda items: _encode_server_tools(items, model, preset),
@@ -110,14 +110,14 @@ def _encode_logprobs(most: int) -> Json:
 
 
 def _encode_cache(lifetime: str, model: str, preset: Preset) -> Json | None:
-    """Return how long a prompt shall be cached, beside the marks in the messages; ``None`` when that cannot be said."""
+    """Return the body members for a cache lifetime, ``{}`` where marks in the messages set it; ``None`` if unsupported."""
     if preset.cache_marks and re.fullmatch(preset.cache_marks, model):
         return {}
     return cache_members(lifetime, model, preset)
 
 
 def _make_cache_mark(lifetime: str | None, model: str, preset: Preset) -> Json | None:
-    """Return the mark of what shall be cached; for Claude behind a gateway there is one unless it is switched off."""
+    """Return the cache mark for the messages, by default only for Claude at a gateway; ``None`` for no mark."""
     if not preset.cache_marks or not re.fullmatch(preset.cache_marks, model):
         return None
     wanted = lifetime or ("5m" if MARKED.match(model) else "off")
@@ -125,7 +125,7 @@ def _make_cache_mark(lifetime: str | None, model: str, preset: Preset) -> Json |
 
 
 def _encode_server_tools(items: tuple[ServerTool, ...], model: str, preset: Preset) -> Json:
-    """Return the tools of the provider, of which this wire knows web search alone."""
+    """Return the members for server tools; Chat Completions supports only web search."""
     members: Json = {}
     for item in items:
         if not isinstance(item, WebSearch):
@@ -134,9 +134,7 @@ def _encode_server_tools(items: tuple[ServerTool, ...], model: str, preset: Pres
         if preset.name == "openrouter":
             members["tools"] = [_encode_openrouter_search(item, model)]
         elif item.allowed_domains or item.blocked_domains:
-            raise make_unsupported_tool_error(
-                item, model, preset.name, "its search cannot be held to domains or kept from them"
-            )
+            raise make_unsupported_tool_error(item, model, preset.name, "its search cannot be restricted to domains")
         elif preset.name in OPENAI_ITSELF and SEARCHES.match(model):
             place = {} if item.location is None else {"type": "approximate", "approximate": item.location}
             members["web_search_options"] = {"user_location": place} if place else {}
@@ -148,15 +146,13 @@ def _encode_server_tools(items: tuple[ServerTool, ...], model: str, preset: Pres
 
 
 def _encode_openrouter_search(item: WebSearch, model: str) -> Json:
-    """Return OpenRouter's search, which it passes to the provider where that has one."""
+    """Return the definition of OpenRouter's search, which uses the provider's own search if there is one."""
     if item.allowed_domains and item.blocked_domains:
         raise make_unsupported_tool_error(
-            item, model, "openrouter", "it takes allowed_domains or blocked_domains, not both"
+            item, model, "openrouter", "it accepts allowed_domains or blocked_domains, not both"
         )
     if item.blocked_domains and model.startswith("openai/"):
-        raise make_unsupported_tool_error(
-            item, model, "openrouter", "blocked_domains are not kept with OpenAI's models"
-        )
+        raise make_unsupported_tool_error(item, model, "openrouter", "OpenAI's models ignore blocked_domains")
     parameters = {
         "max_uses": item.max_uses,
         "allowed_domains": list(item.allowed_domains) or None,
@@ -171,12 +167,12 @@ OPENAI_ITSELF = frozenset({"openai_chat", "azure"})
 
 
 def supports_stop_sequences(preset: Preset, model: str) -> bool:
-    """Return whether stop sequences may be sent; else the reply is cut here."""
+    """Return whether stop sequences can be sent; else replies are cut at them locally."""
     return preset.stops and not (preset.name in OPENAI_ITSELF and WITHOUT_STOPS.match(model))
 
 
 def demands_unsupported_call(request: ModelRequest, model: str, preset: Preset) -> bool:
-    """Return whether a call is demanded of a server that cannot be told so, or of a model that has no tool to call."""
+    """Return whether the request forces a call and the server does not support that, or there is no tool."""
     if resolve_tool_choice(request) in {None, "auto", "none"}:
         return False
     callable_ = request.tools or "tools" in encode_settings(request, model, preset).members
@@ -184,9 +180,9 @@ def demands_unsupported_call(request: ModelRequest, model: str, preset: Preset) 
 
 
 def choose_offered_tools(request: ModelRequest, preset: Preset) -> tuple[ToolSpec, ...]:
-    """Return the tools to offer: only the demanded one, where a server cannot be told to call it (ecosystem:EC107)."""
+    """Return the tools to offer: only the chosen one, if the server does not support a choice by name (ecosystem:EC107)."""
     choice = resolve_tool_choice(request)
-    if choice == "none" and preset.quiet_none:
+    if choice == "none" and preset.ignores_none:
         return ()
     if preset.named_choice or choice is None or choice in WORDS:
         return request.tools
@@ -200,21 +196,21 @@ def encode_tool(spec: ToolSpec) -> Json:
 
 
 def encode_strict_tool(spec: ToolSpec) -> Json:
-    """Return a tool definition that a server may promise to keep to, if it is asked for and can be."""
+    """Return a tool definition, with a strict schema if the tool asks for one and its schema supports it."""
     tool = encode_tool(spec)
     form = make_strict_schema(spec.input_schema, "openai") if spec.strict else None
     return tool if form is None else {**tool, "function": {**tool["function"], "parameters": form, "strict": True}}
 
 
 def encode_plain_tool(spec: ToolSpec) -> Json:
-    """Return a tool definition whose schema holds no references, constants and null unions (ecosystem:EC102)."""
-    function = {"name": spec.name, "description": spec.description, "parameters": plain_schema(spec.input_schema)}
+    """Return a tool definition with a schema without references, constants and null unions (ecosystem:EC102)."""
+    function = {"name": spec.name, "description": spec.description, "parameters": simplify_schema(spec.input_schema)}
     return {"type": "function", "function": function}
 
 
 def _encode_tool_choice(request: ModelRequest, preset: Preset) -> object:
     choice = resolve_tool_choice(request)
-    if choice == "none" and preset.quiet_none:
+    if choice == "none" and preset.ignores_none:
         return None
     if choice is None or choice in {"auto", "none"}:
         return choice
@@ -224,14 +220,14 @@ def _encode_tool_choice(request: ModelRequest, preset: Preset) -> object:
 
 
 def _encode_parallel_calls(request: ModelRequest, preset: Preset) -> bool | None:
-    if not request.tools or (preset.quiet_none and resolve_tool_choice(request) == "none"):
+    if not request.tools or (preset.ignores_none and resolve_tool_choice(request) == "none"):
         return None
-    asked = request.settings.parallel_tool_calls if preset.told_parallel else None
+    asked = request.settings.parallel_tool_calls if preset.supports_parallel else None
     return True if asked is None and preset.parallel else asked
 
 
 def supports_strict(preset: Preset, model: str) -> bool:
-    """Return whether *model* may be asked to keep to a schema strictly."""
+    """Return whether *model* supports strict schemas."""
     return bool(preset.strict and re.fullmatch(preset.strict, model))
 
 
@@ -245,7 +241,7 @@ def _response_format(schema: Mapping[str, object] | None, *, strict: bool) -> Js
 
 
 def make_thinking_request(request: ModelRequest, model: str, preset: Preset, *, off: bool = False) -> ThinkingRequest:
-    """Return what a request says of thinking; *off* is for one that was refused with it."""
+    """Return the thinking members of a request; *off* switches thinking off after the service rejected it."""
     demanded = resolve_tool_choice(request) not in {None, "auto", "none"}
     asked = thinking_for_chat(request.settings.thinking, preset.thinking, model, demanded=demanded, off=off)
     given, only = request.settings.temperature, asked.members.get("temperature")

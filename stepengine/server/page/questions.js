@@ -3,7 +3,6 @@
  */
 import { html, useState, useId, api, at, to, announce, when, Problem, Value, shown } from "./lib.js";
 
-const NAMES = { yes: "Allow", no: "Deny" };
 const lines = (text) => String(text).split("\n");
 
 /* A unified diff, or any text that looks like one, with its signs coloured as words and not by colour alone. */
@@ -19,16 +18,24 @@ export function Program({ code, line }) {
   return html`<div class="source" tabindex="0" role="group" aria-label=${line ? `Program, waiting at line ${line}` : "Program"}>${made}</div>`;
 }
 
-/* What a preview says: texts that are diffs as diffs, the rest as members. */
-function Preview({ preview }) {
-  const { action, details, problem, ...rest } = preview;
-  const isDiff = (value) => typeof value === "string" && /^(@@|--- |\+\+\+ )/m.test(value);
-  const given = typeof details === "object" && details !== null && !Array.isArray(details) ? details : details === undefined || details === null ? {} : { details };
-  const all = { ...rest, ...given };
-  const diffs = Object.keys(all).filter((name) => isDiff(all[name]));
-  const others = Object.fromEntries(Object.entries(all).filter(([name]) => !diffs.includes(name)));
-  return html`${action ? html`<p class="would">${shown(action)}</p>` : null}${problem ? html`<p class="problem">${problem}</p>` : null}
-    ${diffs.map((name) => html`<${Diff} text=${all[name]} />`)}${Object.keys(others).length ? html`<${Value} value=${others} />` : null}`;
+/* The preview of a call in its parts: what it would do, commands and diffs, then members. */
+function Preview({ parts }) {
+  const members = parts.filter(({ kind }) => kind === "member");
+  return html`${parts.map(({ kind, value }) => kind === "action" ? html`<p class="would">${value}</p>` : kind === "diff" ? html`<${Diff} text=${value} />` : kind === "command" ? html`<pre>$ ${value}</pre>` : null)}
+    ${members.length ? html`<${Value} value=${asDetails(members)} />` : null}`;
+}
+
+/* Members as the value that they are the members of. */
+const asDetails = (members) => members.length === 1 && !members[0].name ? members[0].value : Object.fromEntries(members.map(({ name, value }) => [name, value]));
+const showsAll = (parts, details) => parts.every(({ kind }) => kind === "member") && JSON.stringify(asDetails(parts)) === JSON.stringify(details);
+
+/* An approval of later calls. One of any input is sent only when the person has read its warning and confirmed it. */
+function Lasting({ choice, busy, say }) {
+  const [chosen, choose] = useState(null);
+  const pick = (remember) => choice.confirm ? choose(remember) : say({ ...choice.answer, remember });
+  return html`<li><span title=${choice.rule.id}>${choice.scope}</span>${chosen === null
+    ? html`<span class="answers"><button type="button" disabled=${busy} onClick=${() => pick("session")}>For this run</button><button type="button" disabled=${busy} onClick=${() => pick("always")}>Always</button></span>`
+    : html`<span class="answers" role="alert"><span class="problem">${choice.confirm}</span><button type="button" class="danger" disabled=${busy} onClick=${() => say({ ...choice.answer, remember: chosen })}>${chosen === "always" ? "Confirm: always" : "Confirm: for this run"}</button><button type="button" disabled=${busy} onClick=${() => choose(null)}>Cancel</button></span>`}</li>`;
 }
 
 export function Card({ question, run, answered, headed = true }) {
@@ -40,7 +47,10 @@ export function Card({ question, run, answered, headed = true }) {
   const [chosen, choose] = useState([]);
   const [edits, edit] = useState(null);
   const [reason, give] = useState(""), [denies, deny] = useState(false);
-  const isPermission = question.tool_name !== null || question.id.startsWith("doubt:");
+  const isPermission = question.tool_name !== null, lasting = question.choices.filter(({ kind }) => kind === "always");
+  const several = question.multi_select ? question.choices.filter(({ kind }) => kind === "option") : [];
+  const offered = question.choices.filter((choice) => choice.kind !== "always" && !several.includes(choice)), isWhole = showsAll(question.preview_parts, question.details);
+  const denial = offered.find(({ kind }) => kind === "deny"), takesText = !isPermission && (!question.options.length || question.allow_text || question.number !== null);
 
   async function say(answer) {
     turn(true);
@@ -65,29 +75,27 @@ export function Card({ question, run, answered, headed = true }) {
   }
 
   if (first) return html`<article class="card question done" aria-live="polite"><p><b>${first.by || "Somebody else"}</b> was first${first.answer ? html`: <q>${first.answer}</q>` : ""}. Your answer was not taken.</p><button type="button" onClick=${() => answered(question)}>Good</button></article>`;
-  const options = question.options, isYesNo = isPermission && options.length === 0;
-  const rules = question.remember ? [question.remember, ...question.wider] : [];
   return html`<article class="card question" aria-labelledby=${`${id}-q`}>
     ${headed ? html`<p class="cap"><a href=${to(["runs", run.run_id])}>${run.agent}</a>${question.path ? html`<span class="dim">child ${question.path}</span>` : null}${question.tool_name ? html`<span class="mono tool">${question.tool_name}</span>` : null}<span class="end dim">${run.since ? when(run.since) : ""}</span></p>` : null}
     <h2 id=${`${id}-q`} class="asks">${question.text}</h2>
     ${question.origins.length ? html`<ul class="origins" aria-label="Where the arguments come from">${question.origins.map((origin, n) => html`<li class=${question.provenance[n].trusted ? "dim" : "problem"}>${origin}</li>`)}</ul>` : null}
     ${question.program ? html`<${Program} code=${question.program} line=${question.line} />` : null}
-    ${question.preview ? html`<${Preview} preview=${question.preview} />` : null}
-    ${question.details !== null && question.details !== undefined && edits === null ? question.preview ? html`<details><summary>The whole input</summary><${Value} value=${question.details} /></details>` : html`<${Value} value=${question.details} />` : null}
+    ${edits === null || !isWhole ? html`<${Preview} parts=${question.preview_parts} />` : null}
+    ${question.details !== null && edits === null && !isWhole ? html`<details><summary>The whole input</summary><${Value} value=${question.details} /></details>` : null}
     ${edits === null ? null : html`<label class="field"><span>Run it with this input</span><textarea class="mono" rows=${Math.min(16, lines(edits).length + 1)} value=${edits} onInput=${(event) => edit(event.target.value)} spellcheck="false"></textarea></label>`}
-    ${options.length && question.multi_select ? html`<fieldset class="options"><legend class="unseen">Options</legend>${options.map((option, n) => html`<label><input type="checkbox" checked=${chosen.includes(option)} onChange=${(event) => choose(event.target.checked ? [...chosen, option] : chosen.filter((each) => each !== option))} /> ${option}${question.descriptions[n] ? html`<small>${question.descriptions[n]}</small>` : null}</label>`)}</fieldset>` : null}
-    ${(!options.length && !isPermission) || question.allow_text || question.number ? html`<label class="field"><span>${question.number ? "A number" : options.length ? "Or type an answer" : "Your answer"}</span><textarea rows="2" value=${text} onInput=${(event) => type(event.target.value)}></textarea></label>` : null}
+    ${several.length ? html`<fieldset class="options"><legend class="unseen">Options</legend>${several.map(({ label, description }) => html`<label><input type="checkbox" checked=${chosen.includes(label)} onChange=${(event) => choose(event.target.checked ? [...chosen, label] : chosen.filter((each) => each !== label))} /> ${label}${description ? html`<small>${description}</small>` : null}</label>`)}</fieldset>` : null}
+    ${takesText ? html`<label class="field"><span>${question.number ? "A number" : question.options.length ? "Or type an answer" : "Your answer"}</span><textarea rows="2" value=${text} onInput=${(event) => type(event.target.value)}></textarea></label>` : null}
     ${isPermission && edits === null && denies ? html`<label class="field reason"><span>Reason, shown to the model</span><input type="text" value=${reason} onInput=${(event) => give(event.target.value)} autocomplete="off" ref=${(node) => { if (node && !node.dataset.seen) { node.dataset.seen = "yes"; node.focus(); } }} /></label>` : null}
     <div class="answers">
       ${edits !== null ? html`<button type="button" class="primary" disabled=${busy} onClick=${sayEdited}>Allow with this input</button><button type="button" disabled=${busy} onClick=${() => edit(null)}>Leave it as it was</button>` : html`
-      ${isYesNo ? html`<button type="button" class="primary" disabled=${busy} onClick=${() => say(true)}>Allow</button><button type="button" disabled=${busy} onClick=${() => say(false)}>Deny</button>` : null}
-      ${!question.multi_select ? options.map((option, n) => html`<button type="button" class=${n === 0 ? "primary" : ""} disabled=${busy} title=${question.descriptions[n] || undefined} onClick=${() => say({ selected: [option] })}>${isPermission && NAMES[option] || option}</button>`) : html`<button type="button" class="primary" disabled=${busy || !chosen.length} onClick=${() => say({ selected: chosen })}>Answer with ${chosen.length}</button>`}
-      ${(!options.length && !isPermission) || question.allow_text || question.number ? html`<button type="button" class=${options.length ? "" : "primary"} disabled=${busy || !text.trim()} onClick=${() => say({ text: text.trim() })}>Answer</button>` : null}
-      ${isPermission ? denies ? html`<button type="button" class="danger" disabled=${busy || !reason.trim()} onClick=${() => say({ selected: ["no"], reason: reason.trim() })}>Deny for this reason</button>` : html`<button type="button" disabled=${busy} onClick=${() => deny(true)}>Deny with a reason</button>` : null}
+      ${several.length ? html`<button type="button" class="primary" disabled=${busy || !chosen.length} onClick=${() => say({ selected: chosen })}>Answer with ${chosen.length}</button>` : null}
+      ${offered.map((choice, n) => choice === denial && !isPermission ? null : html`<button type="button" class=${n === 0 ? "primary" : ""} disabled=${busy} title=${choice.description || undefined} onClick=${() => say(choice.answer)}>${choice.label}</button>`)}
+      ${takesText ? html`<button type="button" class=${question.options.length ? "" : "primary"} disabled=${busy || !text.trim()} onClick=${() => say({ text: text.trim() })}>Answer</button>` : null}
+      ${isPermission ? denies ? html`<button type="button" class="danger" disabled=${busy || !reason.trim()} onClick=${() => say({ ...denial.answer, reason: reason.trim() })}>Deny for this reason</button>` : html`<button type="button" disabled=${busy} onClick=${() => deny(true)}>Deny with a reason</button>` : null}
       ${question.tool_name && question.details !== null ? html`<button type="button" disabled=${busy} onClick=${() => edit(JSON.stringify(question.details, null, 2))}>Edit and allow</button>` : null}
-      ${isPermission ? null : html`<button type="button" class="quiet" disabled=${busy} onClick=${() => say({ declined: true })}>Decline</button>`}`}
+      ${denial && !isPermission ? html`<button type="button" class="quiet" disabled=${busy} onClick=${() => say(denial.answer)}>${denial.label}</button>` : null}`}
     </div>
-    ${rules.length && edits === null ? html`<details class="always"><summary>Allow from now on</summary><ul>${rules.map((rule, n) => html`<li><span title=${rule.id}>${question.scopes[n]}</span><span class="answers"><button type="button" disabled=${busy} onClick=${() => say({ remember: "session", ...(n ? { covers: rule.id } : {}) })}>For this run</button><button type="button" disabled=${busy} onClick=${() => say({ remember: "always", ...(n ? { covers: rule.id } : {}) })}>Always</button></span></li>`)}</ul></details>` : null}
+    ${lasting.length && edits === null ? html`<details class="always"><summary>Allow from now on</summary><ul>${lasting.map((choice) => html`<${Lasting} key=${choice.id} choice=${choice} busy=${busy} say=${say} />`)}</ul></details>` : null}
     <${Problem} error=${error} />
   </article>`;
 }

@@ -7,9 +7,11 @@ from typing import Any, TypeAlias
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.questions import Interactor, validate_interactor
-from stepengine.data.yields import Ask, Parallel
+from stepengine.data.yields import Ask, Parallel, ToolCall
 from stepengine.engine.engine import Engine
+from stepengine.permissions.policy import Policy
 from stepengine.testing.conformance.promises import Promises, require_equal
+from stepengine.tools.decorator import tool
 
 MakeInteractor: TypeAlias = Callable[[Sequence[str]], Interactor]
 
@@ -80,6 +82,26 @@ def _check_together(make: MakeInteractor) -> None:
 
     with Engine([AgentDefinition("asker", handle_steps=handle)], interactor=make(["one", "two"])) as engine:
         require_equal(["one", "two"], sorted(engine.run_sync("asker").unwrap()), "answers")
+
+
+@INTERACTOR.add("permission", "A call runs with its own input only after a yes to it; a yes or no counts for one call.")
+def _check_permission(make: MakeInteractor) -> None:
+    rung: list[str] = []
+
+    @tool(category="write")
+    def ring(bell: str) -> str:
+        """Ring a bell."""
+        rung.append(bell)
+        return "rung"
+
+    def handle(_ctx: Any) -> Any:
+        for bell in ("one", "two", "two"):
+            yield ToolCall("ring", {"bell": bell})
+
+    agent, asks = AgentDefinition("ringer", tools=[ring], handle_steps=handle), make(["no", "yes", "no"])
+    with Engine([agent], interactor=asks, permissions=Policy()) as engine:
+        engine.run_sync("ringer")
+    require_equal(["two"], rung, "calls that ran after no, yes and no")
 
 
 @INTERACTOR.add("gone", "When the person has left, the question stays open and the run waits for an answer.")

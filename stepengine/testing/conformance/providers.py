@@ -75,11 +75,13 @@ def check_provider(make: MakeProvider, model: str, *, only: str = "", skip: Coll
 # --- promises -------------------------------------------------------------------------------------------------------
 
 
-@PROVIDER.add("name", "`name` has letters and no slash, and `bare` removes it from a model string.")
+@PROVIDER.add("name", "`name` has letters and no slash, and `strip_prefix` removes it from a model string.")
 def _check_name(given: tuple[MakeProvider, str]) -> None:
     provider = _make(given, "normal")
     require(provider.name and "/" not in provider.name, f"`name` is {provider.name!r}")
-    require_equal("some/model", provider.bare(f"{provider.name}/some/model"), "`bare` of a model string")
+    require_equal(
+        "some/model", provider.strip_prefix(f"{provider.name}/some/model"), "`strip_prefix` of a model string"
+    )
 
 
 @PROVIDER.add("complete", "`complete` sends the messages and returns one whole reply.")

@@ -17,7 +17,7 @@ from stepengine.data.yields import STEP, Ask
 from stepengine.engine.engine import Engine
 from stepengine.errors import SessionConflict
 from stepengine.models.scripted import ScriptedModel, text
-from stepengine.sessions.session import CacheStore, SessionStore, StateStore, VersionedStore
+from stepengine.sessions.session import CacheStore, DeletingStore, SessionStore, StateStore, VersionedStore
 from stepengine.testing.conformance.promises import Promises, require, require_equal
 
 MakeSessions: TypeAlias = Callable[[], Any]
@@ -173,7 +173,7 @@ def _check_writers(make: MakeSessions) -> None:
 @SESSIONS.add("list", "`list` names each session once until `delete` removes it.")
 def _check_list(make: MakeSessions) -> None:
     store = make()
-    if not (isinstance(store, VersionedStore) and hasattr(store, "list") and hasattr(store, "delete")):
+    if not (isinstance(store, VersionedStore) and isinstance(store, DeletingStore) and hasattr(store, "list")):
         return
     before = len(_await_if_needed(store.list()))
     for session_id in ("listed one", "listed two"):
@@ -188,6 +188,26 @@ def _check_list(make: MakeSessions) -> None:
     _await_if_needed(make().delete("listed one"))
     require_equal(before + 1, len(_await_if_needed(make().list())), "number of sessions after `delete`")
     require_equal([], list(_await_if_needed(make().load("listed one")).messages), "messages of a deleted session")
+
+
+@SESSIONS.add("delete", "`delete` removes a session, also one that does not exist.")
+def _check_delete(make: MakeSessions) -> None:
+    store = make()
+    if not isinstance(store, DeletingStore):
+        return
+    is_whole = isinstance(store, VersionedStore)
+    if is_whole:
+        _save(store, "delete", HISTORY)
+    else:
+        _await_if_needed(make().save_history("delete", HISTORY))
+    for session_id in ("delete", "delete", "nobody"):
+        _await_if_needed(make().delete(session_id))
+    left = (
+        _await_if_needed(make().load("delete")).messages if is_whole else _await_if_needed(make().get_history("delete"))
+    )
+    require_equal([], list(left), "messages of a deleted session")
+    if isinstance(store, StateStore):
+        require_equal(None, _await_if_needed(make().get_state("delete")), "state of a deleted session")
 
 
 @SESSIONS.add("conversation", "An engine continues a conversation from the store alone.")

@@ -4,7 +4,7 @@ The bundled tools. An engine has those that its workspace allows, for agents tha
 The bundled sets are built with a root folder and hold the posture that the
 documentation describes: files are walked by descriptor below the root and never by a name that was checked before, links are not
 written through, commands are lists of words in a clean environment, addresses are judged where they are connected to. A model, and
-whatever it has read, may ask for anything; so each tool is its own wall, and no policy has to hold it up.
+whatever it has read, may ask for anything; so each tool protects itself, and needs no policy for it.
 
 A name such as ``read_files`` makes no tool: it is that of a bundled tool, with its types.
 

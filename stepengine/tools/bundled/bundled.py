@@ -327,9 +327,9 @@ def _set_tool_folder(root: Folder, tools: list[Tool]) -> list[Tool]:
     for tool in tools:
         tool.confine()  # their files are opened by a ``Root``, which asks the rules about each
     if isinstance(root, Workspace) and root.system is not None:
-        if root.here is None:
+        if root.local_folder is None:
             return tools
-        root = root.here
+        root = root.local_folder
     folder = tuple([part for part in os.path.realpath(root).split("/") if part])
     for tool in tools:
         tool.folder = folder

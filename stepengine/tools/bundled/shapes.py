@@ -70,7 +70,7 @@ class FilePart(TypedDict):
 
 
 class Replacement(TypedDict):
-    """A piece of text, and what stands in its place."""
+    """A piece of text and its replacement."""
 
     old_string: str
     new_string: str
@@ -78,21 +78,21 @@ class Replacement(TypedDict):
 
 
 class FollowupAsked(TypedDict):
-    """Something that the user could ask next."""
+    """A suggested next prompt."""
 
     prompt: str
     label: NotRequired[str]
 
 
 class Todo(TypedDict):
-    """Something to do."""
+    """A task, and whether it is done."""
 
     task: str
     completed: bool
 
 
 class OptionAsked(TypedDict):
-    """A choice of a question."""
+    """An option of a question."""
 
     label: str
     description: NotRequired[str]
@@ -108,7 +108,7 @@ class UserQuestion(TypedDict):
 
 
 class ChildAsked(TypedDict):
-    """An agent that is to run."""
+    """An agent to run, with its input."""
 
     agent_type: str
     prompt: NotRequired[str]

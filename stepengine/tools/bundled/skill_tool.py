@@ -28,10 +28,10 @@ def working_folder(root: str | os.PathLike[str] | None, ctx: ToolContext | None)
         return Path(root).resolve()
     if ctx is None or ctx.workspace is None:
         return Path.cwd()
-    if ctx.workspace.here is None:
+    if ctx.workspace.local_folder is None:
         msg = f"the workspace {ctx.workspace.name} is not on this machine, where skills and notes are kept; they need a root= of their own"
         raise ToolError(msg)
-    return ctx.workspace.here.resolve()
+    return ctx.workspace.local_folder.resolve()
 
 
 def skill_tool(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> Tool:

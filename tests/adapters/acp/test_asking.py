@@ -69,7 +69,7 @@ def test_permission_options_name_each_remembered_rule_but_no_blanket_one() -> No
     options = questions.permission_options(question)
 
     assert [
-        "Allow", "Always: exactly this call", "Always: git 'a b' with harmless options and paths", "Always: run for https://x.org", "Always: odd", "Refuse",
+        "Allow", "Always: exactly this call", "Always: git 'a b' with harmless options and paths", "Always: run for https://x.org", "Always: odd", "Deny",
     ] == [one.name for one in options]  # fmt: skip
     covers = [answer_for_choice(question, one.option_id).covers or None for one in options]
     assert [None, "one", "two", "three", "odd", None] == covers

@@ -182,7 +182,7 @@ async def test_permission_request_is_readable_and_impossible_calls_are_not_asked
     assert texts[1].startswith("Delete 'shop.py'\n\n```diff\n--- ")
     assert ["diff", "diff"] == texts[2:], "the handler's own calls"
     assert ["execute", "delete", "edit", "edit"] == [call["toolCall"]["kind"] for call in seen["asked"]]
-    assert ["Allow", "Always: exactly this call", "Refuse"] == [one["name"] for one in seen["asked"][0]["options"]]
+    assert ["Allow", "Always: exactly this call", "Deny"] == [one["name"] for one in seen["asked"][0]["options"]]
     assert "Always: str_replace for shop.py" == seen["asked"][2]["options"][1]["name"]
     assert not any("{'" in text or '{"' in text for text in texts)
 

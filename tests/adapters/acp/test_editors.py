@@ -380,7 +380,7 @@ async def test_engine_factory_without_choices_serves_without_modes(tmp_path: Pat
 
     with pytest.raises(DefinitionError, match="modes= offers a choice"):
         EditorAgent(make, "bot", tmp_path, modes=["default"])
-    with pytest.raises(DefinitionError, match="'dreaming' is not a mode of a policy"):
+    with pytest.raises(DefinitionError, match="unknown mode 'dreaming' of a policy"):
         EditorAgent(make, "bot", tmp_path, modes=["dreaming"])
     editor, agent = Editor(), EditorAgent(make, "bot", tmp_path / "sessions")
     agent.on_connect(editor)  # type: ignore[arg-type]

@@ -24,7 +24,7 @@ from stepengine.adapters.acp import ExternalAgent, program, remote_agent
 from stepengine.adapters.external import turns
 from stepengine.errors import DefinitionError, ExternalAgentError
 from stepengine.journal import FileJournal
-from stepengine.permissions import Every, Policy, Rule
+from stepengine.permissions import EveryCall, Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 from tests.waits import until_async as until
 
@@ -263,7 +263,7 @@ async def test_commands_run_in_the_workspace_if_rules_allow_them(project: Path) 
 @pytest.mark.deep
 @pytest.mark.smoke
 @pytest.mark.skipif(shutil.which("bwrap") is None, reason="needs bubblewrap")
-@pytest.mark.spec("interfaces:IF124", "reliability:WS7")
+@pytest.mark.spec("interfaces:IF124", "remote:WS7")
 async def test_commands_run_in_the_sandbox_that_the_workspace_is(project: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").write_text("the secret of this machine")
     code = "import os, sys; print(os.path.exists(sys.argv[1]), os.environ['GIVEN'])"
@@ -526,12 +526,12 @@ async def allowed_requests(project: Path, policy: Policy) -> tuple[set[str], set
 @pytest.mark.parametrize(
     ("policy", "read", "written"),
     [
-        (Policy([Rule("allow", Every())]), {*READS}, {*WRITES}),
-        (Policy([Rule.deny_category("read"), Rule("allow", Every())]), set(), {*WRITES}),
-        (Policy([Rule.deny_tool("other_edit"), Rule("allow", Every())]), {*READS}, set()),
+        (Policy([Rule("allow", EveryCall())]), {*READS}, {*WRITES}),
+        (Policy([Rule.deny_category("read"), Rule("allow", EveryCall())]), set(), {*WRITES}),
+        (Policy([Rule.deny_tool("other_edit"), Rule("allow", EveryCall())]), {*READS}, set()),
         (Policy(mode="plan"), {*READS}, set()),
         (Policy([Rule.allow_path("open/**")], mode="dont_ask"), {"a"}, {"a"}),
-        (Policy([Rule.deny_path("closed", tool="other_read"), Rule("allow", Every())]), {"a"}, {*WRITES}),
+        (Policy([Rule.deny_path("closed", tool="other_read"), Rule("allow", EveryCall())]), {"a"}, {*WRITES}),
     ],
     ids=lambda value: (
         "; ".join(map(str, (value.mode, *[rule.id for rule in value.rules]))) if isinstance(value, Policy) else None
@@ -569,7 +569,9 @@ async def test_person_sees_the_diff_before_a_write(project: Path) -> None:
 async def test_just_allowed_file_is_not_asked_about_again(project: Path) -> None:
     (project / "link").symlink_to("shop.py")
     events: list[Any] = []
-    engine = Engine([led(project, "edits")], permissions=Policy([Rule("allow", Every())]), observers=[events.append])
+    engine = Engine(
+        [led(project, "edits")], permissions=Policy([Rule("allow", EveryCall())]), observers=[events.append]
+    )
     await engine.run("other", "go")
 
     judged = [event.input["title"] for event in events if event.type == "tool_started" and event.source != "external"
@@ -599,7 +601,7 @@ async def answers_to(project: Path, policy: Policy, *asked: tuple[str, dict[str,
     ("policy", "kind"),
     [
         (Policy(mode="plan"), "read"),
-        (Policy([Rule.deny_tool("other_execute"), Rule("allow", Every())]), "think"),
+        (Policy([Rule.deny_tool("other_execute"), Rule("allow", EveryCall())]), "think"),
     ],
     ids=["plan", "denied tool"],
 )
@@ -628,7 +630,9 @@ async def test_command_permission_excludes_other_folders_and_variables(
     given = {k: v.replace("PROJECT", str(project)) if isinstance(v, str) else v for k, v in more.items()}
     events: list[Any] = []
     engine = Engine(
-        [led(project, "files", terminals=True)], permissions=Policy([Rule("allow", Every())]), observers=[events.append]
+        [led(project, "files", terminals=True)],
+        permissions=Policy([Rule("allow", EveryCall())]),
+        observers=[events.append],
     )
     await engine.run(
         "other", json.dumps([permission("execute", "true"), ("terminal/create", {"command": "true", **given})])
@@ -649,6 +653,6 @@ async def test_command_rule_does_not_allow_added_variables(project: Path) -> Non
     (refused,) = await answers_to(project, policy, ("terminal/create", command))
     assert ("the command was not allowed", False) == (refused, (project / "made").exists())
 
-    denies = Policy([Rule.deny_command(["git"]), Rule("allow", Every())])
+    denies = Policy([Rule.deny_command(["git"]), Rule("allow", EveryCall())])
     (refused,) = await answers_to(project, denies, ("terminal/create", command))
     assert "the command was not allowed" == refused

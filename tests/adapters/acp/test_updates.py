@@ -51,7 +51,7 @@ def test_diff_stays_after_success_and_is_replaced_by_an_error() -> None:
 
 @pytest.mark.spec("interfaces:IF34")
 def test_pending_call_is_not_reported_completed() -> None:
-    assert [] == updates(ev.ToolFinished(tool_name="t", tool_call_id="c1", result=ToolResult.pending("0.q2")))
+    assert [] == updates(ev.ToolFinished(tool_name="t", tool_call_id="c1", result=ToolResult.make_pending("0.q2")))
 
 
 def test_root_todos_become_the_plan_and_children_cannot_overwrite_it() -> None:

@@ -19,7 +19,7 @@ from stepengine.adapters.mcp import connection, mcp_tools
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.events import ToolProgress
 from stepengine.journal import MemoryJournal
-from stepengine.testing import ScriptedModel, tool_call
+from stepengine.testing import ScriptedModel, check_tool_source, tool_call
 from tests.loop_clock import put_clock_ahead
 from tests.phrases import OUTCOME_UNKNOWN
 
@@ -39,6 +39,17 @@ async def test_handler_calls_a_server_tool_by_name(near: Any, agent: Any) -> Non
         result = await engine.run("worker")
 
     assert 7 == result.unwrap()
+
+
+@pytest.mark.spec("ecosystem:EC232")
+@pytest.mark.parametrize("kind", ["near", pytest.param("small", marks=pytest.mark.deep)])
+def test_mcp_tools_keep_the_promises_of_a_tool_source(kind: str, request: pytest.FixtureRequest) -> None:
+    make = request.getfixturevalue(kind)
+
+    def make_source(reachable: bool) -> Any:
+        return make() if reachable else mcp_tools(["a-program-that-does-not-exist"], name="small")
+
+    check_tool_source(make_source, "small__add", {"a": 2, "b": 5})
 
 
 @pytest.mark.spec("interfaces:IF62", "interfaces:IF61")

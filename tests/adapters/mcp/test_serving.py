@@ -21,6 +21,7 @@ from stepengine.adapters.mcp.agent_server import AgentServer, LocalRuns, Offered
 from stepengine.errors import DefinitionError
 from stepengine.permissions import Policy
 from stepengine.testing import ScriptedModel, tool_call
+from stepengine.tools import ToolPreview
 from stepengine.workspace import http_connections
 from stepengine.workspace.http_connections import ConnectionLimits
 
@@ -203,6 +204,29 @@ async def test_permission_is_granted_only_by_the_client(mode: str, answers: Any,
     assert "Over." == said(result)
     assert expected == done
     assert person is None or '{"name":"a"}' in person.asked[0].message
+
+
+@pytest.mark.spec("interfaces:IF66")
+async def test_permission_form_shows_the_preview_and_the_call() -> None:
+    preview = ToolPreview("Send a letter", {"command": "post a", "unified_diff": "-a\n+b", "size": 2})
+
+    @tool(category="write", preview=lambda given: preview)
+    def post(name: str) -> str:
+        """
+        Send something.
+        """
+        return "ok"
+
+    agent = AgentDefinition("worker", model="test/model", tools=[post])
+    server, engine = served(
+        agent, models=ScriptedModel([tool_call("post", {"name": "a"}), "Over."]), permissions=Policy()
+    )
+    person = saying({"action": "decline"})
+    async with engine, Client(server, elicitation_callback=person) as client:
+        await client.call_tool("worker", {"prompt": "Go."})
+
+    message = person.asked[0].message
+    assert message.endswith('\nSend a letter\n$ post a\n-a\n+b\nsize: 2\n{"name":"a"}')
 
 
 async def test_failed_or_invalid_calls_are_error_results() -> None:

@@ -150,8 +150,16 @@ def done(client: httpx2.Client, agent: str, prompt: str) -> str:
     """
     Start a run, wait until it rests, and return its id.
     """
-    run = str(client.post("/runs", json={"agent": agent, "prompt": prompt}).raise_for_status().json()["run_id"])
-    return rests(client, run)
+    return rests(client, start(client, agent, prompt))
+
+
+def start(client: httpx2.Client, agent: str, prompt: str) -> str:
+    """
+    Start a run and return its id.
+    """
+    answer = client.post("/runs", json={"agent": agent, "prompt": prompt})
+    assert answer.is_success, answer.text
+    return str(answer.json()["run_id"])
 
 
 def rests(client: httpx2.Client, run: str) -> str:

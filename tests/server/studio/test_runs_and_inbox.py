@@ -320,6 +320,29 @@ def test_call_is_allowed_with_edited_input_or_permanently(page: Page) -> None:
 
 
 @pytest.mark.spec("studio:ST4")
+def test_approval_of_any_input_is_confirmed_before_it_counts(page: Page) -> None:
+    run = page.stage.start("talker", "paint the wall")
+    page.stage.asked(run)
+    page.go("#/inbox")
+    page.press("Allow from now on", card(run))
+    page.says("ANY call of paint, with any input", card(run))
+    widest = f"{card(run)} li:last-child"
+    page.press("For this run", widest)
+    page.says("Every later call of paint runs without approval, with any input.", widest)
+    page.press("Cancel", widest)
+    page.wait(f"!document.querySelector({json.dumps(widest)}).innerText.includes('without approval')")
+    open_after_one_click = page.stage.look(run)["questions"]
+    page.press("For this run", widest)
+    page.press("Confirm: for this run", widest)
+    page.wait(f"!document.querySelector({json.dumps(card(run))})")
+    page.stage.until(run)
+
+    assert ["paint"] == [question["tool_name"] for question in open_after_one_click]
+    with page.stage.client() as client:
+        assert "allow any calls of paint by talker" in client.get(f"/runs/{run}/journal").text
+
+
+@pytest.mark.spec("studio:ST4")
 def test_second_answer_to_a_question_names_the_first_answerer(page: Page) -> None:
     run = page.stage.start("asker")
     asked = page.stage.asked(run)

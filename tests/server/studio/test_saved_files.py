@@ -15,7 +15,7 @@ import pytest
 
 from tests.waits import until
 
-from .shop import CODE, HELPER, Shop, done, rests, save
+from .shop import CODE, HELPER, Shop, done, rests, save, start
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="the server of these tests is ended by a signal")
 
@@ -115,9 +115,9 @@ def test_stale_bytecode_is_ignored(tmp_path: Path) -> None:
 @pytest.mark.deep
 @pytest.mark.spec("studio:ST5")
 def test_active_run_keeps_its_code_and_its_engine_closes_afterwards(shop: Shop, client: httpx2.Client) -> None:
-    old = client.post("/runs", json={"agent": "waiter", "prompt": ""}).raise_for_status().json()["run_id"]
+    old = start(client, "waiter", "")
     save(shop.file, CLOSING.replace('"first"', '"later"'))
-    new = client.post("/runs", json={"agent": "waiter", "prompt": ""}).raise_for_status().json()["run_id"]
+    new = start(client, "waiter", "")
     closed = shop.folder / "closed.txt"
     was_closed = closed.exists()
     (shop.folder / "go").touch()

@@ -1,4 +1,4 @@
-"""Gemini's Interactions API, for models and tools that ``generateContent`` does not have."""
+"""The adapter for Gemini's Interactions API, for models and tools that ``generateContent`` does not support."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class GoogleInteractionsProvider(GoogleProvider):
     """
     Gemini models through the Interactions API: ``google_interactions/gemini-...``.
 
-    Each request holds its whole history, so that a journal is all that a run needs, and nothing is kept at Google unless
-    ``ModelSettings(store=True)`` says so. Agents of Google's, which run in the background, are not asked.
+    Each request contains its whole history, so a run needs only its journal. Google stores nothing unless
+    ``ModelSettings(store=True)`` is set. Google's own agents, which run in the background, are not supported.
 
     Args:
         api_key: The key; by default from ``GOOGLE_API_KEY``, else ``GEMINI_API_KEY``.
-        base_url: Another server; by default from ``GOOGLE_GEMINI_BASE_URL``. With one, no key is demanded.
+        base_url: Another server; by default from ``GOOGLE_GEMINI_BASE_URL``. With one, no key is required.
         transport: An ``httpx2.AsyncBaseTransport`` in place of the network, for replay and tests.
         api_version: Such as ``"v1beta"``; by default the SDK's own.
-        name: The name under which ids, signatures and opaque parts are kept and sent back.
+        name: The provider name that is stored with ids, signatures and opaque parts.
         timeouts: How long calls may take.
         headers: HTTP headers to send with every request.
         key_env: The environment variable that holds the key, in place of the provider's own.
@@ -64,21 +64,21 @@ class GoogleInteractionsProvider(GoogleProvider):
 
     def batch_member(self, request: ModelRequest) -> BatchMember:
         """
-        Refuse the batch: the API takes none.
+        Raise an error: the API has no batches.
 
         Raises:
             ModelError: always.
         """
         return Provider.batch_member(self, request)
 
-    def _dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        dropped = [*encode_settings(request, self.bare(request.model), self.name).dropped]
+    def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
+        dropped = [*encode_settings(request, self.strip_prefix(request.model), self.name).dropped]
         if request.tools and request.settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
         return tuple(dropped)
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
-        request, model = self._prepare_request(request, after), self.bare(request.model).removeprefix("models/")
+        request, model = self._prepare_request(request, after), self.strip_prefix(request.model).removeprefix("models/")
         warn_once(make_thinking_request(request.settings, model).note)
         content = encode(request, model, self.name, self._tools(request.tools), stream=stream, after=after)
         return RequestBody(content, path=transport.INTERACTIONS)

@@ -1,8 +1,8 @@
 """
-Replies of the Interactions API in our terms. Pure: no SDK, no clock, no I/O.
+Decode replies of the Interactions API. Pure: no SDK, no clock, no I/O.
 
-A stream is put together into the interaction that the API would have sent in one piece, and both go through ``decode``,
-so that they cannot differ.
+The events of a stream are assembled into the interaction of a request without a stream. ``decode`` handles both, so they
+cannot differ.
 """
 
 from __future__ import annotations
@@ -49,15 +49,15 @@ STOPS = {
 FAILED = frozenset({"failed", "cancelled"})
 WAITING = frozenset({"queued", "in_progress"})
 ASKED = frozenset({"user_input", "function_result"})
-"""Steps that repeat what was sent."""
+"""Steps that repeat the input."""
 IN_CALL = frozenset({"type", "id", "name", "arguments"})
 MEDIUM = frozenset({"type", "data", "mime_type"})
 NOT_KEPT = frozenset({"steps", "status", "object", "input", "tools", "system_instruction"})
 TOOLS = {"google_search": "web_search"}
-"""The API's words for its tools, and ours."""
+"""Our names for the API's tools."""
 DONE = b"[DONE]"
 MAX_SAID = 4_000
-"""Bytes of a text that are shown beside a source of it."""
+"""The most bytes of cited text in a citation."""
 
 Json = dict[str, Any]
 
@@ -67,7 +67,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     Return the reply in the interaction *data*.
 
     Raises:
-        ModelError: for one that failed, has no steps, or goes on in the background.
+        ModelError: for an interaction that failed, has no steps, or continues in the background.
     """
     usage, status = parse_usage(data.get("usage")), text_at(data, "status") or None
     if status in FAILED:
@@ -92,8 +92,8 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     )
 
 
-# A step is taken apart only where every member of it is known. One with a newer member, or of a newer type, is kept whole
-# and goes back whole: taken apart, it would go back without what this package does not know.
+# A step with an unknown member, or of an unknown type, is stored whole. Decoded into parts, it would go back without the
+# unknown members.
 def _decode_parts(step: Mapping[str, Any], mark: Json, call: RequestLabel, usage: Usage | None) -> list[AssistantPart]:
     match step.get("type"):
         case "model_output" if step.get("error"):
@@ -118,7 +118,7 @@ def _decode_parts(step: Mapping[str, Any], mark: Json, call: RequestLabel, usage
 
 
 def _decode_output(piece: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
-    """Return a piece of output, and after a text its sources."""
+    """Return the parts of a piece of output: a text and its sources, or a medium."""
     kind, text = piece.get("type"), piece.get("text")
     if kind == "text" and isinstance(text, str):
         more = {name: value for name, value in piece.items() if name not in {"type", "text"} and value is not None}
@@ -136,7 +136,7 @@ def _decode_output(piece: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
 
 
 def _decode_citation(annotation: Mapping[str, object], text: bytes) -> CitationPart:
-    """Return a source; its offsets are in bytes of the text (providers:PV62)."""
+    """Return the citation of an annotation; its offsets count bytes of the text (providers:PV62)."""
     start, end = parse_token_count(annotation.get("start_index")) or 0, parse_token_count(annotation.get("end_index"))
     said = "" if end is None else text[start : min(end, start + MAX_SAID)].decode("utf-8", "ignore")
     url = find_text(annotation, "url") or find_text(annotation, "source") or find_text(annotation, "document_uri")
@@ -144,7 +144,7 @@ def _decode_citation(annotation: Mapping[str, object], text: bytes) -> CitationP
 
 
 def _describe_server_tool(step: Mapping[str, object]) -> tuple[str, str]:
-    """Return the tool of the provider that a step tells of, in our words, and for people what was asked or came of it."""
+    """Return our name of the provider's tool that a step is about, and a readable text of its input or result."""
     kind = find_text(step, "type")
     name = kind.removesuffix("_call").removesuffix("_result")
     if name == kind:
@@ -160,7 +160,7 @@ def _describe_server_tool(step: Mapping[str, object]) -> tuple[str, str]:
 
 
 def parse_usage(raw: object) -> Usage | None:
-    """Return the API's usage in our buckets; ``None`` when it does not say."""
+    """Return the API's usage in our buckets; ``None`` when it reports none."""
     if not isinstance(raw, Mapping) or (
         raw.get("total_input_tokens") is None and raw.get("total_output_tokens") is None
     ):
@@ -169,8 +169,8 @@ def parse_usage(raw: object) -> Usage | None:
     figures = [raw.get(name) for name in (*names, "total_thought_tokens")]
     prompt, output, cached, for_tools, thoughts = [parse_token_count(figure) or 0 for figure in figures]
     unsure = any(figure is not None and parse_token_count(figure) is None for figure in figures) or None in figures[:2]
-    # What tools of the API put before the model is no part of the prompt's tokens, but is billed as they are. More tokens
-    # from the cache than there were cannot be: the rest of the prompt would count below zero.
+    # Input from the API's tools is not in the prompt count, but is billed like it. `min`, since more cached tokens than
+    # prompt tokens would make the rest negative.
     read, unsure = min(prompt, cached), unsure or cached > prompt
     return Usage(prompt - read + for_tools, output, read, 0, thoughts, at_least=unsure)
 
@@ -178,15 +178,14 @@ def parse_usage(raw: object) -> Usage | None:
 @attrs.define
 class _OpenStep:
     """
-    A step that is being received.
+    A step that is still being received.
 
     Attributes:
         step: The step so far.
-        texts: Each piece of it that is text, with the deltas of that: joined once at the end, since a text that grows
-            delta by delta would be copied for each.
+        texts: Each text of it with its deltas, which are joined once at the end.
         arguments: The deltas of the arguments of a call.
-        call: Which call it is, for those who watch.
-        closed: Whether it is whole.
+        call: The index of the call in the stream's deltas.
+        closed: Whether it is complete.
     """
 
     step: Json
@@ -197,7 +196,7 @@ class _OpenStep:
 
 
 class InteractionsAccumulator(Accumulator):
-    """Turns the events of one stream into the completed reply; the last event brings status and usage."""
+    """Assembles the events of one stream into the completed reply; the last event has status and usage."""
 
     decoder = staticmethod(decode)
 
@@ -209,15 +208,15 @@ class InteractionsAccumulator(Accumulator):
 
     @property
     def usage(self) -> Usage | None:
-        """What the reply is known to have used so far."""
+        """The usage reported so far."""
         return parse_usage(self._interaction.get("usage"))
 
-    def event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Take one event and return what it adds.
+        Process one event and return its deltas.
 
         Raises:
-            ModelError: for an error, and for events in an impossible order.
+            ModelError: for an error event, and for events in an impossible order.
         """
         if data.strip() == DONE:
             return []
@@ -226,9 +225,9 @@ class InteractionsAccumulator(Accumulator):
             case "step.delta":
                 return self._apply_delta(index_at(event, "index"), object_at(event, "delta"))
             case "step.start":
-                return self._start(index_at(event, "index"), object_at(event, "step"))
+                return self._start_step(index_at(event, "index"), object_at(event, "step"))
             case "step.stop":
-                opened = self._open(index_at(event, "index"))
+                opened = self._get_open_step(index_at(event, "index"))
                 opened.closed = True
                 return [] if opened.call is None else [ToolCallEnded(opened.call)]
             case "error":
@@ -240,12 +239,12 @@ class InteractionsAccumulator(Accumulator):
                 kept = ("status", "usage", "continuation_token")
                 self._interaction.update({name: event[name] for name in kept if event.get(name) is not None})
             case _:
-                # Events of a newer API: whoever refused them would lose the whole reply for one that nobody needs.
+                # Unknown events are ignored: an error would lose the whole reply.
                 pass
         return []
 
-    def _start(self, index: int, step: Mapping[str, Any]) -> list[ModelDelta]:
-        """Store the step that starts at *index*, and return the delta of a call that starts."""
+    def _start_step(self, index: int, step: Mapping[str, Any]) -> list[ModelDelta]:
+        """Store the new step at *index*; return a ``ToolCallStarted`` for a call."""
         if index in self._steps:
             self._refuse_stream(f"step {index} starts for the second time")
         opened = self._steps[index] = _OpenStep(copy.deepcopy(dict(step)))
@@ -255,7 +254,7 @@ class InteractionsAccumulator(Accumulator):
         self._calls += 1
         return [ToolCallStarted(opened.call, text_at(step, "name"))]
 
-    def _open(self, index: int) -> _OpenStep:
+    def _get_open_step(self, index: int) -> _OpenStep:
         """Return the open step at *index*; raise an error for any other."""
         opened = self._steps.get(index)
         if opened is None or opened.closed:
@@ -263,7 +262,7 @@ class InteractionsAccumulator(Accumulator):
         return opened
 
     def _apply_delta(self, index: int, delta: Mapping[str, Any]) -> list[ModelDelta]:
-        opened = self._open(index)
+        opened = self._get_open_step(index)
         kind, belongs = text_at(delta, "type"), opened.step.get("type")
         if BELONGS.get(kind, belongs) != belongs:
             self._refuse_stream(f"a delta of {kind!r} in a step of type {belongs!r}")
@@ -302,11 +301,11 @@ BELONGS = {
     **dict.fromkeys(("thought_summary", "thought_signature"), "thought"),
     "arguments_delta": "function_call",
 }
-"""The step in which a delta may come: one in another kind of step would become a part of something else."""
+"""The step type that each type of delta may extend."""
 
 
 def _append_text(opened: _OpenStep, member: str, text: str) -> None:
-    """Add *text* to the piece that is being received, or begin one behind a piece that is not text."""
+    """Append *text* to the last piece, or start a new piece if that is not text."""
     pieces = opened.step.setdefault(member, [])
     last = pieces[-1] if pieces else None
     if last is None or last.get("type") != "text":
@@ -318,7 +317,7 @@ def _append_text(opened: _OpenStep, member: str, text: str) -> None:
 
 
 def _merge_delta(opened: _OpenStep, kind: str, delta: Mapping[str, Any]) -> None:
-    """Add a delta to the step that no watcher is shown: signatures, sources, pictures, and whatever is newer."""
+    """Merge a delta that subscribers do not see into the step: signatures, sources, images and unknown kinds."""
     step = opened.step
     if kind == "text_annotation_delta":
         _append_text(opened, "content", "")
@@ -334,7 +333,7 @@ def _merge_delta(opened: _OpenStep, kind: str, delta: Mapping[str, Any]) -> None
 
 
 def _build_step(opened: _OpenStep) -> Json:
-    """Return a step as the API would have sent it in one piece."""
+    """Return a step in the form of a reply without a stream."""
     for piece, texts in opened.texts:
         piece["text"] = "".join(texts)
     return {**opened.step, "arguments": "".join(opened.arguments)} if opened.arguments else opened.step

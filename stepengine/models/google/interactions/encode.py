@@ -1,8 +1,8 @@
 """
-Our messages as steps of the Interactions API. Pure: no SDK, no clock, no I/O.
+Encode messages as steps of the Interactions API. Pure: no SDK, no clock, no I/O.
 
-Every message is encoded once and keeps its bytes (``Transcript.memo``); a request joins them. A reply is several steps here:
-thoughts, output, calls and what the provider's own tools did, each in its place.
+Every message is encoded once and its bytes are cached (``Transcript.memo``); a request joins them. A reply becomes several
+steps in order: thoughts, output, calls, and calls and results of the provider's own tools.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from stepengine.data.messages import (
     DocumentPart,
     ImagePart,
     JsonPart,
-    Message,
     OpaquePart,
     RefusalPart,
     ResultPart,
@@ -36,6 +35,7 @@ from stepengine.models._wire import (
     MADE,
     NUDGE,
     EncodedMessage,
+    MessageEncoders,
     call_arguments,
     check_file_provider,
     choose_wire_ids,
@@ -43,13 +43,13 @@ from stepengine.models._wire import (
     encode_turns,
     is_own,
     is_paused,
-    joined,
+    join_json,
     list_generated_media,
+    make_safe_name,
     make_unsupported_part_error,
     media_kind,
     media_label,
     remove_blank_texts,
-    safe_name,
 )
 from stepengine.models.google.encode import encode_inline_data
 
@@ -64,8 +64,8 @@ class InteractionsEncodeOptions:
     The options that the encoded form of a message depends on.
 
     Attributes:
-        provider: Whose ids and opaque parts are sent back.
-        model: Whose thoughts and signatures are sent back (ecosystem:EC99).
+        provider: Only ids and opaque parts of this provider are sent back.
+        model: Only thoughts and signatures of this model are sent back (ecosystem:EC99).
     """
 
     provider: str
@@ -77,12 +77,12 @@ RESULT = b'{"type":"function_result","call_id":'
 
 
 def encode_messages(request: ModelRequest, flags: InteractionsEncodeOptions) -> bytes:
-    """Return the steps of history and tail: the user begins and has the last word."""
+    """Return the array of the steps of history and tail; the first and the last step are the user's."""
     out: list[bytes] = []
     after: list[bytes] = []
     ids: Mapping[str, bytes] = {}
     role = ""
-    for turn in encode_turns(request, flags, encode_message):
+    for turn in encode_turns(request, flags, ENCODERS):
         if turn.role == "tool":
             out.append(RESULT + ids[turn.call_id] + turn.body)
             after += [turn.after] if turn.after else []
@@ -108,24 +108,15 @@ def encode_messages(request: ModelRequest, flags: InteractionsEncodeOptions) -> 
 # --- one message ----------------------------------------------------------------------------------------------------
 
 
-def encode_message(message: Message, flags: InteractionsEncodeOptions, *, own_ids: bool = True) -> EncodedMessage:
-    """Encode one message; *own_ids* false sends made ids in place of the provider's."""
-    match message:
-        case UserMessage():
-            return EncodedMessage(
-                "user",
-                _encode_user_step([_encode_content(part, flags) for part in remove_blank_texts(message.content)]),
-            )
-        case AssistantMessage():
-            return _encode_assistant(message, flags, own_ids)
-        case ToolMessage():
-            return _encode_result(message, flags)
-        case _ as never:
-            assert_never(never)
+def _encode_user(message: UserMessage, flags: InteractionsEncodeOptions) -> EncodedMessage:
+    return EncodedMessage(
+        "user",
+        _encode_user_step([_encode_content(part, flags) for part in remove_blank_texts(message.content)]),
+    )
 
 
 def _encode_user_step(content: Iterable[Json | None]) -> bytes:
-    """Return what the user says as a step; nothing for nothing."""
+    """Return the encoded step of user content; empty bytes if there is none."""
     found = [piece for piece in content if piece is not None]
     return encode_json({"type": "user_input", "content": found}) if found else b""
 
@@ -149,12 +140,12 @@ def _encode_assistant(message: AssistantMessage, flags: InteractionsEncodeOption
     ]
     after = _encode_user_step([_encode_text(MADE), *[_encode_content(part, flags) for part in made]]) if made else b""
     return EncodedMessage(
-        "assistant", joined(steps), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, after=after
+        "assistant", join_json(steps), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, after=after
     )
 
 
 def _encode_output(part: AssistantPart, flags: InteractionsEncodeOptions) -> Json | None:
-    """Return a piece of what the model said or made; ``None`` for what is a step of its own, or nothing."""
+    """Return a text or medium of the model as a piece of output; ``None`` for parts that are steps or are not sent."""
     match part:
         case TextPart() | RefusalPart():
             data = part.provider_data
@@ -174,7 +165,11 @@ def _encode_step(part: AssistantPart, flags: InteractionsEncodeOptions, ids: Map
         case ToolCallPart():
             data = part.provider_data
             newer = data.get("in_call", {}) if is_own(data, flags.provider, flags.model) else {}
-            call = {"id": ids[part.tool_call_id], "name": safe_name(part.tool_name), "arguments": call_arguments(part)}
+            call = {
+                "id": ids[part.tool_call_id],
+                "name": make_safe_name(part.tool_name),
+                "arguments": call_arguments(part),
+            }
             return {**newer, "type": "function_call", **call}
         case OpaquePart():
             return dict(part.data) if part.provider == flags.provider else None
@@ -185,7 +180,7 @@ def _encode_step(part: AssistantPart, flags: InteractionsEncodeOptions, ids: Map
 
 
 def _encode_result(message: ToolMessage, flags: InteractionsEncodeOptions) -> EncodedMessage:
-    """Return a result; it holds texts and images, and other media follow it."""
+    """Encode a result with its texts and images; other media follow it as user content."""
     inside: list[Json | None] = []
     outside: list[Json | None] = []
     for part in message.content:
@@ -194,7 +189,7 @@ def _encode_result(message: ToolMessage, flags: InteractionsEncodeOptions) -> En
     found = [piece for piece in inside if piece is not None]
     is_text = all(piece["type"] == "text" for piece in found)
     told = "\n".join([piece["text"] for piece in found]) if is_text else found
-    rest: Json = {"name": safe_name(message.tool_name), "result": told}
+    rest: Json = {"name": make_safe_name(message.tool_name), "result": told}
     if message.is_error:
         rest["is_error"] = True
     after = _encode_user_step([_encode_text(media_label(message)), *outside]) if outside else b""
@@ -221,8 +216,11 @@ def _encode_media(part: ImagePart | DocumentPart, flags: InteractionsEncodeOptio
     check_file_provider(flags.provider, part)
     kind = KINDS.get(media_kind(part))
     if kind is None:
-        raise make_unsupported_part_error(flags.provider, part, "it takes images, audio, video, text and PDF")
+        raise make_unsupported_part_error(flags.provider, part, "it accepts images, audio, video, text and PDF")
     block: Json = {"type": kind, "mime_type": part.mime_type}
     if part.data is None:
         return {**block, "uri": part.url if part.file_id is None else part.file_id}
     return {**block, "data": encode_inline_data(part, part.data, flags.provider)}
+
+
+ENCODERS = MessageEncoders(_encode_user, _encode_assistant, _encode_result)

@@ -1,4 +1,4 @@
-"""Requests of the Interactions API: everything of the body but its input. Pure: no SDK, no clock, no I/O."""
+"""Encode requests for the Interactions API, all body members except the input. Pure: no SDK, no clock, no I/O."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from stepengine.models.google.interactions.encode import InteractionsEncodeOptio
 CHOICES = {"auto": "auto", "none": "none", "required": "any"}
 TIERS = {"auto": None, "standard": "standard", "flex": "flex", "priority": "priority"}
 STATEFUL = ("background", "previous_interaction_id", "agent", "continuation_token")
-"""Members that make of a request something else than one question with its whole history."""
+"""Members of requests that depend on state at the provider, or run in the background."""
 
 Json = dict[str, Any]
 
 
 def encode(request: ModelRequest, model: str, provider: str, tools: bytes, *, stream: bool, after: str = "") -> bytes:
     """
-    Return the body of a request, with the whole history; nothing is kept at the provider unless the settings say so.
+    Return the body of a request with the whole history. The provider stores it only with ``store=True``.
 
     Raises:
-        ModelError: for a tool that the provider does not have, and for members that ask for something else than a reply.
+        ModelError: for a server tool that the provider does not have, and for the members ``STATEFUL`` in ``extra``.
     """
     settings = request.settings
     _refuse_stateful(settings)
@@ -66,8 +66,8 @@ def _refuse_stateful(settings: ModelSettings) -> None:
         for name in STATEFUL:
             if place.get(name):
                 msg = (
-                    f"ModelSettings.extra[{name!r}] cannot be sent to the Interactions API: a request here holds its whole "
-                    "history and waits for its reply; leave it out"
+                    f"ModelSettings.extra[{name!r}] cannot be sent to the Interactions API, because each request contains "
+                    "its whole history and waits for its reply; remove it"
                 )
                 raise ModelError(msg, kind="settings")
 
@@ -78,13 +78,13 @@ def encode_tool(spec: ToolSpec) -> Json:
 
 
 def encode_settings(request: ModelRequest, model: str, provider: str) -> WireSettings:
-    """Return what the settings of a request become that only some wires know."""
+    """Return the body members for the settings that only some wires support."""
     ways: dict[str, Way] = {
         "service_tier": lambda tier: _encode_tier(tier) if tier in TIERS else None,
         "seed": lambda seed: {"generation_config": {"seed": seed}},
         "store": lambda keep: {"store": keep},
         "safety": lambda safety: {"safety_settings": [_encode_safety(name, word) for name, word in safety.items()]},
-        # It caches by itself for minutes.
+        # The API caches automatically for minutes.
         "cache": lambda lifetime: {} if lifetime == "5m" else None,
         "server_tools": lambda items: _encode_server_tools(items, model, provider),
     }
@@ -92,7 +92,7 @@ def encode_settings(request: ModelRequest, model: str, provider: str) -> WireSet
 
 
 def _encode_safety(category: str, threshold: str) -> Json:
-    """Return a threshold in the API's words; words that are its own already are left as they are."""
+    """Return a safety setting in the API's terms; the API's own terms are unchanged."""
     word, limit = category.lower().removeprefix("harm_category_"), threshold.lower()
     return {"type": word, "threshold": limit if limit == "off" or limit.startswith("block_") else f"block_{limit}"}
 
@@ -116,12 +116,12 @@ def _encode_server_tool(item: ServerTool, model: str, provider: str) -> Json:
         return {"type": "file_search", "file_search_store_names": list(item.stores), **most}
     if isinstance(item, CodeExecution):
         if item.files:
-            raise make_unsupported_tool_error(item, model, provider, "it takes no files; put them into a message")
+            raise make_unsupported_tool_error(item, model, provider, "it accepts no files; put them into a message")
         return {"type": "code_execution"}
     if isinstance(item, Programs):
         raise make_unsupported_tool_error(item, model, provider)
     if item.allowed_domains or item.blocked_domains:
-        raise make_unsupported_tool_error(item, model, provider, "it cannot be held to domains or kept from them")
+        raise make_unsupported_tool_error(item, model, provider, "it cannot be restricted to domains")
     return {"type": "google_search"} if isinstance(item, WebSearch) else {"type": "url_context"}
 
 
@@ -135,7 +135,7 @@ def _encode_tool_choice(request: ModelRequest) -> object:
 
 
 def make_thinking_request(settings: ModelSettings, model: str) -> ThinkingRequest:
-    """Return what is said of thinking, which is a level here for every model; a number of tokens stands for one."""
+    """Return the thinking members of a request; every model has levels, so a budget in tokens becomes one."""
     thinking = settings.thinking
     if thinking is None:
         return ThinkingRequest()

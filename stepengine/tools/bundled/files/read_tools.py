@@ -175,7 +175,7 @@ def _list_folder(root: Root, fd: Fd, parts: tuple[str, ...], budget: WalkBudget)
                 continue
             if entry.name.startswith(TEMPORARY) or root.is_withheld((*parts, entry.name)):
                 continue
-            if not budget.take():
+            if not budget.use():
                 break
             found[kind].append(printable_name(entry.name))
     result: dict[str, object] = {kind: sorted(names) for kind, names in found.items()}

@@ -37,8 +37,8 @@ from stepengine.tools.conversion import ERROR_CHARS
 from stepengine.workspace import calls
 from stepengine.workspace.calls import FOLDER, Fd
 from stepengine.workspace.environment import MARKER, SUPERVISOR
-from stepengine.workspace.far import Elsewhere, Far
 from stepengine.workspace.patterns import SEARCH_COLUMNS, IgnorePattern, safe_columns
+from stepengine.workspace.remote_files import RemoteFile, RemoteSystem
 from stepengine.workspace.walk import WalkBudget, walk
 
 if TYPE_CHECKING:
@@ -189,7 +189,7 @@ FIXED = (
 )
 
 
-def find_ripgrep(root: Sequence[str], system: Elsewhere | None = None) -> str | None:
+def find_ripgrep(root: Sequence[str], system: RemoteSystem | None = None) -> str | None:
     """Return the path of ``rg``, next to the interpreter or on the search path (of *system*), but never below the root."""
     if system is not None:
         given, _, _ = system.variables(("PATH",))
@@ -299,7 +299,7 @@ class Ripgrep:
     def _iter_events(self, command: list[str], budget: WalkBudget) -> Iterator[Any]:
         self._code = None
         folder = self._base.fd
-        if isinstance(folder, Far):
+        if isinstance(folder, RemoteFile):
             with closing(self._iter_remote_lines(command, folder, budget)) as lines:
                 for line in lines:
                     yield json.loads(line)
@@ -318,7 +318,9 @@ class Ripgrep:
                 if stream is not None:
                     stream.close()
 
-    def _iter_remote_lines(self, command: list[str], at: Far, budget: WalkBudget) -> Generator[bytes, None, None]:
+    def _iter_remote_lines(
+        self, command: list[str], at: RemoteFile, budget: WalkBudget
+    ) -> Generator[bytes, None, None]:
         """Yield the output lines of a search on another system."""
         heard, rest = _RemoteOutput(at.system.name), b""
         env = {"LC_ALL": "C.UTF-8", MARKER: secrets.token_hex(16)}

@@ -18,7 +18,13 @@ from stepengine.workspace import calls
 from stepengine.workspace.argv import Argv, Script, parse_command
 from stepengine.workspace.calls import Fd
 from stepengine.workspace.command_guard import CommandGuard
-from stepengine.workspace.environment import NAMES_BYTES, READ_SECONDS, CommandEnvironment, Private, parse_git_query
+from stepengine.workspace.environment import (
+    NAMES_BYTES,
+    READ_SECONDS,
+    CommandEnvironment,
+    PrivateFolders,
+    parse_git_query,
+)
 from stepengine.workspace.guard import GUARD
 from stepengine.workspace.paths import display_path
 from stepengine.workspace.root import OpenedEntry, Root
@@ -187,7 +193,7 @@ class Shell:
         self,
         command: Argv | Script,
         cwd: str | None,
-        private: Private,
+        private: PrivateFolders,
         *,
         sink: Callable[[bytes], None] | None = None,
         shows: Callable[[str], None] | None = None,
@@ -211,7 +217,7 @@ class Shell:
             calls.close(opened.fd)
 
     async def in_terminal(
-        self, ctx: ToolContext, command: Argv | Script, cwd: str | None, private: Private, seconds: float | None
+        self, ctx: ToolContext, command: Argv | Script, cwd: str | None, private: PrivateFolders, seconds: float | None
     ) -> TerminalResult | None:
         """
         Run a command to its end in a terminal of the editor; ``None`` if there is no terminal for it, as for a script.
@@ -237,7 +243,7 @@ class Shell:
         finally:
             calls.close(opened.fd)
 
-    async def _prepare_launch(self, command: Argv | Script, opened: OpenedEntry, private: Private) -> Launch:
+    async def _prepare_launch(self, command: Argv | Script, opened: OpenedEntry, private: PrivateFolders) -> Launch:
         """Create the private folders of a command, and return its launch in an open folder."""
         await self._call_system(private.make)
         launch = Launch(
@@ -257,9 +263,9 @@ class Shell:
             return do(*args, **kwargs)
         return await asyncio.to_thread(do, *args, **kwargs)
 
-    async def private(self) -> Private:
+    async def private(self) -> PrivateFolders:
         """Create the private folder of a command."""
-        return await self._call_system(Private.create, self.root.system)
+        return await self._call_system(PrivateFolders.create, self.root.system)
 
     def _start(self, launch: Launch, folder: Fd) -> CommandStart:
         """Return the program, arguments and environment of a command to start, after the runner."""

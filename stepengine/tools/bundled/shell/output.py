@@ -6,6 +6,7 @@ import codecs
 import re
 
 from stepengine.data.json import compact
+from stepengine.data.visible import cut_middle
 
 ESCAPE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]*+[ -/]*+[@-~]"  # CSI: colours, cursor
@@ -88,16 +89,6 @@ class Capture:
         text = self.text()
         self._reset()
         return text
-
-
-def cut_middle(text: str, limit: int) -> str:
-    """Return *text*; if it has more than *limit* characters, a note replaces its middle."""
-    if len(text) <= limit:
-        return text
-    half = limit // 2
-    return (
-        f"{text[:half]}\n[... {len(text) - 2 * half:,} characters were left out here ...]\n{text[len(text) - half :]}"
-    )
 
 
 def fit_texts(texts: tuple[str, str], room: int) -> tuple[str, str]:

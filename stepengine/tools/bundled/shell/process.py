@@ -29,7 +29,7 @@ from stepengine.errors import ToolError, UnknownOutcome, WorkspaceLost
 from stepengine.tools.bundled.shell.output import Capture
 from stepengine.workspace.calls import Fd
 from stepengine.workspace.environment import MARKER, SUPERVISOR
-from stepengine.workspace.far import Elsewhere, Far, Spawned
+from stepengine.workspace.remote_files import RemoteFile, RemoteSystem, Spawned
 
 COMMAND_CHARS = 50_000
 """About 12,000 tokens of each stream: its head and its tail, where errors are."""
@@ -140,7 +140,7 @@ async def _start_with_retry(what: CommandStart) -> CommandProcess:
     while True:
         try:
             folder = what.folder
-            return await _launch_remote(what, folder) if isinstance(folder, Far) else _launch_local(what, folder)
+            return await _launch_remote(what, folder) if isinstance(folder, RemoteFile) else _launch_local(what, folder)
         except OSError as error:
             if error.errno not in FULL or time.monotonic() > give_up:
                 msg = f"{what.argv[0]!r} could not be started: {error.strerror}"
@@ -148,7 +148,7 @@ async def _start_with_retry(what: CommandStart) -> CommandProcess:
         await asyncio.sleep(POLL_SECONDS)
 
 
-async def _launch_remote(what: CommandStart, folder: Far) -> CommandProcess:
+async def _launch_remote(what: CommandStart, folder: RemoteFile) -> CommandProcess:
     """Start the supervisor on the system of the folder."""
     child = _FarChild(folder.system, what.env)
     given = {
@@ -357,7 +357,7 @@ class _LocalChild:
 class _FarChild:
     """The supervisor of a command on a remote system; its messages arrive in a thread and are passed to the event loop."""
 
-    def __init__(self, system: Elsewhere, env: Mapping[str, str]) -> None:
+    def __init__(self, system: RemoteSystem, env: Mapping[str, str]) -> None:
         self.spawned: Spawned | None = None
         self._system, self._env = system, env
         self._loop = asyncio.get_running_loop()

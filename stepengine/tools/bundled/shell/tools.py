@@ -24,15 +24,16 @@ from stepengine.data.json import JsonDict, compact
 from stepengine.data.messages import SideEffect, ToolResult
 from stepengine.data.result_cuts import RESULT_CHARS
 from stepengine.data.tools import ToolAnnotations
+from stepengine.data.visible import cut_middle
 from stepengine.errors import ToolError
 from stepengine.tools.bundled.shell.commands import CommandProgress, Shell, Slots
-from stepengine.tools.bundled.shell.output import cut_middle, fit_texts
+from stepengine.tools.bundled.shell.output import fit_texts
 from stepengine.tools.bundled.shell.process import COMMAND_OUTPUT_BYTES, CommandProcess, Ending, finish_shielded
 from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool, ToolPreview
 from stepengine.workspace.argv import Argv, Script, command_text
-from stepengine.workspace.environment import Private, without_secrets
+from stepengine.workspace.environment import PrivateFolders, without_secrets
 
 JOBS_PER_RUN = 4
 """A server, a watcher and some builds; a model forgets jobs, and each uses a core."""
@@ -86,7 +87,7 @@ class BackgroundCommand:
         ended_by_us: How it ended, when we ended it.
     """
 
-    def __init__(self, id: str, command: str, process: CommandProcess, log: OutputLog, private: Private) -> None:
+    def __init__(self, id: str, command: str, process: CommandProcess, log: OutputLog, private: PrivateFolders) -> None:
         self.id = id
         self.command = command
         self.process = process
@@ -131,7 +132,7 @@ class BackgroundCommand:
         """End the command, and remove its files."""
         await self.stop()
         self.log.close()
-        await self._private.give_back()
+        await self._private.delete()
 
 
 class Jobs:
@@ -377,13 +378,13 @@ async def _run_in_editor(
     return ToolResult.json(value, status="ok" if ran.in_time else "error")
 
 
-async def end_and_clean_up(process: CommandProcess | None, private: Private) -> None:
+async def end_and_clean_up(process: CommandProcess | None, private: PrivateFolders) -> None:
     """End a started command and all its processes, and remove its private folder."""
     try:
         if process is not None:
             await process.end()
     finally:
-        await private.give_back()
+        await private.delete()
 
 
 async def _run_in_background(

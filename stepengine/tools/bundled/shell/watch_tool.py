@@ -22,10 +22,10 @@ from stepengine.data.json import JsonDict, thaw
 from stepengine.data.limits import Limits
 from stepengine.data.messages import ToolResult
 from stepengine.data.tools import Driving, ToolAnnotations, ToolSpec
+from stepengine.data.visible import cut_middle
 from stepengine.data.yields import AgentCall, Sleep, Start, ToolCall
 from stepengine.errors import ToolError
 from stepengine.tools.bundled.shell.commands import Shell, Slots
-from stepengine.tools.bundled.shell.output import cut_middle
 from stepengine.tools.bundled.shell.process import CommandProcess, Ending, finish_shielded
 from stepengine.tools.bundled.shell.tools import FLOODED, FOREVER, RUNS, end_and_clean_up, preview_command
 from stepengine.tools.context import ToolContext

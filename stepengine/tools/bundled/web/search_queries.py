@@ -143,7 +143,7 @@ class BraveSearch:
         if not key or not key.isascii() or not key.isprintable() or key != key.strip():
             msg = "BraveSearch needs a subscription token: ASCII, without blanks around it"
             raise DefinitionError(msg)
-        GIVEN.tell(key, "brave_api_key", os.environ)
+        GIVEN.add(key, "brave_api_key", os.environ)
         self._key = key
         self._url = check_service_url(url)
         self._country = country
@@ -197,7 +197,7 @@ async def _fetch_json(
         raise ToolError(KNOWN.text(f"the search at {where} failed: {why}")) from None
     text = body.data.decode("utf-8", "replace")
     if response.status_code not in SUCCESS:
-        msg = f"the search at {where} answered with HTTP {response.status_code}: {KNOWN.beginning(text, REFUSAL_CHARS)[:REFUSAL_CHARS]}"
+        msg = f"the search at {where} answered with HTTP {response.status_code}: {KNOWN.clean_beginning(text, REFUSAL_CHARS)[:REFUSAL_CHARS]}"
         raise ToolError(msg)
     try:
         answer = json.loads(text)

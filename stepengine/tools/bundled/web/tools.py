@@ -33,7 +33,7 @@ DOCS_TOKENS_MAX = 20_000
 """A tenth or less of a context window."""
 
 REACHES_OUT = ToolAnnotations(open_world=True)
-"""Not read-only: an address or a query can carry data out (reliability:WP6)."""
+"""Not read-only: an address or a query can carry data out (remote:WP6)."""
 KEPT_RUNS = 1_000
 """More than are in progress at once; the count of the oldest is forgotten."""
 QUERY_CHARS = 1_000

@@ -1,8 +1,8 @@
 """
-A conversation around a run: loaded before it, saved after it.
+Loading a conversation before a run, and saving it after the run.
 
-``SessionStoreAdapter`` makes whole sessions of what any store gives, and ``session_after_run`` builds the session that a run leaves. An engine with sessions
-does it with them, and so do the hooks of ``session_hooks``.
+``SessionStoreAdapter`` makes whole sessions from any store. ``make_next_session`` makes the session after a run. Engines with sessions
+use them, and so do the hooks of ``session_hooks``.
 """
 
 from __future__ import annotations
@@ -26,34 +26,35 @@ from stepengine.data.usage import Usage
 from stepengine.data.yields import Perform, StepResult, Yieldable
 from stepengine.errors import DefinitionError, SessionConflict, SessionError, StepEngineError
 from stepengine.sessions.session import (
+    DeletingStore,
     Session,
     SessionInfo,
     SessionStore,
     StateStore,
     VersionedStore,
-    mended,
     messages_from_json,
     messages_to_json,
+    repair_transcript,
 )
 
 VERSION = "stepengine.session_version"
-"""Under which hooks of a run find the version that was loaded."""
+"""The key of the loaded version in the values of a run's hooks."""
 
 
 class SessionStoreAdapter:
     """
-    A store of any kind behind ``load``, ``save`` and ``delete`` of whole sessions.
+    Adapts a store of any kind to ``load``, ``save`` and ``delete`` of whole sessions.
 
     Args:
         store: An object with the methods of ``SessionStore`` or of ``VersionedStore``, plain or async.
 
     Attributes:
-        store: As given.
-        is_whole: Whether it keeps whole sessions by itself.
-        has_state: Whether it keeps what the last run left.
+        store: As passed.
+        is_whole: Whether the store itself stores whole sessions.
+        has_state: Whether the store stores the state of the last run.
 
     Raises:
-        DefinitionError: when it is not a store.
+        DefinitionError: if it is not a store.
     """
 
     def __init__(self, store: Any) -> None:
@@ -61,9 +62,7 @@ class SessionStoreAdapter:
         self.is_whole = isinstance(store, VersionedStore)
         self.has_state = isinstance(store, StateStore)
         if isinstance(store, type) or not (self.is_whole or isinstance(store, SessionStore)):
-            msg = (
-                f"a store of sessions has the methods get_history(id) and save_history(id, messages); {store!r} has not"
-            )
+            msg = f"a session store has the methods get_history(id) and save_history(id, messages), and {store!r} does not"
             raise DefinitionError(msg)
 
     async def load(self, session_id: str) -> Session:
@@ -71,7 +70,7 @@ class SessionStoreAdapter:
         Return a session.
 
         Raises:
-            SessionError: when the store fails.
+            SessionError: if the store fails.
         """
         try:
             return await self._load_from_store(session_id)
@@ -85,23 +84,23 @@ class SessionStoreAdapter:
         if self.is_whole:
             loaded: Session = await self._call_store(self.store.load, session_id)
             return loaded
-        messages, repairs = mended(await self._call_store(self.store.get_history, session_id) or ())
+        messages, repairs = repair_transcript(await self._call_store(self.store.get_history, session_id) or ())
         session = Session(info=SessionInfo(session_id=session_id), messages=messages, repairs=repairs)
         kept = await self._call_store(self.store.get_state, session_id) if self.has_state else None
         if not kept or repairs:
             return session
         state: AgentState = codec.from_json(kept["state"])
         if state.message_history != messages:
-            return session  # somebody else changed the history: it is all that is known
+            return session  # another program changed the history, so only the messages are valid
         info = attrs.evolve(session.info, agent_id=state.agent_id)
         return attrs.evolve(session, info=info, state=state, turns=kept["turns"], journal=kept["journal"])
 
     async def save(self, session: Session) -> Session:
         """
-        Store a session and return it as it is stored.
+        Store a session and return it as stored.
 
         Raises:
-            SessionConflict: when somebody else saved it since it was loaded, and the store can tell.
+            SessionConflict: if the session was saved by another writer after it was loaded, and the store detects that.
         """
         if self.is_whole:
             saved: Session = await self._call_store(self.store.save, session)
@@ -115,16 +114,15 @@ class SessionStoreAdapter:
 
     async def delete(self, session_id: str) -> bool:
         """
-        Forget a session, and the journals that the store keeps of its runs; return whether the store can.
+        Delete a session and the journals of its runs in the store; return whether the store supports it.
 
         Raises:
-            SessionError: when the store fails.
+            SessionError: if the store fails.
         """
-        method = getattr(self.store, "delete", None)
-        if not callable(method):
+        if not isinstance(self.store, DeletingStore):
             return False
         try:
-            await self._call_store(method, session_id)
+            await self._call_store(self.store.delete, session_id)
         except StepEngineError:
             raise
         except Exception as error:
@@ -140,7 +138,7 @@ class SessionStoreAdapter:
         return await value if inspect.isawaitable(value) else value
 
 
-def session_after_run(
+def make_next_session(
     before: Session,
     state: AgentState,
     *,
@@ -154,9 +152,10 @@ def session_after_run(
     journal: str | None = None,
 ) -> Session:
     """
-    Return the session *before* as a run that ended with *state* changes it; *children* are the sessions started in the run.
+    Return the session *before* with the results of a run that ended with *state*.
 
-    *usage* is that of all runs in the session, *turns* their number; *metadata* is added to what the session has.
+    *children* are the sessions started in the run, *usage* is that of all runs in the session, and *turns* their number.
+    *metadata* is merged into that of the session.
     """
     info = attrs.evolve(
         before.info,
@@ -175,28 +174,28 @@ def session_after_run(
 
 def session_hooks(store: SessionStore | VersionedStore) -> Hooks:
     """
-    Return hooks that load a conversation before a run and save it after it.
+    Return hooks that load a conversation before a run and save it after the run.
 
-    ``AgentDefinition(..., hooks=session_hooks(store))`` gives one agent a memory where ``Engine(sessions=store)`` would give it
-    to all. Both are recorded effects: a replay needs no store, and a resumed run loads nothing a second time. The session is
-    that of ``session_id``; a run without one starts a conversation that is named by its run id, and ``RunResult.session_id`` reports it. What the run is given with
-    ``previous=`` takes the place of what the session holds. Children have no session.
+    ``AgentDefinition(..., hooks=session_hooks(store))`` gives one agent a memory; ``Engine(sessions=store)`` gives it to all
+    agents. Loading and saving are recorded effects: a replay needs no store, and a resumed run loads nothing again. The session
+    is that of ``session_id``. A run without one starts a conversation named by its run id, which ``RunResult.session_id`` reports.
+    ``previous=`` of a run replaces the content of the session. Children have no session.
 
-    A run that was stopped, because it waits for an answer or was cancelled, can do nothing any more, so it is not saved; with
-    ``Engine(sessions=store)`` it is, and the next message answers the question.
+    A run that was stopped, because it waits for an answer or was cancelled, is not saved, since its hooks no longer run. With
+    ``Engine(sessions=store)`` it is saved, and the next message answers the question.
 
-    A run that a ``pre_run`` hook refused leaves the session as it is.
+    A run that a ``pre_run`` hook rejected leaves the session unchanged.
 
     Args:
         store: Any store: ``FileSessions``, ``SqliteSessions``, ``MemorySessions``, or an object with ``get_history(id)`` and
             ``save_history(id, messages)``, plain or async.
 
     Raises:
-        DefinitionError: when it is not a store. In a run, a store that fails while loading ends it as ``failed``; one that fails
-            while saving, or was saved by somebody else meanwhile, leaves the result as it is and shows ``HookFailed``.
+        DefinitionError: if it is not a store. In a run, a store that fails to load ends the run as ``failed``. If saving fails,
+            or conflicts with another writer, the result is unchanged and a ``HookFailed`` event is emitted.
     """
-    around = _SessionHooks(SessionStoreAdapter(store))
-    return Hooks(pre_run=around.load, post_run=around.save)
+    hooks = _SessionHooks(SessionStoreAdapter(store))
+    return Hooks(pre_run=hooks.load, post_run=hooks.save)
 
 
 def has_session_hooks(hooks: Hooks) -> bool:
@@ -213,9 +212,9 @@ class _SessionHooks:
     def load(self, ctx: HookContext) -> Generator[Yieldable, StepResult, Change | None]:
         if ctx.path or any(isinstance(message, AssistantMessage) for message in ctx.messages):
             return None
-        found = yield from Perform.idempotent(self.load_session, _session_id_of_run(ctx))
+        found = yield from Perform.idempotent(self.load_session, _get_session_id(ctx))
         for repair in found["repairs"]:
-            ctx.logger.warning("the session was mended", session_id=_session_id_of_run(ctx), repair=repair)
+            ctx.logger.warning("the session was repaired", session_id=_get_session_id(ctx), repair=repair)
         own, values = tuple(ctx.messages), {VERSION: found["version"]}
         if not found["messages"]:
             return Change(values=values)
@@ -224,7 +223,7 @@ class _SessionHooks:
         return Change(messages=record, view=view, context=found["context"] or None, values=values)
 
     async def load_session(self, session_id: str) -> dict[str, Any]:
-        """Return what a run goes on from, as JSON."""
+        """Return the content of a session for a run, as JSON."""
         session = await self.store.load(session_id)
         state = session.state
         has_view = state is not None and state.view is not state.message_history
@@ -242,18 +241,18 @@ class _SessionHooks:
         if result.status in (RunStatus.SUSPENDED, RunStatus.CANCELLED):
             ctx.logger.warning(
                 "the run was stopped, so its session was not saved",
-                session_id=_session_id_of_run(ctx), status=result.status.value,
+                session_id=_get_session_id(ctx), status=result.status.value,
             )  # fmt: skip
             return
-        yield from Perform(partial(self.save_session, ctx, result), _session_id_of_run(ctx))
+        yield from Perform(partial(self.save_session, ctx, result), _get_session_id(ctx))
 
     async def save_session(self, ctx: HookContext, result: Any, session_id: str) -> int:
-        """Save what a run left; return the new version."""
+        """Save the result of a run; return the new version."""
         before, version = await self.store.load(session_id), ctx.values.get(VERSION)
         if version is not None and before.version != version:
-            msg = f"the session {session_id!r} was saved by somebody else since version {version} of it was loaded"
+            msg = f"the session {session_id!r} was saved by another writer after version {version} was loaded"
             raise SessionConflict(msg)
-        made = session_after_run(
+        made = make_next_session(
             before,
             result.state,
             status=result.status,
@@ -266,5 +265,5 @@ class _SessionHooks:
         return (await self.store.save(made)).version
 
 
-def _session_id_of_run(ctx: HookContext) -> str:
+def _get_session_id(ctx: HookContext) -> str:
     return ctx.session_id or ctx.state.run_id

@@ -1,7 +1,7 @@
 """
-No key in a log line: a filter on the loggers of the SDKs, of the HTTP libraries and of this package.
+Redact keys in log records, by a filter on the loggers of the SDKs, of the HTTP libraries and of this package.
 
-With ``ANTHROPIC_LOG=debug`` and the like the SDKs log requests with their headers, replies that echo them, and errors.
+With settings like ``ANTHROPIC_LOG=debug`` the SDKs log requests with their headers, replies that echo them, and errors.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ import traceback
 
 from stepengine.redaction import ANY
 
-TALKERS = (
+LOGGERS = (
     "anthropic", "asyncio", "google", "google_genai", "httpcore", "httpcore2", "httpx", "httpx2", "openai", "stepengine",
 )  # fmt: skip
 PARTS = ("connection", "http11", "http2", "proxy", "socks")
-# Made before their modules are imported, which happens at the first connection of their kind.
+# Loggers of modules that are imported at the first connection of their kind.
 LATE = tuple([f"{library}.{part}" for library in ("httpcore", "httpcore2") for part in PARTS])
 PLAIN = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {"message", "asctime", "taskName"}
 
@@ -27,7 +27,7 @@ class SecretFilter(logging.Filter):
         """Redact message, arguments, traceback and extras of *record* in place; return True."""
         try:
             message = record.getMessage()
-        except Exception:  # noqa: BLE001 - its arguments do not fit; logging would show them raw
+        except Exception:  # noqa: BLE001 - its arguments do not match; logging would print them unredacted
             record.msg, record.args = _remove_secrets(f"{record.msg} {record.args!r}"), ()
         else:
             clean = _remove_secrets(message)
@@ -45,19 +45,19 @@ class SecretFilter(logging.Filter):
         return True
 
 
-DISCRETION = SecretFilter()
+SECRET_FILTER = SecretFilter()
 _swept = 0
 
 
 def install_secret_filter() -> None:
-    """Add the filter to all loggers that may log a key; called for each request, as loggers appear late."""
-    global _swept  # noqa: PLW0603 - how many loggers the process had the last time
+    """Add the filter to all loggers that may log a key; called for each request, because loggers are created late."""
+    global _swept  # noqa: PLW0603 - the number of loggers at the last call
     known = logging.root.manager.loggerDict
     if len(known) == _swept:
         return
-    named = [name for name in [*known] if name.partition(".")[0] in TALKERS]
-    for name in {*named, *TALKERS, *LATE}:
-        logging.getLogger(name).addFilter(DISCRETION)
+    named = [name for name in [*known] if name.partition(".")[0] in LOGGERS]
+    for name in {*named, *LOGGERS, *LATE}:
+        logging.getLogger(name).addFilter(SECRET_FILTER)
     _swept = len(known)
 
 

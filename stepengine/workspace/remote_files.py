@@ -1,9 +1,9 @@
 """
-``Elsewhere``: a system at the other end of a connection, and ``Far``: something that is open there.
+``RemoteSystem``: a system at the other end of a connection, and ``RemoteFile``: an open file or folder there.
 
-It gives what ``stepengine.workspace.calls`` and the shell tools ask of a system, one call there for each here. Whatever comes back is
-looked at before it is used: a text where a text belongs, numbers where numbers do. A connection that has ended is opened again by
-the next call; what was open on it is not, but for the roots, and a root that is another folder by then is refused.
+It implements the calls of ``stepengine.workspace.calls`` and of the shell tools, one remote call for each local one. All answers are
+validated before use, such as texts and numbers. The next call reopens an ended connection. Open files are lost, except the roots,
+and a root that has become another folder raises an error.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ CALL_SECONDS = 60.0
 NAME_BYTES = 4_096
 """Linux opens no longer path (PATH_MAX)."""
 NUMBERS = 8
-"""How many a system tells of a file."""
+"""The number of numbers in the status of a file."""
 ENTRY = 4
-"""How many members an entry of a listing has."""
+"""The number of members in an entry of a listing."""
 HALF_OF_64_BITS = 1 << 63
 """Numbers of files have 64 bits, with a sign or without."""
 READ_BYTES = 1024 * 1024
@@ -74,7 +74,7 @@ class RemotePlace:
     again: Callable[[str], Any] | None = None
 
 
-class Far:
+class RemoteFile:
     """
     An open file or folder on a remote system.
 
@@ -87,7 +87,7 @@ class Far:
 
     __slots__ = ("__weakref__", "_info", "_mount", "_start", "is_root", "line", "number", "position", "system")
 
-    def __init__(self, system: Elsewhere, line: int, number: int) -> None:
+    def __init__(self, system: RemoteSystem, line: int, number: int) -> None:
         self.system = system
         self.number = number
         self.position = 0
@@ -100,7 +100,7 @@ class Far:
     def __repr__(self) -> str:
         return f"<{self.system.name}: {self.number}>"
 
-    def store_info(self, answer: CallReply) -> Far:
+    def store_info(self, answer: CallReply) -> RemoteFile:
         """Store the description of the open object from the reply to its opening."""
         self._info = _parse_stat(answer.head.get("info"))
         mount = answer.head.get("mount", "")
@@ -111,11 +111,11 @@ class Far:
     def _call(self, do: str, data: bytes = b"", *, effect: bool = False, **given: object) -> CallReply:
         return self.system.ask(do, data, line=None if self.is_root else self.line, effect=effect, **given)
 
-    def open(self, name: str, kind: str) -> Far:
+    def open(self, name: str, kind: str) -> RemoteFile:
         """Open an entry of this folder."""
         made = self.system.number()
         answer = self._call("open", handle=made, folder=self.number, name=name, kind=kind)
-        return Far(self.system, answer.line, made).store_info(answer)
+        return RemoteFile(self.system, answer.line, made).store_info(answer)
 
     def close(self) -> None:
         """Schedule the file or folder to be closed."""
@@ -210,7 +210,7 @@ class FarEntry:
         return self._info
 
 
-class Elsewhere:
+class RemoteSystem:
     """
     A remote system; its connection is opened at the first use, and again after it has ended.
 
@@ -223,7 +223,7 @@ class Elsewhere:
         self._lock = threading.RLock()
         self._connection: ProgramConnection | None = None
         self._numbers = itertools.count(1)
-        self._roots: weakref.WeakValueDictionary[int, Far] = weakref.WeakValueDictionary()
+        self._roots: weakref.WeakValueDictionary[int, RemoteFile] = weakref.WeakValueDictionary()
         self._paths: dict[int, tuple[str, tuple[int, int]]] = {}
         self._closing: deque[int] = deque()
         self.line = 0
@@ -236,7 +236,7 @@ class Elsewhere:
         """The name of the system in messages."""
         return self.place.name
 
-    def here(self, path: str) -> str:
+    def find_local_folder(self, path: str) -> str:
         """Return the local folder that is mounted at a remote path; ``""`` if there is none."""
         return self.place.shown.get(path, "")
 
@@ -362,7 +362,7 @@ class Elsewhere:
 
     # --- the system as a whole ---------------------------------------------------------------------------------------
 
-    def root(self, path: str, *, wide: bool) -> tuple[Far, str]:
+    def root(self, path: str, *, wide: bool) -> tuple[RemoteFile, str]:
         """
         Open a root, and return it with its real path.
 
@@ -386,7 +386,7 @@ class Elsewhere:
         real = answer.head.get("real")
         if not isinstance(real, str) or not real.startswith("/") or len(real) > NAME_BYTES:
             self.refuse("no path")
-        found = Far(self, answer.line, made).store_info(answer)
+        found = RemoteFile(self, answer.line, made).store_info(answer)
         info = found.fstat()
         found.is_root = True
         self._roots[made] = found
@@ -409,7 +409,7 @@ class Elsewhere:
         return known
 
     def which(self, name: str, folders: Sequence[str], root: Sequence[str]) -> str | None:
-        """Return the path of a program in the given folders that is not below the root; ``None`` if there is none."""
+        """Return the path of a program in the given folders and outside of the root; ``None`` without one."""
         found: Any = self.ask("which", name=name, folders=list(folders), root=list(root)).head.get("found")
         return found if _is_text(found) and found.startswith("/") else None
 
@@ -423,7 +423,7 @@ class Elsewhere:
         Create a private folder, and return its path.
 
         Raises:
-            ToolError: when there is no place for it.
+            ToolError: if there is no folder for temporary files.
         """
         try:
             folder: Any = self.ask("private").head.get("folder")
@@ -447,7 +447,7 @@ class Elsewhere:
 
     # --- programs ----------------------------------------------------------------------------------------------------
 
-    def spawn(self, folder: Far, listener: Listener, *, script: bytes | None, **what: object) -> Spawned:
+    def spawn(self, folder: RemoteFile, listener: Listener, *, script: bytes | None, **what: object) -> Spawned:
         """
         Start a program with a supervisor.
 
@@ -488,19 +488,19 @@ class Spawned:
 
     def signal(self, pid: int, number: int) -> None:
         """Send a signal to the process group of the program."""
-        self._connection.tell("signal", child=self._number, pid=pid, signal=number)
+        self._connection.notify("signal", child=self._number, pid=pid, signal=number)
 
     def end(self) -> None:
         """Ask its supervisor to end all processes."""
-        self._connection.tell("end", child=self._number)
+        self._connection.notify("end", child=self._number)
 
     def kill(self) -> None:
         """Kill its supervisor."""
-        self._connection.tell("kill", child=self._number)
+        self._connection.notify("kill", child=self._number)
 
     def allow_output(self, size: int) -> None:
         """Allow the process to print *size* more bytes."""
-        self._connection.take(self._number, size)
+        self._connection.grant(self._number, size)
 
 
 def _is_text(value: Any) -> bool:
@@ -524,7 +524,7 @@ def _parse_stat(told: object) -> os.stat_result:
     return os.stat_result((mode, inode, device, links, user, group, size, seconds, seconds, seconds), times)
 
 
-def _read_listing(data: bytes, system: Elsewhere) -> Iterator[Any]:
+def _read_listing(data: bytes, system: RemoteSystem) -> Iterator[Any]:
     """Yield the entries of a listing, which consists of several consecutive JSON lists."""
     try:
         text, at, decode = data.decode("utf-8"), 0, json.JSONDecoder().raw_decode

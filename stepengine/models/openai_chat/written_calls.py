@@ -1,7 +1,7 @@
 """
-Calls and thoughts that a model wrote into its text, as local servers give them that have no parser for the model's own form.
+Parse tool calls and thoughts in the text of a reply, for local servers without a parser for the model's format.
 
-Text of a model is foreign: it is searched for fixed words, once from front to back.
+The text is untrusted, so it is searched for fixed words in one pass.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from stepengine.models._json import encode_utf8, make_call_part, read_json
 OPEN = re.compile(r"<(tool_call|codebuff_tool_call)>")
 FUNCTION, PARAMETER = "<function=", "<parameter="
 BRACKETS = ("[THINK]", "[/THINK]")
-"""How Magistral begins and ends its thoughts."""
+"""The tags around Magistral's thoughts."""
 CLOSED_BY = {**{f"<{tag}>": f"</{tag}>" for tag in TAGS}, BRACKETS[0]: BRACKETS[1]}
 ENDED = frozenset({StopReason.END_TURN, StopReason.STOP_SEQUENCE, StopReason.TOOL_USE})
 
 
 def parse_written_calls(reply: ModelReply) -> ModelReply:
     """
-    Return *reply* with the blocks ``<tool_call>`` and ``<codebuff_tool_call>`` of its text as calls.
+    Return *reply* with the ``<tool_call>`` and ``<codebuff_tool_call>`` blocks of its text as calls.
 
-    Read are JSON, ``{"name": ..., "arguments": {...}}``, Qwen's form, ``<function=name><parameter=at>...``, and codebuff's,
-    ``{"cb_tool_name": ..., "path": ...}``. A block that is none of them stays text, as does everything in a reply that did not come to its own end.
+    A block holds JSON, ``{"name": ..., "arguments": {...}}``, or Qwen's form, ``<function=name><parameter=at>...``, or
+    codebuff's, ``{"cb_tool_name": ..., "path": ...}``. Any other block stays text. In a reply that was cut, all blocks do.
     """
     if reply.tool_calls or reply.stop_reason not in ENDED:
         return reply
@@ -48,9 +48,9 @@ def _origin_members(reply: ModelReply) -> dict[str, object]:
 
 def parse_written_thoughts(reply: ModelReply) -> ModelReply:
     """
-    Return *reply* with the thoughts at the beginning of its text as a part of their own, which holds them as they were written.
+    Return *reply* with the thoughts at the start of its text as a part of their own, which also stores their original text.
 
-    Text of nothing but blanks beside thoughts or calls says nothing, and is left out (providers:PV76).
+    Blank text next to thoughts or calls is left out (providers:PV76).
     """
     content: list[AssistantPart] = []
     said = False
@@ -70,7 +70,7 @@ def parse_written_thoughts(reply: ModelReply) -> ModelReply:
 
 
 def _split_thoughts(text: str) -> tuple[tuple[str, ...], str]:
-    """Return the thoughts with which *text* begins, and all of it that belongs to them; ``""`` when there are none."""
+    """Return the thoughts at the start of *text*, and the piece of text that contains them; ``""`` if there are none."""
     begin, end = BRACKETS
     thoughts: tuple[str, ...]
     if text.lstrip().startswith(begin):
@@ -87,9 +87,9 @@ def _split_thoughts(text: str) -> tuple[tuple[str, ...], str]:
 
 class WrittenThoughtFilter:
     """
-    Separates the thoughts at the beginning of a streamed text from the answer.
+    Separates the thoughts at the start of a streamed text from the answer.
 
-    Those whose opening tag the server swallowed are known only when they end: a stream has shown them as text by then.
+    If the server removed the opening tag, thoughts are recognized only at their end. The stream has then shown them as text.
     """
 
     def __init__(self) -> None:
@@ -100,7 +100,7 @@ class WrittenThoughtFilter:
         self._said = False
 
     def convert_delta(self, delta: ModelDelta) -> list[ModelDelta]:
-        """Return the deltas that subscribers receive for *delta*. Text that may belong to a tag is held back."""
+        """Return the deltas that subscribers receive for *delta*. Text that may be part of a tag is held back."""
         if not isinstance(delta, TextChunk):
             return [delta] if isinstance(delta, ThinkingChunk) else [*self.end(), delta]
         if self._said:
@@ -110,7 +110,7 @@ class WrittenThoughtFilter:
         return self._read_thoughts(delta.text) if self._closing else self._read_start(delta.text)
 
     def end(self) -> list[ModelDelta]:
-        """Return what was held back."""
+        """Return the deltas of the text that was held back."""
         text, begin = "".join(self._held), self._begin
         self._held, self._begin = [], ""
         if self._closing:
@@ -150,7 +150,7 @@ class WrittenThoughtFilter:
 def _split_calls(part: AssistantPart, data: Mapping[str, object]) -> list[AssistantPart]:
     if not isinstance(part, TextPart) or OPEN.search(part.text) is None:
         return [part]
-    # Text, then the tag and what follows it, for every tag.
+    # The split yields text, then pairs of a tag and the text after it.
     text, *pieces = OPEN.split(part.text)
     found: list[AssistantPart] = []
     for tag, block in zip(pieces[::2], pieces[1::2], strict=True):
@@ -199,7 +199,7 @@ def _parse_function_block(block: str, data: Mapping[str, object]) -> ToolCallPar
 
 
 def _parse_parameter(text: str) -> object:
-    """Return a parameter: an object or a list is JSON there, anything else a text between line breaks."""
+    """Return the value of a parameter: an object or list is JSON, anything else is text between line breaks."""
     plain = text.removeprefix("\n").removesuffix("\n")
     if plain[:1] not in {"{", "["}:
         return plain

@@ -1,7 +1,7 @@
 """
-How requests are let into a cloud: by a region or a project, and by credentials that are no key of ours.
+Authentication of requests to clouds, by a region or project and by the cloud's own credentials.
 
-What the environment says is read as the clouds' own SDKs read it, when it is first needed; their packages are imported then.
+Environment variables are read like in the clouds' own SDKs, on first use. Their packages are imported then, too.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stepengine.errors import MissingKey, ModelError
 from stepengine.models.keys import KEY_HOSTS, Credentials, Secret, find_set_variable, printable, register_secret
 
 TokenSource: TypeAlias = Callable[[], str | Awaitable[str]]
-"""A function without arguments that gives a token for the next request; it may be asynchronous."""
+"""A function without arguments that returns a token for the next request; it may be asynchronous."""
 
 AWS_BEARER = "AWS_BEARER_TOKEN_BEDROCK"
 AWS_PLATFORM_KEY = "ANTHROPIC_AWS_API_KEY"
@@ -39,83 +39,83 @@ GOOGLE_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 ANYWHERE = "global"
 AZURE_TOKEN = "AZURE_OPENAI_AD_TOKEN"  # noqa: S105 - the name of a variable
 ENTRA_SIGNS = ("AZURE_CLIENT_ID", "AZURE_TENANT_ID", "IDENTITY_ENDPOINT", "AZURE_TOKEN_CREDENTIALS")
-"""What is set where Entra ID lets in: a principal or a workload, a managed identity, or the word which of them is to be used."""
+"""Variables that indicate credentials for Entra ID: a principal or workload, a managed identity, or the choice of one."""
 ENTRA_SCOPE = "https://ai.azure.com/.default"
 ENTRA_TOLD = "The request carried a token of Entra ID."
 SAID_CHARS = 500
-"""About three lines: the sentence that a credentials library raises, and none of its traceback."""
+"""About three lines, the message of a credentials library without its traceback."""
 
 
-class Access(ABC):
+class CloudAuth(ABC):
     """Authenticates requests to one cloud."""
 
     variables: Sequence[str] = ()
-    """The environment variables in which credentials are usually found."""
+    """The usual environment variables with credentials."""
 
     @property
     @abstractmethod
     def is_given(self) -> bool:
-        """Whether the caller passed credentials, and so decided where they are sent."""
+        """Whether the caller passed credentials, and so chose their host."""
 
     @abstractmethod
     def identity(self) -> Secret | None:
-        """Return an identifier of the cloud account; ``None`` when it is not known without a request."""
+        """Return an identifier of the cloud account; ``None`` if it is unknown without a request."""
 
     @abstractmethod
     def check(self, provider: str) -> Credentials:
         """
-        Return where the credentials of *provider* come from.
+        Return the source of the credentials of *provider*.
 
         Raises:
-            MissingKey: when there is no sign of any.
+            MissingKey: without any sign of credentials.
             ModelError: when a package or a setting is missing.
         """
 
     @abstractmethod
-    def errors(self) -> tuple[type[Exception], ...]:
+    def list_errors(self) -> tuple[type[Exception], ...]:
         """Return the exception classes that the cloud's packages raise for missing credentials."""
 
 
-def check_host(provider: str, access: Access, url: str, home: str | None) -> None:
+def check_host(provider: str, access: CloudAuth, url: str, home: str | None) -> None:
     """
-    Raise ``MissingKey`` if credentials of the environment would go to a host neither *home* nor trusted.
+    Raise ``MissingKey`` if credentials of the environment would go to an untrusted host other than *home*.
 
     Raises:
-        MissingKey: when they would go elsewhere.
+        MissingKey: in that case.
     """
     host = urlsplit(url).hostname or ""
     own = [name.strip().lower() for name in os.environ.get(KEY_HOSTS, "").split(",")]
     if access.is_given or host in own or (home is not None and host == urlsplit(home).hostname):
         return
     msg = (
-        f"the address of {provider!r} is {host!r}, and what the environment holds for the cloud is not sent elsewhere by "
-        f"itself. Give the credentials as arguments, or trust the host with {KEY_HOSTS}={host}"
+        f"the host of {provider!r} is {host!r}, and cloud credentials of the environment are only sent to the cloud. "
+        f"Pass the credentials as arguments, or trust the host with {KEY_HOSTS}={host}"
     )
     raise MissingKey(msg, kind="missing_key")
 
 
 def make_credentials_error(provider: str, model: str, error: BaseException, repair: str) -> ModelError:
-    """Return what to raise when the packages of a cloud found no credentials, or could not renew them."""
+    """Return the error for missing cloud credentials, or for a failure to renew them."""
     why = printable(f"{type(error).__name__}: {error}", SAID_CHARS)
-    msg = f"{provider} has no credentials that can be used for {model!r}: {why} {repair}"
+    msg = f"{provider} has no usable credentials for {model!r}: {why} {repair}"
     return MissingKey(msg, kind="credentials", retryable=bool(getattr(error, "retryable", False)))
 
 
 def check_exclusive(provider: str, **ways: object) -> None:
     """
-    Raise ``ModelError`` if more than one way to authenticate is given; *ways* has them by argument name.
+    Raise ``ModelError`` if more than one of *ways*, the arguments for authentication by name, is set.
 
     Raises:
-        ModelError: when one would go before another without a word.
+        ModelError: in that case, because the choice would be ambiguous.
     """
     given = [f"{name}=" for name, value in ways.items() if value is not None]
     if len(given) > 1:
-        msg = f"{provider!r} was given {' and '.join(given)}; give the one that is to be used"
+        msg = f"{provider!r} was given {' and '.join(given)}; pass only one of them"
         raise ModelError(msg, kind="settings")
 
 
 def check_package_installed(provider: str, package: str, extra: str) -> None:
-    """Raise ``ModelError`` when *package* is not installed, naming what brings it; its module has dots for dashes."""
+    """Raise ``ModelError`` if *package* is not installed; the message names *extra*, which installs it."""
     parent, module = package.partition("-")[0], package.replace("-", ".")
     if find_spec(parent) is None or find_spec(module) is None:
         msg = f"the package {package!r} is not installed, which {provider!r} needs: pip install 'stepengine[{extra}]'"
@@ -125,9 +125,9 @@ def check_package_installed(provider: str, package: str, extra: str) -> None:
 # --- Amazon -----------------------------------------------------------------------------------------------------------
 
 
-class AwsAccess(Access):
+class AwsAuth(CloudAuth):
     """
-    Authenticates requests to Amazon Bedrock: by a key of Bedrock, or signed with AWS credentials.
+    Authenticates requests to Amazon Bedrock with a Bedrock API key, or with a signature by AWS credentials.
 
     Args:
         provider: The provider's name.
@@ -135,11 +135,11 @@ class AwsAccess(Access):
         profile: A profile of AWS's configuration files.
         access_key: The id of an access key.
         secret_key: The access key itself.
-        session_token: What belongs to a temporary access key.
-        api_key: A key of Bedrock's own.
+        session_token: The token of a temporary access key.
+        api_key: A Bedrock API key.
 
     Raises:
-        ModelError: when an access key is given by half, or beside a key of Bedrock's own.
+        ModelError: for an incomplete access key, or one together with a Bedrock API key.
     """
 
     variables = (AWS_BEARER, "AWS_ACCESS_KEY_ID", "AWS_PROFILE")
@@ -159,10 +159,10 @@ class AwsAccess(Access):
         api_key: str | Secret | None,
     ) -> None:
         if (access_key is None) != (secret_key is None):
-            msg = f"{provider!r} was given half of an access key: access_key= and secret_key= belong together"
+            msg = f"{provider!r} was given half of an access key; pass both access_key= and secret_key="
             raise ModelError(msg, kind="settings")
         if access_key is None and session_token is not None:
-            msg = f"{provider!r} was given session_token= without the access_key= and secret_key= that it belongs to"
+            msg = f"{provider!r} was given session_token= without an access key; pass access_key= and secret_key=, too"
             raise ModelError(msg, kind="settings")
         check_exclusive(provider, api_key=api_key, access_key=access_key)
         self._region = region
@@ -174,13 +174,13 @@ class AwsAccess(Access):
 
     @property
     def is_given(self) -> bool:
-        """Whether a key or a profile was given."""
+        """Whether the caller passed a key or a profile."""
         return any(one is not None for one in (self._api_key, self._access_key, self._profile))
 
     def check(self, provider: str) -> Credentials:
-        """Return where the credentials come from; those that only AWS's packages find are looked for with the first request."""
+        """Return the source of the credentials; the first request looks for those that only AWS's packages find."""
         bearer = self.bearer()
-        # A machine of Amazon's has credentials that nothing here tells of: whoever names a region is believed.
+        # A machine at Amazon has credentials without a sign of them, so a region is accepted as one.
         is_named = (
             self.is_given
             or self._region is not None
@@ -212,19 +212,19 @@ class AwsAccess(Access):
         return f"credentials from {found}" if found else "the credentials that AWS's packages found"
 
     def identity(self) -> Secret | None:
-        """Return the key, the id of the access key, or the name of the profile."""
+        """Return the API key, the id of the access key, or the name of the profile."""
         bearer, keys = self.bearer(), self.keys()
         named = keys.get("access_key") or keys.get("profile") or os.environ.get("AWS_PROFILE", "").strip()
         return bearer if bearer is not None or not named else Secret(named)
 
     def bearer(self) -> Secret | None:
-        """Return the key of Bedrock's own; ``None`` when requests are to be signed."""
+        """Return the Bedrock API key; ``None`` if requests must be signed."""
         if self._api_key is not None or self._access_key is not None or self._profile is not None:
             return self._api_key
         return _make_registered_secret("bedrock", os.environ.get(self.key_variable, "").strip() or None, "api_key")
 
     def region(self) -> str | None:
-        """Return the region, as far as it is known; a profile's own is looked up where nothing else says one."""
+        """Return the region of the argument, the environment or the profile; ``None`` if it is unknown."""
         variable = find_set_variable(AWS_REGIONS)
         if self._region is not None or variable is not None:
             return self._region or os.environ[variable or ""].strip()
@@ -232,9 +232,9 @@ class AwsAccess(Access):
 
     def keys(self) -> dict[str, str | None]:
         """
-        Return the access key and the profile to sign with: those that were given, else the access key of the environment.
+        Return the access key or profile to sign with: those of the arguments, else the access key of the environment.
 
-        The latter is named, although AWS's packages would find it, because they keep what they found for ever.
+        The latter is passed explicitly, because AWS's packages cache found keys forever.
         """
         access_key, secret, token = self._access_key, self._secret_key, self._session_token
         if access_key is None and self._profile is None and find_set_variable(("AWS_ACCESS_KEY_ID",)):
@@ -250,14 +250,14 @@ class AwsAccess(Access):
         shown = None if token is None else token.reveal()
         return {"access_key": access_key, "secret_key": secret.reveal(), "session_token": shown}
 
-    def errors(self) -> tuple[type[Exception], ...]:
+    def list_errors(self) -> tuple[type[Exception], ...]:
         """Return the exception classes of boto3 and of the SDK's signing."""
         found = sys.modules.get("botocore.exceptions")
         return (RuntimeError,) if found is None else (RuntimeError, found.BotoCoreError)
 
 
-class AwsPlatformAccess(AwsAccess):
-    """Authenticates requests to Claude on AWS: by a key of that platform, or signed with AWS credentials."""
+class AwsPlatformAuth(AwsAuth):
+    """Authenticates requests to Claude on AWS with an API key of that platform, or with a signature by AWS credentials."""
 
     variables = (AWS_PLATFORM_KEY, "AWS_ACCESS_KEY_ID", "AWS_PROFILE")
     key_variable = AWS_PLATFORM_KEY
@@ -266,7 +266,7 @@ class AwsPlatformAccess(AwsAccess):
 
 
 _regions: dict[tuple[str | None, ...], str] = {}
-"""The regions of profiles, by what leads to them: every run asks, and botocore reads its files for 7 ms each time."""
+"""A cache of the regions of profiles, because botocore needs 7 ms to read its files, and every run needs them."""
 
 
 def _read_profile_region(profile: str | None) -> str | None:
@@ -299,15 +299,15 @@ def _make_registered_secret(provider: str, value: str | Secret | None, member: s
 # --- Google -----------------------------------------------------------------------------------------------------------
 
 
-class GoogleAccess(Access):
+class GoogleAuth(CloudAuth):
     """
-    Authenticates requests to Vertex AI by Google's short-lived tokens, in a project and a location.
+    Authenticates requests to Vertex AI with Google's short-lived tokens, in a project and a location.
 
     Args:
         provider: The provider's name.
         project: The project; by default from the environment, else that of the credentials.
-        location: The place, such as ``"us-east5"``; by default from the environment, else ``"global"``.
-        credentials: Credentials of ``google-auth``, or a token; by default those that ``google-auth`` finds.
+        location: The location, such as ``"us-east5"``; by default from the environment, else ``"global"``.
+        credentials: Credentials of ``google-auth``, or a token; by default ``google-auth`` looks for them.
     """
 
     variables = (GOOGLE_CREDENTIALS, *GOOGLE_PROJECTS)
@@ -326,11 +326,11 @@ class GoogleAccess(Access):
 
     @property
     def is_given(self) -> bool:
-        """Whether credentials were given."""
+        """Whether the caller passed credentials."""
         return self._is_given
 
     def check(self, provider: str) -> Credentials:
-        """Return where the credentials come from; those of ``google-auth`` are looked for with the first request."""
+        """Return the source of the credentials; ``google-auth`` looks for its own with the first request."""
         folder = Path(os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud").expanduser()
         saved = folder / "application_default_credentials.json"
         found = find_set_variable(self.variables)
@@ -341,14 +341,14 @@ class GoogleAccess(Access):
             )
             raise MissingKey(msg, kind="missing_key")
         if self.is_given and self.project is None:
-            raise self._missing_project_error()
+            raise self._make_missing_project_error()
         check_package_installed(provider, "google-auth", "vertex")
         source = "the credentials that were given" if self.is_given else "the credentials that google-auth found"
         return Credentials(None, "Google", told=f"Requests went to the project {self.project!r} with {source}.")
 
     @property
     def project(self) -> str | None:
-        """The project, as far as it is known."""
+        """The project of the argument, the environment or the credentials; ``None`` if it is unknown."""
         variable = find_set_variable(self.projects)
         own = getattr(self._credentials, "project_id", None)
         return self._project or (os.environ[variable].strip() if variable else None) or (str(own) if own else None)
@@ -358,42 +358,42 @@ class GoogleAccess(Access):
         return None if self.project is None else Secret(self.project)
 
     def location(self, *variables: str) -> str:
-        """Return the place: what was given, else what one of *variables* says."""
+        """Return the location of the argument, else of the first set one of *variables*, else ``"global"``."""
         variable = find_set_variable(variables)
         return self._location or (os.environ[variable].strip() if variable else ANYWHERE)
 
     @property
     def credentials(self) -> Any:
-        """The credentials, once they were found."""
+        """The credentials; ``None`` before they are found."""
         if isinstance(self._credentials, Secret):
             from google.oauth2.credentials import Credentials as Token
 
             self._credentials = Token(self._credentials.reveal())  # type: ignore[no-untyped-call]
         return self._credentials
 
-    async def find(self, model: str) -> None:
+    async def find_credentials(self, model: str) -> None:
         """
-        Let ``google-auth`` look for credentials, unless there are some; it reads files and may ask the machine's host.
+        Load the credentials with ``google-auth`` if the caller passed none; that may read files and send requests.
 
         Raises:
             MissingKey: when there are none.
-            ModelError: when it is not known in which project.
+            ModelError: when the project is unknown.
         """
         lock = self._finding.setdefault(asyncio.get_running_loop(), asyncio.Lock())
         async with lock:
             if self._credentials is None:
                 self.check(self._provider)
-                await self._find_credentials(model)
+                await self._load_default_credentials(model)
         if self.project is None:
-            raise self._missing_project_error()
+            raise self._make_missing_project_error()
 
-    async def _find_credentials(self, model: str) -> None:
+    async def _load_default_credentials(self, model: str) -> None:
         import google.auth
 
         failure: BaseException
         try:
             credentials, project = await asyncio.to_thread(google.auth.default, scopes=[GOOGLE_SCOPE])
-        except self.errors() as error:
+        except self.list_errors() as error:
             failure = make_credentials_error(self._provider, model, error, f"Look at {GOOGLE_CREDENTIALS}.")
         else:
             self._credentials = credentials
@@ -401,19 +401,19 @@ class GoogleAccess(Access):
             return
         raise failure
 
-    def _missing_project_error(self) -> ModelError:
+    def _make_missing_project_error(self) -> ModelError:
         msg = f"{self._provider!r} has no project: set GOOGLE_CLOUD_PROJECT, or pass {self.made_by}(project=...)"
         return ModelError(msg, kind="missing_project")
 
-    def errors(self) -> tuple[type[Exception], ...]:
+    def list_errors(self) -> tuple[type[Exception], ...]:
         """Return the exception classes of ``google-auth``."""
         from google.auth.exceptions import GoogleAuthError
 
         return (GoogleAuthError,)
 
 
-class GooglePlatformAccess(GoogleAccess):
-    """Authenticates requests to Claude as Anthropic runs it on Google Cloud."""
+class GooglePlatformAuth(GoogleAuth):
+    """Authenticates requests to Anthropic's own platform on Google Cloud."""
 
     variables = (GOOGLE_CREDENTIALS, *GOOGLE_PLATFORM_PROJECTS)
     projects = GOOGLE_PLATFORM_PROJECTS
@@ -425,12 +425,12 @@ class GooglePlatformAccess(GoogleAccess):
 
 def make_entra_source(provider: str, given: TokenSource | None, scope: str) -> TokenSource | None:
     """
-    Return a source of Entra ID tokens: *given*, else by the environment; ``None`` if neither exists.
+    Return a source of Entra ID tokens: *given*, else one from the environment; ``None`` if neither exists.
 
-    Each token is kept out of all that is written, and failures of the source are ``ModelError``.
+    Each token is registered for redaction, and errors of the source are raised as ``ModelError``.
 
     Raises:
-        ModelError: when the environment tells of credentials and the package that reads them is missing.
+        ModelError: when the environment configures credentials and the package ``azure-identity`` is missing.
     """
     source = given
     if source is None and (token := os.environ.get(AZURE_TOKEN, "").strip()):
@@ -463,7 +463,7 @@ def _wrap_token_source(provider: str, source: TokenSource) -> TokenSource:
             if isinstance(found, str) and found:
                 register_secret(provider, Secret(found), "access_token")
                 return found
-            failure = TypeError(f"the source of tokens gave a {type(found).__name__} and no text")
+            failure = TypeError(f"the source of tokens returned a {type(found).__name__}, not a str")
         except Exception as error:  # noqa: BLE001 - whatever a source of the user's does
             failure = error
         raise make_credentials_error(

@@ -1,5 +1,5 @@
 """
-What of a bill no price list has a price for, so that a cost is a lower bound, or unknown. Pure: no SDK, no clock, no I/O.
+Find billed items of a reply without a known price, which make its cost a lower bound. Pure: no SDK, no clock, no I/O.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from stepengine.models._json import find_objects, find_text, parse_token_count
 
 ORDINARY_TIERS = frozenset({"", "auto", "default", "standard", "standard_only", "on_demand", "unspecified"})
 TRAFFIC = {"on_demand": "", "traffic_type_unspecified": "", "on_demand_priority": "priority", "on_demand_flex": "flex"}
-"""How Vertex AI calls tiers."""
+"""Vertex AI's names of tiers."""
 DEARER = frozenset({"priority", "fast", "ultrafast", "optimized"})
-"""Tiers that cost more than the ordinary one, whatever they cost; of any other nobody knows on which side it lies."""
+"""Tiers that are known to cost more than the ordinary one."""
 
 PAID_MODALITIES = ("input_audio_tokens", "output_audio_tokens", "output_image_tokens", "output_video_tokens")
-"""Tokens that cost more than those of text; an image or a page that is read costs as many tokens of text as it is said to have."""
+"""Tokens that cost more than text. Input images and pages are billed as text tokens."""
 
 FREE_CALLS = frozenset(
     {
@@ -24,17 +24,17 @@ FREE_CALLS = frozenset(
         *("tool_search_call", "mcp_call"),
     }
 )
-"""Calls of Responses that cost nothing beside their tokens."""
+"""Calls of Responses that only cost their tokens."""
 PRICED_CALLS = frozenset({"web_search_call", "file_search_call", "image_generation_call"})
 IMAGES = "image_gen"
-"""Under which name OpenAI counts the tokens of images that were made for a reply, by a model of their own."""
+"""OpenAI's name for the token counts of a separate image model."""
 FREE_OF_ANTHROPIC = frozenset({"web_search_requests", "web_fetch_requests", "tool_search_requests"})
-"""What Anthropic counts and asks nothing beside tokens for, and its search, which has a price."""
+"""Anthropic's counts that only cost tokens, and its web search, which has a known price."""
 FREE_OF_XAI = frozenset({"mcp_calls"})
 
 
 def find_service_tier(data: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
-    """Return the tier in which a reply was made, in small letters; ``""`` for the ordinary one."""
+    """Return the service tier of a reply in lower case; ``""`` for the ordinary one."""
     bedrock = [find_text(data, *path) for path in (("performanceConfig", "latency"), ("serviceTier", "type"))]
     if special := [tier for tier in bedrock if tier not in ORDINARY_TIERS]:
         return special[0]
@@ -47,7 +47,7 @@ def find_service_tier(data: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
 
 
 def count_web_searches(data: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> int:
-    """Return how many searches of the web OpenAI bills: as many as it says, else those that the reply shows."""
+    """Return the number of web searches that OpenAI bills: the reported number, else the search calls in the reply."""
     usage = data.get("tool_usage")
     search = usage.get("web_search") if isinstance(usage, Mapping) else None
     told = parse_token_count(search.get("num_requests")) if isinstance(search, Mapping) else None
@@ -62,13 +62,13 @@ def list_unpriced_tools(
     data: Mapping[str, Any], items: Sequence[Mapping[str, Any]], priced: Mapping[str, object], *, searches: bool
 ) -> list[str]:
     """
-    Return the names of what a reply's provider ran for it, is paid for, and has no price here.
+    Return the names of billed server tools of a reply without a known price.
 
     Args:
-        data: What is kept of the reply.
-        items: Its parts that only the provider understands.
-        priced: What xAI counts and has a price.
-        searches: Whether a search of the web has a price.
+        data: The ``provider_data`` of the reply.
+        items: The data of its opaque parts.
+        priced: xAI's counts with a known price.
+        searches: Whether a web search has a known price.
     """
     raw: Mapping[str, Any] = data.get("usage") or {}
     found = [name for name in _nonzero_names(raw.get("server_tool_use")) if name not in FREE_OF_ANTHROPIC]
@@ -98,12 +98,12 @@ def _is_unpriced_call(item: Mapping[str, Any]) -> bool:
 
 
 def _nonzero_names(told: object) -> list[str]:
-    """Return the names of *told* whose count is not 0."""
+    """Return the names in *told* with a count other than 0."""
     return [name for name, count in told.items() if parse_token_count(count)] if isinstance(told, Mapping) else []
 
 
-def unlisted_kinds(extracted: object, prices: object) -> list[str]:
-    """Return the kinds of tokens of a usage, as the price library reads it, that cost more than text and have no price of their own."""
+def list_unlisted_kinds(extracted: object, prices: object) -> list[str]:
+    """Return the kinds of tokens in a usage that cost more than text and have no listed price."""
     return [
         name
         for name in PAID_MODALITIES

@@ -11,7 +11,7 @@ import pytest
 from stepengine.data.messages import AssistantMessage, ToolCallPart, UserMessage
 from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
-from stepengine.sessions.around import SessionStoreAdapter
+from stepengine.sessions.run_hooks import SessionStoreAdapter
 from stepengine.sessions.session import Session, SessionInfo
 from tests.sessions.stores import Histories
 

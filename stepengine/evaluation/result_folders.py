@@ -1,0 +1,53 @@
+"""Folders of results: which may be written to, how their files are replaced, and what an earlier one says."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+from stepengine.errors import DataError
+from stepengine.workspace.file_formats import FileFormat
+
+RESULTS = "results.json"
+RESULTS_FILE = FileFormat(
+    "a file of results", re.compile(rb'\{\s*"format":\s*"stepengine\.(?:eval|improve)/'), DataError
+)
+MAX_RESULTS = 64 * 1024 * 1024
+
+
+def check_result_folder(folder: Path) -> None:
+    """
+    Raise if results in *folder* would replace files of another program; they are left unchanged.
+
+    Raises:
+        DataError: it names the file.
+    """
+    results, names = folder / RESULTS, [RESULTS]
+    if RESULTS_FILE.matches(results):
+        # A report is written behind the results: without them it is somebody else's.
+        names = [] if results.exists() else ["report.html", "improvement.diff"]
+    for path in [folder / name for name in names]:
+        if path.exists():
+            msg = f"{str(path)!r} is not a file of results of stepengine, and was left unchanged. Give another folder"
+            raise DataError(msg)
+
+
+def read_plan(folder: Path) -> dict[str, int]:
+    """Return the number of samples and the seed in the results of an earlier evaluation, if they can be read."""
+    try:
+        with (folder / RESULTS).open(encoding="utf-8") as file:
+            told = json.loads(file.read(MAX_RESULTS))
+        return {name: int(told[name]) for name in ("n", "seed") if name in told}
+    except (OSError, ValueError, TypeError, RecursionError):
+        return {}
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Replace the content of a file as a whole; an existing one keeps its mode."""
+    made = path.with_name(f".{path.name}.{os.getpid()}")
+    made.write_bytes(data)
+    if path.exists():
+        made.chmod(path.stat().st_mode & 0o777)
+    made.replace(path)

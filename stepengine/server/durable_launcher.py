@@ -1,0 +1,161 @@
+"""``DurableLauncher``: starts, resumes and forks runs in a database."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from stepengine.data.codec import plain
+from stepengine.data.visible import cut_end
+from stepengine.durable.register import RegisteredRun
+from stepengine.errors import DatabaseUnavailable, InputError, StepEngineError
+from stepengine.runtime.logs import LOGGER
+from stepengine.server.durable_store import make_unsupported_problem, refuse_run_errors
+from stepengine.server.ledger import OPEN, RunRow
+from stepengine.server.problems import Problem
+from stepengine.server.quotas import QuotaTable, json_size
+from stepengine.server.run_requests import StartRequest, check_not_closing, check_not_ended, options_from_request
+from stepengine.server.run_starts import RunStarts, plan_start
+
+if TYPE_CHECKING:
+    from stepengine.server.access import Caller
+    from stepengine.server.durable_store import DurableStore
+
+
+class DurableLauncher(RunStarts[RegisteredRun]):
+    """
+    Registers runs and submits them to the database, where any number may wait for a worker.
+
+    Args:
+        store: The database.
+        agents: The ids of the agents that may be started.
+        quotas: What each owner uses.
+
+    Attributes:
+        is_closing: Whether the server shuts down and starts nothing more.
+    """
+
+    def __init__(self, store: DurableStore, agents: Sequence[str], quotas: QuotaTable) -> None:
+        super().__init__(quotas)
+        self.is_closing = False
+        self._store = store
+        self._agents = agents
+
+    async def _make_row(self, caller: Caller, asked: StartRequest) -> RegisteredRun:
+        check_not_closing(is_closing=self.is_closing)
+        plan = plan_start(caller, asked, self._store.engine.embedded_engine, self._agents, stores_messages=True)
+        return _make_registered_run(caller, plan.agent, plan.request, plan.session, plan.created)
+
+    async def _has_key(self, owner: str, key: str, now: float) -> bool:
+        return await self._store.register.has_key(owner, key, now)
+
+    async def _is_registered(self, run: str) -> bool:
+        return await self._store.register.find(run) is not None
+
+    async def _register(self, row: RegisteredRun, key: str | None) -> str | None:
+        try:
+            return await self._store.register.add(row, key)
+        except InputError as error:
+            raise Problem(error.message, status=409, kind="key_reused") from error
+
+    async def _start_or_remove(self, row: RegisteredRun) -> None:
+        try:
+            await self._submit(row)
+        except DatabaseUnavailable as error:
+            LOGGER.warning("run %s is registered, and is submitted when the database is back: %s", row.run, error)
+        except StepEngineError:
+            await self._store.register.remove(row.run)
+            raise
+
+    async def _submit(self, row: RegisteredRun) -> None:
+        """Submit a registered run; two submissions of one id are one run."""
+        asked = row.request
+        if "fork" in asked:
+            options = dict(asked["fork"])
+            await self._store.engine.fork(options.pop("run"), id=row.run, **options)
+        else:
+            await self._store.engine.submit(
+                row.agent, asked["prompt"], id=row.run, params=asked["params"], metadata=asked["metadata"],
+                session_id=row.session, user_id=row.owner or None, **options_from_request(asked),
+            )  # fmt: skip
+        await self._store.register.note_submitted(row.run)
+
+    async def submit_left_behind(self, row: RegisteredRun) -> None:
+        """Submit a run that a server registered and did not submit before it died; a run that is refused is recorded so."""
+        try:
+            await self._submit(row)
+        except DatabaseUnavailable:
+            raise
+        except StepEngineError as error:
+            LOGGER.error("run %s could not be submitted: %s", row.run, error.message)
+            await self._store.register.refuse(row.run, cut_end(error.message, 2_000))
+
+    async def ensure_submitted(self, row: RunRow) -> None:
+        """Submit the run if its server died before it could, so that there is a run to send messages to."""
+        found = await self._store.register.find(row.run)
+        if found is not None and not found.is_submitted and found.status == "started":
+            await self._submit(found)
+
+    async def resume(self, row: RunRow) -> None:
+        """
+        Resume a run that stopped without a result, or that waits for a worker with the code that started it.
+
+        Raises:
+            Problem: when it has ended, or cannot be resumed.
+            ReplayDivergence: when this server's agents do something else than is recorded; nothing was changed.
+        """
+        engine, operator = self._store.engine, self._store.operator
+        if row.status in OPEN:
+            await self.ensure_submitted(row)
+            if (await operator.run(row.run)).release not in (None, engine.release):
+                with refuse_run_errors(status=409, kind="not_possible"):
+                    await engine.move(row.run)
+            return
+        if row.status != "stranded":
+            check_not_ended(row)
+        with refuse_run_errors(status=409, kind="not_possible"):
+            await operator.retry(row.run)
+        await self._store.register.count_try(row.run)
+
+    async def fork(
+        self,
+        caller: Caller,
+        row: RunRow,
+        *,
+        at: int | str,
+        edit: Any,
+        has_edit: bool,
+        allow_repeat: bool,
+        changes: Mapping[str, Any] = {},
+    ) -> str:  # fmt: skip
+        """
+        Fork a run at an effect, and return the id of the new run.
+
+        Raises:
+            Problem: when there is no such effect, the caller's quota is exceeded, or *changes* are given: each worker has the agent
+                that is deployed there.
+            UndoRefused: when effects that changed the world could happen again.
+        """
+        check_not_closing(is_closing=self.is_closing)
+        if changes:
+            msg = "a run in a database goes on at whichever worker takes it, with the agent that is deployed there"
+            raise make_unsupported_problem(msg)
+        options = {"edit": plain(edit)} if has_edit else {}
+        asked = {"fork": {"run": row.run, "at": at, "allow_repeat": allow_repeat, **options}}
+        new = _make_registered_run(caller, row.agent, asked, row.session, time.time())
+        async with self._quotas.use(new.owner, json_size(asked), runs=1):
+            await self._store.register.add(new, None)
+            with refuse_run_errors(status=422, kind="no_such_place"):
+                await self._start_or_remove(new)
+        return new.run
+
+
+def _make_registered_run(
+    caller: Caller, agent: str, request: dict[str, Any], session: str | None, created: float
+) -> RegisteredRun:
+    return RegisteredRun(
+        run=secrets.token_hex(16), owner=caller.name, agent=agent, status="started", created=created,
+        request=request, session=session, is_submitted=False,
+    )  # fmt: skip

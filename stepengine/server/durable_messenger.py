@@ -1,0 +1,102 @@
+"""``DurableMessenger``: answers, messages, input and cancels for runs in a database."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING
+
+from stepengine.data.questions import AnswerLike
+from stepengine.server.durable_store import refuse_run_errors
+from stepengine.server.ledger import OPEN, RunRow
+from stepengine.server.problems import Problem
+from stepengine.server.quotas import QuotaTable, json_size
+from stepengine.server.run_requests import check_answers, check_not_ended
+
+if TYPE_CHECKING:
+    from stepengine.server.access import Caller
+    from stepengine.server.durable_launcher import DurableLauncher
+    from stepengine.server.durable_store import DurableStore
+
+
+class DurableMessenger:
+    """
+    Delivers messages to runs through the database.
+
+    Args:
+        store: The database.
+        launcher: Submits a run that a dead server had registered, before a message is sent to it.
+        quotas: What each owner uses.
+    """
+
+    def __init__(self, store: DurableStore, launcher: DurableLauncher, quotas: QuotaTable) -> None:
+        self._store = store
+        self._launcher = launcher
+        self._quotas = quotas
+
+    async def answer(self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike]) -> None:
+        """
+        Answer open questions, all or none of them.
+
+        Raises:
+            AnswerRejected: when a question is not open, the answer does not fit it, or somebody else answered first.
+            Problem: when *caller* may not give such an answer.
+        """
+        check_not_ended(row)
+        asked = await self._store.operator.list_questions(row.run)
+        open_ = {question.id: question for each in asked for question in each.questions}
+        await self._store.operator.answer_first(row.run, check_answers(caller, answers, open_))
+
+    async def find_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
+        """Return nothing: who answered a question first is not read from the database."""
+        return []
+
+    async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
+        """
+        Send a message to the receiver of *topic*; return False if *id* was sent before.
+
+        Errors are those of ``DurableEngine.send_message``, and ``Problem`` over a quota.
+        """
+        check_not_ended(row)
+        await self._launcher.ensure_submitted(row)
+        size = json_size(value)
+        async with self._quotas.use(row.owner, size) as use:
+            with refuse_run_errors(status=409, kind="not_possible"):
+                is_new = await self._store.operator.send_message(row.run, topic, value, id=id, path=path)
+            if is_new:
+                await self._store.register.add_bytes(row.run, size)
+            else:
+                use.refund()
+        return is_new
+
+    async def say(self, row: RunRow, text: str) -> None:
+        """Send user input to a run: its next model call gets it."""
+        check_not_ended(row)
+        await self._launcher.ensure_submitted(row)
+        size = json_size(text)
+        async with self._quotas.use(row.owner, size):
+            with refuse_run_errors(status=409, kind="not_possible"):
+                await self._store.operator.send_input(row.run, text)
+            await self._store.register.add_bytes(row.run, size)
+
+    async def cancel(self, row: RunRow, reason: str) -> None:
+        """Cancel a run and its children; one that has ended stays as it is."""
+        if row.status not in OPEN:
+            return
+        await self._launcher.ensure_submitted(row)
+        if reason:
+            await self._store.register.record_cancellation(row.run, reason)
+        await self._store.operator.cancel(row.run)
+
+    async def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
+        """
+        Refuse the result of a call.
+
+        Raises:
+            Problem: always: a durable run fails at a deferred tool, so none of its calls waits.
+        """
+        check_not_ended(row)
+        msg = (
+            f"no call {call_id[:200]!r} of the run {row.run} waits: a run in a database waits for results from outside with `Receive`, "
+            "and is sent them as messages"
+        )
+        raise Problem(msg, status=409, kind="not_possible")

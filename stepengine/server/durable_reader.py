@@ -1,0 +1,213 @@
+"""``DurableReader``: finds the runs of a server in a database, and reads what became of them."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import attrs
+
+from stepengine.data.codec import plain
+from stepengine.durable.run_waits import make_question_waits
+from stepengine.errors import JournalError, StepEngineError
+from stepengine.journal.store import MemoryJournal
+from stepengine.server.durable_store import make_unsupported_problem, refuse_run_errors
+from stepengine.server.ledger import OPEN, RunRow
+from stepengine.server.live_runs import RUNNING
+from stepengine.server.run_reader import MAX_DETAILS, ServedRun
+from stepengine.server.run_requests import require_own_run, resolve_owner
+from stepengine.server.run_summaries import (
+    MAX_WAITS,
+    RunListSummary,
+    describe_wait,
+    remove_oldest_entries,
+    shorten_output,
+)
+
+if TYPE_CHECKING:
+    from stepengine.data.usage import Spending
+    from stepengine.durable.register import RegisteredRun
+    from stepengine.engine import Engine
+    from stepengine.server.access import Caller
+    from stepengine.server.durable_launcher import DurableLauncher
+    from stepengine.server.durable_store import DurableStore
+
+
+class DurableReader:
+    """
+    Finds runs and reads them from the database.
+
+    Args:
+        store: The database.
+        launcher: Submits a run that a dead server had registered, before it is read.
+
+    Attributes:
+        copies_journals: Always ``True``: ``journal`` is made of the rows of the database.
+    """
+
+    copies_journals = True
+
+    def __init__(self, store: DurableStore, launcher: DurableLauncher) -> None:
+        self._store = store
+        self._launcher = launcher
+        self._details: OrderedDict[tuple[str, str, int], ServedRun] = OrderedDict()
+
+    async def find(self, caller: Caller, run: str) -> RunRow:
+        """
+        Return a run of *caller*.
+
+        Raises:
+            Problem: when there is no such run, or it belongs to somebody else; both look the same.
+        """
+        found = await self._store.register.find(run) if run.isascii() and run.isprintable() else None
+        return require_own_run(caller, run, None if found is None else _run_row_from_registered(found))
+
+    async def list_runs(
+        self,
+        caller: Caller,
+        *,
+        agent: str | None,
+        statuses: Sequence[str],
+        before: tuple[float, str] | None,
+        limit: int,
+        owner: str | None = None,
+        session: str | None = None,
+        search: str | None = None,
+    ) -> list[RunRow]:
+        """
+        Return the runs of *caller*, for an admin those of everybody or of *owner*, newest first.
+
+        Raises:
+            Problem: when *owner* is somebody else and *caller* no admin, and for a *session*.
+        """
+        if session is not None:
+            msg = "runs in a database are not listed by conversation"
+            raise make_unsupported_problem(msg)
+        whose = resolve_owner(caller, owner)
+        owner = None if owner is None and caller.may("admin") else whose
+        if agent is not None and not agent.isprintable():
+            return []
+        asked = {*statuses} - {*OPEN} | ({*RUNNING} if {*statuses} & {*OPEN} else set())
+        shown: list[RunRow] = []
+        while True:
+            found = await self._store.register.listed(
+                owner=owner, agent=agent, statuses=sorted(asked), before=before, limit=limit, search=search
+            )
+            suspended = await self._store.operator.run_waits.list_suspended(
+                [row.run for row in found if row.status == "running"]
+            )
+            rows = [_run_row_from_registered(row, "suspended" if row.run in suspended else row.status) for row in found]
+            shown += [row for row in rows if not statuses or row.status in statuses or _matches_started(row, statuses)]
+            if len(found) < limit or len(shown) >= limit:
+                return shown[:limit]
+            before = found[-1].created, found[-1].run
+
+    async def counts(self) -> list[tuple[str, str, int]]:
+        """Return the number of runs that servers started, of each agent in each status."""
+        return await self._store.register.counts()
+
+    async def details(self, row: RunRow) -> ServedRun:
+        """Return the details of a run from the database."""
+        if row.status in OPEN:
+            return await self._unfinished_run_details(row)
+        key = (row.run, row.status, row.tries)
+        known = self._details.get(key)
+        if known is not None:
+            return attrs.evolve(known, row=row)
+        details = self._details[key] = await self._ended_run_details(row)
+        remove_oldest_entries(self._details, MAX_DETAILS)
+        return details
+
+    async def _unfinished_run_details(self, row: RunRow) -> ServedRun:
+        # Status and questions in one query: with two, a run could be suspended in between, and a client that waits for its
+        # question would be told that there is none.
+        operator = self._store.operator
+        suspended = await operator.run_waits.list_suspended([row.run]) if row.status != "started" else {}
+        is_suspended = row.run in suspended
+        asked, left = suspended[row.run] if is_suspended else (await operator.list_questions(row.run), [])
+        return ServedRun(
+            row=row,
+            status="suspended" if is_suspended else "running",
+            questions=tuple([question for each in asked for question in each.questions]),
+            waits_for=(*make_question_waits(asked), *left) if is_suspended else (),
+            parent=_fork_origin(row),
+        )
+
+    async def _ended_run_details(self, row: RunRow) -> ServedRun:
+        found = await self._store.register.find(row.run)
+        if found is not None and not found.is_submitted:
+            return ServedRun(row=row, status=row.status, error=row.error)
+        try:
+            result = await self._store.engine.result(row.run)
+        except JournalError:
+            raise
+        except StepEngineError as error:
+            # Why it stopped without a result.
+            return ServedRun(row=row, status=row.status, error=error.message)
+        has_result = row.status not in ("cancelled", "stranded")
+        return ServedRun(
+            row=row,
+            status=row.status,
+            output=plain(result.output),
+            text=result.text,
+            error=row.error or ("" if result.error is None else str(result.error)),
+            usage=plain(result.usage) if has_result else None,
+            cost=str(result.cost) if has_result and result.cost is not None else None,
+            parent=_fork_origin(row),
+            warnings=result.warnings,
+        )
+
+    async def summary(self, row: RunRow) -> RunListSummary:
+        """Return the summary of a run from its details: its journal would have to be copied from the database."""
+        look = await self.details(row)
+        waits = [describe_wait(one) for one in look.waits_for] or [one.text for one in look.questions]
+        times = [one.wakes_at for one in look.waits_for if one.wakes_at is not None]
+        return RunListSummary(
+            cost=look.cost,
+            waits=tuple(waits[:MAX_WAITS]),
+            wakes=min(times, default=None),
+            asks=bool(look.questions),
+            output=shorten_output(look.output),
+            parent=None if look.parent is None else look.parent["run"],
+        )
+
+    async def journal(self, row: RunRow) -> MemoryJournal:
+        """Return the records of a run as a journal in memory."""
+        return MemoryJournal(await self.content(row))
+
+    def engine_for(self, row: RunRow) -> Engine:
+        """Return the engine that has the agents, whichever worker executes the run."""
+        return self._store.engine.embedded_engine
+
+    async def content(self, row: RunRow) -> bytes:
+        """Return the records of a run as a journal."""
+        await self._launcher.ensure_submitted(row)
+        with refuse_run_errors(status=409, kind="not_possible"):
+            return (await self._store.engine.export(row.run)).content()
+
+    async def spending(self, row: RunRow) -> Spending:
+        """Return the tokens and the cost of a run; raise ``Problem`` unless it has ended with a result."""
+        if row.status in OPEN or row.status in ("cancelled", "stranded"):
+            msg = "what a run in a database cost is known when it has ended with a result"
+            raise make_unsupported_problem(msg)
+        return (await self._store.engine.result(row.run)).spending
+
+
+def _fork_origin(row: RunRow) -> Mapping[str, str] | None:
+    fork = row.request.get("fork")
+    return {"run": str(fork["run"]), "at": str(fork["at"])} if isinstance(fork, Mapping) else None
+
+
+def _run_row_from_registered(found: RegisteredRun, status: str = "") -> RunRow:
+    # A conversation that was started without this server has no owner before its name, and such a run no request.
+    session = found.session if found.session is None or found.owner else f":{found.session}"
+    return RunRow(
+        found.run, found.owner, found.agent, status or found.status, found.created, found.created, found.request or {}, session,
+        found.tries, found.error,
+    )  # fmt: skip
+
+
+def _matches_started(row: RunRow, statuses: Sequence[str]) -> bool:
+    """Return whether a run that no worker has yet is requested: it is shown as running."""
+    return row.status == "started" and "running" in statuses

@@ -1,0 +1,104 @@
+"""``DurableWatcher``: the event streams of runs in a database."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import Counter
+from collections.abc import AsyncGenerator
+from typing import TYPE_CHECKING
+
+from stepengine.errors import LimitExceeded
+
+if TYPE_CHECKING:
+    from stepengine.data.events import Event
+    from stepengine.durable.shared_events import SharedEvents
+    from stepengine.server.durable_launcher import DurableLauncher
+    from stepengine.server.durable_store import DurableStore
+    from stepengine.server.ledger import RunRow
+
+IDLE_SECONDS = 15.0
+"""How long the events of a run are read on for a client that may reconnect."""
+MAX_READERS = 100
+"""How many clients may watch one run, as with runs on a disk."""
+
+
+class DurableWatcher:
+    """
+    The event streams of runs, read once from the database for all clients of a run.
+
+    Args:
+        store: The database.
+        launcher: Submits a run that a dead server had registered, before it is watched.
+        patience: Seconds that a client is kept while a run is suspended.
+    """
+
+    def __init__(self, store: DurableStore, launcher: DurableLauncher, patience: float) -> None:
+        self._store = store
+        self._launcher = launcher
+        self._patience = patience
+        self._followed: dict[tuple[str, int], SharedEvents] = {}
+        self._readers: Counter[tuple[str, int]] = Counter()
+        self._left_at: dict[tuple[str, int], float] = {}
+
+    def _get_shared_events(self, row: RunRow) -> SharedEvents:
+        key = row.run, row.tries
+        known = self._followed.get(key)
+        if known is None:
+            known = self._followed[key] = self._store.engine.shared_events(row.run, tries=row.tries)
+            self._left_at[key] = time.monotonic()
+        return known
+
+    async def may_be_over(self, row: RunRow, after: str | None) -> bool:
+        """
+        Return whether a run may have no events after the event *after*.
+
+        Raises:
+            ReplayDivergence: when the run is of agents that this server does not have.
+            LimitExceeded: when too many clients watch it.
+            StepEngineError: when *after* is not an id of an event of this run.
+        """
+        await self._launcher.ensure_submitted(row)
+        if self._readers[row.run, row.tries] >= MAX_READERS:
+            msg = f"{MAX_READERS} watch this run already; ask again in a moment"
+            raise LimitExceeded(msg, kind="readers", limit=MAX_READERS)
+        shared = self._get_shared_events(row)
+        await shared.find_index(after)
+        if shared.is_suspended:
+            # It may have been answered since, and a client that is told that nothing follows does not ask again.
+            await shared.refresh()
+        return shared.is_over or shared.is_suspended
+
+    def position(self, after: str | None) -> None:
+        """Return ``None``: at every server, the id of an event alone is the position of a client."""
+
+    async def events(self, row: RunRow, after: str | None) -> AsyncGenerator[Event, None]:
+        """
+        Yield the events of a run from the first one, or after *after*, with the same ids at every server.
+
+        They come from the record: whole texts, no pieces of them. While the run is suspended a client is kept for a while.
+        """
+        key = row.run, row.tries
+        self._readers[key] += 1
+        try:
+            shared = self._get_shared_events(row)
+            async with contextlib.aclosing(
+                shared.read(await shared.find_index(after), patience=self._patience)
+            ) as events:
+                async for event in events:
+                    yield event
+        finally:
+            self._readers[key] -= 1
+            self._left_at[key] = time.monotonic()
+
+    async def drop_idle(self) -> None:
+        """Stop following the runs that no client watches."""
+        for key in list(self._followed):
+            if self._readers[key] <= 0 and time.monotonic() - self._left_at[key] > IDLE_SECONDS:
+                del self._readers[key], self._left_at[key]
+                await self._followed.pop(key).close()
+
+    async def close(self) -> None:
+        """End all streams."""
+        for key in list(self._followed):
+            await self._followed.pop(key).close()

@@ -1,0 +1,73 @@
+"""``ForeignRuns``: the journals in the storage location of a server that no server of it started."""
+
+from __future__ import annotations
+
+import os
+from typing import TYPE_CHECKING
+
+from attrs import frozen
+
+from stepengine.journal.sqlite import SqliteJournal
+
+if TYPE_CHECKING:
+    from stepengine.journal.store import Journal
+    from stepengine.server.access import Caller
+    from stepengine.server.run_launcher import RunLauncher
+    from stepengine.server.run_store import RunStore
+
+SUFFIX = ".jsonl"
+
+
+@frozen
+class ForeignFile:
+    """
+    A journal that no server started.
+
+    Attributes:
+        name: Its name.
+        changed: Its modification time in seconds since 1970; 0 in a database.
+        size: Its size in bytes; 0 in a database.
+    """
+
+    name: str
+    changed: float
+    size: int = 0
+
+
+class ForeignRuns:
+    """
+    The journals that the ledger does not list.
+
+    Args:
+        store: The journals and the ledger.
+        launcher: Resumes one of them.
+    """
+
+    def __init__(self, store: RunStore, launcher: RunLauncher) -> None:
+        self._store = store
+        self._launcher = launcher
+
+    def list_files(self) -> list[ForeignFile]:
+        """Read the storage location and the ledger, and return the journals, newest first."""
+        own = {run for (run,) in self._store.ledger.read("SELECT run FROM served")}
+        place = self._store.place
+        if self._store.is_database:
+            return [
+                ForeignFile(run, 0.0) for run in sorted(SqliteJournal(place).runs(), reverse=True) if run not in own
+            ]
+        found = []
+        with os.scandir(place) as entries:
+            for one in entries:
+                name = one.name.removesuffix(SUFFIX)
+                if one.name.endswith(SUFFIX) and name and name not in own and one.is_file(follow_symlinks=False):
+                    status = one.stat(follow_symlinks=False)
+                    found.append(ForeignFile(name, status.st_mtime, status.st_size))
+        return sorted(found, key=lambda one: (one.changed, one.name), reverse=True)
+
+    def journal(self, name: str) -> Journal:
+        """Return a journal by its name."""
+        return self._store.journal(name)
+
+    async def resume(self, caller: Caller, name: str, agent: str, prompt: str) -> None:
+        """Resume a journal as a run of *caller*; errors are those of ``RunLauncher.resume_foreign_journal``."""
+        await self._launcher.resume_foreign_journal(caller, name, agent, prompt)

@@ -1,0 +1,261 @@
+"""
+``RunService``: the runs that a server works with, and the interfaces of its parts.
+
+``Runs`` has its runs in a folder or an SQLite file, ``DurableRuns`` has them in a database. They differ in these parts alone. What a
+database does not offer is ``None`` in the service.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    from stepengine.data.events import Event
+    from stepengine.data.questions import AnswerLike
+    from stepengine.data.usage import Spending
+    from stepengine.engine import Engine
+    from stepengine.engine.scheduler import ScheduleStatus
+    from stepengine.journal.file_undo import UndoResult
+    from stepengine.journal.store import Journal
+    from stepengine.runtime.hub import ObserverLike
+    from stepengine.server.access import Caller
+    from stepengine.server.foreign_runs import ForeignRuns
+    from stepengine.server.ledger import Ledger, RunRow, SessionRow
+    from stepengine.server.problems import Problem
+    from stepengine.server.quotas import QuotaTable
+    from stepengine.server.run_reader import ServedRun
+    from stepengine.server.run_requests import StartRequest
+    from stepengine.server.run_summaries import RunListSummary
+    from stepengine.server.run_turns import RunTurns
+    from stepengine.server.watchers import ReaderPosition
+    from stepengine.sessions import Session
+
+
+class ServiceState:
+    """
+    The state of a server process.
+
+    Attributes:
+        stopping: Set when the server is told to stop.
+        is_ready: Whether runs can be started.
+        is_away: Whether the storage cannot be reached; never of one on a disk.
+    """
+
+    def __init__(self) -> None:
+        self.stopping = asyncio.Event()
+        self.is_ready = self.is_away = False
+
+
+class LauncherPart(Protocol):
+    """Starts, resumes and forks runs."""
+
+    async def start(self, caller: Caller, asked: StartRequest, *, key: str | None = None) -> tuple[str, bool]:
+        """Start a run, and return its id and whether it is new: a repeated *key* returns the earlier run."""
+
+    async def resume(self, row: RunRow) -> None:
+        """Resume a run that stopped without a result."""
+
+    async def fork(
+        self,
+        caller: Caller,
+        row: RunRow,
+        *,
+        at: int | str,
+        edit: Any,
+        has_edit: bool,
+        allow_repeat: bool,
+        changes: Mapping[str, Any] = {},
+    ) -> str:  # fmt: skip
+        """Fork a run at an effect, and return the id of the new run."""
+
+
+class ReaderPart(Protocol):
+    """Finds and reads runs."""
+
+    @property
+    def copies_journals(self) -> bool:
+        """Whether ``journal`` makes a copy, which does not grow with the run."""
+
+    async def find(self, caller: Caller, run: str) -> RunRow:
+        """Return a run of *caller*."""
+
+    async def list_runs(
+        self,
+        caller: Caller,
+        *,
+        agent: str | None,
+        statuses: Sequence[str],
+        before: tuple[float, str] | None,
+        limit: int,
+        owner: str | None = None,
+        session: str | None = None,
+        search: str | None = None,
+    ) -> list[RunRow]:
+        """Return the runs of *caller*, for an admin those of everybody or of *owner*, newest first."""
+
+    async def counts(self) -> list[tuple[str, str, int]]:
+        """Return the number of runs of each agent in each status."""
+
+    async def details(self, row: RunRow) -> ServedRun:
+        """Return the details of a run."""
+
+    async def summary(self, row: RunRow) -> RunListSummary:
+        """Return the summary of a run in a list."""
+
+    async def journal(self, row: RunRow) -> Journal:
+        """Return the journal of a run."""
+
+    def engine_for(self, row: RunRow) -> Engine:
+        """Return the engine that executes a run, or else would resume it."""
+
+    async def content(self, row: RunRow) -> bytes:
+        """Return the bytes of the journal of a run."""
+
+    async def spending(self, row: RunRow) -> Spending:
+        """Return the tokens and the cost of a run."""
+
+
+class WatcherPart(Protocol):
+    """Streams the events of runs to clients."""
+
+    def position(self, after: str | None) -> ReaderPosition | None:
+        """Return the position of a client that reconnects with the id *after*; ``None`` if the id alone is the position."""
+
+    def events(self, row: RunRow, after: str | None) -> AsyncGenerator[Event, None]:
+        """Return the events of a run from the first one, or after the event *after*."""
+
+    async def may_be_over(self, row: RunRow, after: str | None) -> bool:
+        """Return whether a run may have no events after the event *after*."""
+
+
+class MessengerPart(Protocol):
+    """Delivers answers, messages, input, cancels and tool results."""
+
+    async def answer(self, caller: Caller, row: RunRow, answers: Mapping[str, AnswerLike]) -> None:
+        """Answer open questions, all or none of them."""
+
+    async def find_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
+        """Return the id, the answerer and the answer of each of the *questions* that others have answered."""
+
+    async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
+        """Send a message to the receiver of *topic*; return False if *id* was sent before."""
+
+    async def say(self, row: RunRow, text: str) -> None:
+        """Send user input to a run: its next model call gets it."""
+
+    async def cancel(self, row: RunRow, reason: str) -> None:
+        """Cancel a run; one that has ended stays as it is."""
+
+    async def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
+        """Deliver the result of a call of a deferred tool."""
+
+
+class ConversationsPart(Protocol):
+    """The conversations that runs belong to."""
+
+    @property
+    def stores_messages(self) -> bool:
+        """Whether the messages of conversations are stored apart from their runs."""
+
+    async def list_sessions(
+        self, caller: Caller, *, owner: str | None, before: tuple[float, str] | None, limit: int
+    ) -> list[SessionRow]:
+        """Return the conversations of *caller*, for an admin those of everybody, with the newest runs first."""
+
+    async def get(self, caller: Caller, session: str, *, owner: str | None) -> tuple[SessionRow, Session | None]:
+        """Return a conversation of *caller*, or for an admin of *owner*."""
+
+    async def forget(self, caller: Caller, session: str, *, owner: str | None) -> None:
+        """Delete the messages of a conversation; its runs stay."""
+
+
+class RunService(Protocol):
+    """The runs of one engine, for many callers."""
+
+    @property
+    def state(self) -> ServiceState:
+        """Whether the server stops, and whether runs can be started."""
+
+    @property
+    def quotas(self) -> QuotaTable:
+        """What each owner uses."""
+
+    @property
+    def launcher(self) -> LauncherPart:
+        """Starts, resumes and forks runs."""
+
+    @property
+    def reader(self) -> ReaderPart:
+        """Finds and reads runs."""
+
+    @property
+    def watcher(self) -> WatcherPart:
+        """The event streams of runs."""
+
+    @property
+    def messenger(self) -> MessengerPart:
+        """Delivers answers, messages and cancels."""
+
+    @property
+    def conversations(self) -> ConversationsPart:
+        """The conversations of the runs."""
+
+    @property
+    def turns(self) -> RunTurns | None:
+        """The turns of conversations over AG-UI, Vercel's protocol and MCP; ``None`` for runs in a database."""
+
+    @property
+    def foreign(self) -> ForeignRuns | None:
+        """The journals of the storage location that no server started; ``None`` for runs in a database."""
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The ledger from which webhooks are sent; ``None`` for runs in a database."""
+
+    @property
+    def engine(self) -> Engine:
+        """The engine that has the agents."""
+
+    @property
+    def agents(self) -> tuple[str, ...]:
+        """The ids of the agents that may be started."""
+
+    @property
+    def broken(self) -> Problem | None:
+        """Why the files of the engine cannot be loaded as they are now; ``None`` if they can."""
+
+    @property
+    def live_count(self) -> int:
+        """The number of runs that this process executes."""
+
+    @property
+    def open_question_count(self) -> int:
+        """The number of unanswered questions of the runs that this process executes."""
+
+    def observe(self, observer: ObserverLike) -> None:
+        """Send the events of every run to one more observer."""
+
+    def explain_missing_model(self, agent: str) -> str:
+        """Return why an agent's model cannot be called here; ``""`` if it can, or is called elsewhere."""
+
+    async def open(self) -> None:
+        """Resume interrupted runs, and start the recovery and the scheduler."""
+
+    async def close(self) -> None:
+        """Stop starting runs, wait a while for the open ones, and leave the rest to the next process."""
+
+    async def close_engine(self) -> None:
+        """Close the engine, after the runs were closed."""
+
+    async def reload(self) -> None:
+        """Rebuild the engine if its files were saved and can be loaded; otherwise keep it."""
+
+    async def undo(
+        self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False
+    ) -> UndoResult:
+        """Restore the files that a run wrote: all of them or none, unless *partial*."""
+
+    async def load_schedule_statuses(self) -> list[ScheduleStatus]:
+        """Return the state of each schedule."""

@@ -1,0 +1,57 @@
+"""``RunSchedules``: starts the agents of a server at the times of their schedules."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Iterable
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from stepengine.engine.scheduler import Scheduler, ScheduleStatus, load_schedule_statuses
+
+if TYPE_CHECKING:
+    from stepengine.engine.schedules import Schedule
+    from stepengine.server.current_engine import CurrentEngine
+    from stepengine.server.run_launcher import RunLauncher
+    from stepengine.server.run_store import RunStore
+
+
+class RunSchedules:
+    """
+    The schedules of the agents of a server.
+
+    Args:
+        store: The journals.
+        engines: The engine, whose successors the scheduler gets.
+        launcher: Registers the runs that the scheduler starts.
+        schedules: When agents are started.
+    """
+
+    def __init__(
+        self, store: RunStore, engines: CurrentEngine, launcher: RunLauncher, schedules: Iterable[Schedule]
+    ) -> None:
+        self._store = store
+        self._engines = engines
+        self._launcher = launcher
+        self._schedules = tuple(schedules)
+        self._stack = contextlib.AsyncExitStack()
+
+    async def start(self) -> None:
+        """Start the scheduler if there are schedules."""
+        if self._schedules:
+            scheduler = Scheduler(
+                self._engines.engine, self._schedules, runs=self._store.place, tell=self._launcher.add_scheduled
+            )
+            self._engines.scheduler = scheduler
+            await self._stack.enter_async_context(scheduler)
+
+    async def stop(self) -> None:
+        """Stop the scheduler."""
+        await self._stack.aclose()
+
+    async def load_statuses(self) -> list[ScheduleStatus]:
+        """Return the state of each schedule."""
+        return await asyncio.to_thread(
+            load_schedule_statuses, self._schedules, runs=self._store.place, now=datetime.now(UTC)
+        )

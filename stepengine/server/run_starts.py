@@ -1,0 +1,144 @@
+"""
+``RunStarts``: the part of a start that is the same wherever runs are stored. It checks a request, counts it, and registers its run.
+
+A run is registered before it starts, so a crash in between loses none. ``RunLauncher`` and ``DurableLauncher`` add the storage.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from attrs import frozen
+
+from stepengine.server.pending_starts import PendingStarts
+from stepengine.server.quotas import QuotaTable, json_size
+from stepengine.server.run_requests import (
+    StartRequest,
+    check_may_continue,
+    make_session_key,
+    request_to_json,
+    resolve_agent,
+)
+
+if TYPE_CHECKING:
+    from stepengine.durable.register import RegisteredRun
+    from stepengine.engine import Engine
+    from stepengine.server.access import Caller
+    from stepengine.server.ledger import RunRow
+
+
+Row = TypeVar("Row", bound="RunRow | RegisteredRun")
+
+
+@frozen
+class StartPlan:
+    """
+    A checked request to start a run.
+
+    Attributes:
+        agent: The agent's id.
+        request: What was asked, as JSON.
+        session: The key of the conversation.
+        created: When it was asked for, in seconds since 1970.
+    """
+
+    agent: str
+    request: dict[str, Any]
+    session: str | None
+    created: float
+
+
+def plan_start(
+    caller: Caller, asked: StartRequest, engine: Engine, agents: Sequence[str], *, stores_messages: bool
+) -> StartPlan:
+    """
+    Check a request to start a run.
+
+    Args:
+        caller: Who asks.
+        asked: The request.
+        engine: The engine that has the agents.
+        agents: The ids of the agents that may be started.
+        stores_messages: Whether the messages of conversations are stored apart from their runs.
+
+    Raises:
+        InputError: when it names an agent, limit or conversation that cannot be used.
+        Problem: when *caller* may not continue a conversation.
+    """
+    agent = resolve_agent(agents, asked.agent)
+    check_may_continue(caller, asked, keeps=stores_messages)
+    request, now = request_to_json(engine.agent(agent).limits, asked), time.time()
+    if asked.turn is not None and asked.turn.after is not None:
+        # The newest run of a conversation is the one that was created last, also if the clocks of two servers differ.
+        now = max(now, asked.turn.after.created + 0.001)
+    return StartPlan(agent, request, make_session_key(caller, asked.session), now)
+
+
+class RunStarts(ABC, Generic[Row]):
+    """
+    Starts runs.
+
+    Args:
+        quotas: What each owner uses.
+    """
+
+    def __init__(self, quotas: QuotaTable) -> None:
+        self._quotas = quotas
+        self._pending = PendingStarts()
+
+    async def start(self, caller: Caller, asked: StartRequest, *, key: str | None = None) -> tuple[str, bool]:
+        """
+        Start a run, and return its id and whether it is new: a repeated *key* returns the earlier run.
+
+        Raises:
+            DatabaseUnavailable: when the database cannot be reached; nothing was registered.
+            InputError: when prompt, params or metadata cannot be used.
+            Problem: when there is no such agent, too many runs are executed, the server stops, the caller's quota is exceeded,
+                or the key belongs to another request.
+        """
+        row = await self._make_row(caller, asked)
+        is_repeat = key is not None and await self._has_key(row.owner, key, row.created)
+        # A repeated request starts nothing: it is answered also where a new one would be refused.
+        size = 0 if is_repeat else json_size(row.request)
+        with nullcontext() if is_repeat else self._reserve(row.owner):
+            async with self._quotas.use(row.owner, size, runs=0 if is_repeat else 1) as use:
+                # Registered first and started then: if this process dies in between, another one starts the run. The
+                # other way round it would be running, and its owner unknown.
+                with self._pending.track(row.run):
+                    known = await self._register(row, key)
+                    if known is None:
+                        await self._start_or_remove(row)
+                        return row.run, True
+                use.refund()
+        if await self._pending.wait(known) and not await self._is_registered(known):
+            # The first request failed, and its run was removed.
+            return await self.start(caller, asked, key=key)
+        return known, False
+
+    def _reserve(self, owner: str) -> AbstractContextManager[None]:
+        """Reserve room for a run of *owner* in this process; raise ``Problem`` if there is none."""
+        return nullcontext()
+
+    @abstractmethod
+    async def _make_row(self, caller: Caller, asked: StartRequest) -> Row:
+        """Check a request, and return its run."""
+
+    @abstractmethod
+    async def _has_key(self, owner: str, key: str, now: float) -> bool:
+        """Return whether an owner has started a run with this key a short time ago."""
+
+    @abstractmethod
+    async def _register(self, row: Row, key: str | None) -> str | None:
+        """Register a run; return the id of the earlier run with the same key instead, if there is one."""
+
+    @abstractmethod
+    async def _start_or_remove(self, row: Row) -> None:
+        """Start a run that was registered just now; one that cannot be started is removed."""
+
+    @abstractmethod
+    async def _is_registered(self, run: str) -> bool:
+        """Return whether a run is registered."""

@@ -1,0 +1,180 @@
+"""``RunTurns``: the turns of conversations that pages and MCP clients take: a run that starts, or that is answered."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable, Mapping
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from stepengine.data.events import RunFinished
+from stepengine.data.state import AgentState, RunResult, RunStatus
+from stepengine.errors import StepEngineError
+from stepengine.journal.event_stream import FIRST_PAUSE_SECONDS, JournalWatch, next_pause
+from stepengine.journal.pending_items import find_waits
+from stepengine.journal.show import find_root_end, spending_of
+from stepengine.server.ledger import OPEN, RunRow, make_shown_message_act
+from stepengine.server.live_runs import RUNNING
+from stepengine.server.run_requests import make_session_key
+
+if TYPE_CHECKING:
+    from stepengine.data.events import Event
+    from stepengine.data.questions import AnswerLike
+    from stepengine.journal.history import History
+    from stepengine.server.access import Caller
+    from stepengine.server.live_runs import LiveRuns
+    from stepengine.server.run_messenger import RunMessenger
+    from stepengine.server.run_reader import RunReader
+    from stepengine.server.run_store import RunStore
+
+
+class RunTurns:
+    """
+    Turns of conversations. Each turn streams its events and ends with a result.
+
+    Args:
+        store: The journals and the ledger.
+        live: The runs of this process.
+        reader: Finds runs and reads their states.
+        messenger: Delivers answers.
+    """
+
+    def __init__(self, store: RunStore, live: LiveRuns, reader: RunReader, messenger: RunMessenger) -> None:
+        self._store = store
+        self._live = live
+        self._reader = reader
+        self._messenger = messenger
+
+    async def find_newest_run(self, caller: Caller, session: str) -> RunRow | None:
+        """Return the last run of a conversation of *caller*; one that has just ended once its end is in the ledger."""
+        read = partial(self._store.ledger.newest, caller.name, make_session_key(caller, session))
+        row = await asyncio.to_thread(read)
+        handle = None if row is None else self._live.handles.get(row.run)
+        if row is not None and (handle.done if handle is not None else row.status in RUNNING):
+            await self._live.wait_recorded(row.run)
+            row = await asyncio.to_thread(read)
+        return row
+
+    async def state(self, row: RunRow) -> AgentState:
+        """Return the last state of a run that is not running; errors are those of ``RunReader.state``."""
+        return await self._reader.state(row)
+
+    async def result(self, row: RunRow) -> RunResult:
+        """Return the result of a run that is not running; errors are those of ``state``."""
+        state = await self.state(row)
+        return await asyncio.to_thread(_result_from_state, self._store.journal(row.run).history, row, state)
+
+    async def find_last_event_id(self, row: RunRow) -> str | None:
+        """Return the id of the last event in the journal of a run."""
+        return await asyncio.to_thread(_read_last_event_id, JournalWatch(self._store.journal(row.run)))
+
+    async def answer(
+        self,
+        caller: Caller,
+        row: RunRow,
+        answers: Mapping[str, AnswerLike],
+        *,
+        after: str | None = None,
+        by: str | None = None,
+        say: str = "",
+    ) -> AsyncGenerator[Event, None]:
+        """
+        Answer a suspended run, and return the events of its resumption.
+
+        Args:
+            caller: Who answers.
+            row: The run.
+            answers: By the ids of their questions.
+            after: The last event that the client has, for a run that another process resumes.
+            by: Who answers in the name of *caller*.
+            say: User input that the next model call gets with the answers.
+
+        Errors are those of ``RunMessenger.answer``.
+        """
+        handle = await self._messenger.answer_turn(caller, row, answers, by=by, say=say)
+        if handle is None:
+            return self._follow_journal(caller, row.run, after)
+        return self._delay_last_event(row.run, handle.events())
+
+    def events(self, caller: Caller, row: RunRow, after: str | None = None) -> AsyncGenerator[Event, None]:
+        """
+        Yield the events of a run from the first one, or from the one after the event *after*.
+
+        The texts of a run that started in this process are in pieces, those of others are whole.
+        """
+        handle = self._live.find_complete_handle(row) if after is None else None
+        if handle is None:
+            return self._follow_journal(caller, row.run, after)
+        return self._delay_last_event(row.run, handle.events())
+
+    async def _follow_journal(self, caller: Caller, run: str, after: str | None) -> AsyncGenerator[Event, None]:
+        """Yield the events of a run from its journal until it is idle, then its result."""
+        watch, pause = JournalWatch(self._store.journal(run), after), FIRST_PAUSE_SECONDS
+        while True:
+            is_idle = await self._is_idle(run)  # first: what was written before that is read by now
+            events = await asyncio.to_thread(watch.look)
+            for event in events:
+                # Whoever resumes a run that was stopped shows no second one.
+                if not isinstance(event, RunFinished) or event.path:
+                    yield event
+            if is_idle and not watch.is_behind:
+                break
+            pause = next_pause(pause, has_news=bool(events))
+            await asyncio.sleep(0 if watch.is_behind else pause)
+        row = await self._reader.find(caller, run)
+        yield RunFinished(result=await self.result(row), run_id=run)
+
+    async def _is_idle(self, run: str) -> bool:
+        """Return whether no process executes the run, so that its state only changes when it is resumed."""
+        row = await self._store.find(run)
+        return row is None or (row.status not in RUNNING and run not in self._live)
+
+    async def _delay_last_event(self, run: str, events: AsyncGenerator[Event, None]) -> AsyncGenerator[Event, None]:
+        """Yield events; the last one only after the ledger has the end of the run, so that the next turn may start."""
+        try:
+            async for event in events:
+                if isinstance(event, RunFinished) and not event.path:
+                    await self._live.wait_recorded(run)
+                yield event
+        finally:
+            await events.aclose()
+
+    async def store_shown_message(self, run: str, message: str, place: str) -> None:
+        """Store the id of the newest message that shows a run on a page, which starts after the event *place*."""
+        await self._store.write(make_shown_message_act(run, message, place))
+
+    async def find_shown_message(self, run: str) -> tuple[str, str] | None:
+        """Return the message id and the event that ``store_shown_message`` stored for a run."""
+        return await asyncio.to_thread(self._store.ledger.find_shown_message, run)
+
+
+def _read_last_event_id(watch: JournalWatch) -> str | None:
+    """Return the id of the last event in a journal."""
+    last: str | None = None
+    while watch.is_behind:
+        for event in watch.look():
+            last = event.id or last
+    return last
+
+
+def _result_from_state(read_history: Callable[[], History], row: RunRow, state: AgentState) -> RunResult:
+    """Return the result of a run that no process executes, from its last state *state*."""
+    history = read_history()
+    ended = find_root_end(history)
+    if row.status == "stranded":
+        return RunResult(status=RunStatus.FAILED, state=state, error=StepEngineError(row.error))
+    if ended is None:
+        # The journal of a stopped run has no result, nor has that of one that can be resumed.
+        status = RunStatus.SUSPENDED if row.status in OPEN else RunStatus(row.status)
+        waits = tuple(find_waits(history)) if row.status in OPEN else ()
+        more: dict[str, Any] = {"pending_questions": state.pending, "waits_for": waits}
+        return RunResult(status=status, state=state, spending=spending_of(history), **more)
+    return RunResult(
+        status=ended.status,
+        output=ended.output,
+        text=ended.text,
+        error=ended.error,
+        spending=ended.spending,
+        state=state,
+        warnings=ended.warnings,
+    )
