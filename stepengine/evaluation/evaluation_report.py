@@ -187,13 +187,14 @@ async def evaluate(
     asked = parse_gates(loaded, gates)
     load = load_agent or partial(_load_agent, root=where)
     known = {name: load(agent) for name, agent in loaded.agents.items()}
-    scripted, budget = _script_models(replies), _parse_budget(budget)
+    scripted, shared_budget = _script_models(replies), _parse_budget(budget)
     make = make_engine or partial(_make_engine, models=models, model=model)
     if not recheck:
         await _check_engines(known.values(), make)
         is_live = any(scripted(case) is None for case in loaded.cases)
         runs = len(loaded.cases) * len(known) * loaded.n if is_live else 0
-        budget = await confirm_cost(confirm, partial(CostEstimate, runs, None, None), budget)
+        estimate = partial(CostEstimate, runs, None, None)
+        shared_budget = await confirm_cost(confirm, estimate, shared_budget)
     check_result_folder(place)
     outcome = await run_samples(
         loaded,
@@ -206,7 +207,7 @@ async def evaluate(
         n=loaded.n,
         seed=plan.get("seed", random.randrange(MAX_SEED)) if seed is None else seed,  # noqa: S311 - an order, no secret
         concurrency=concurrency,
-        budget=budget.dollars,
+        budget=shared_budget.dollars,
         mode=mode,
         done=on_sample,
     )
