@@ -15,10 +15,8 @@ from stepengine.data.choices import (
     list_choices,
     question_to_json,
 )
-from stepengine.data.questions import AnswerLike
 
 __all__ = (
-    "AnswerLike",
     "Choice",
     "PreviewPart",
     "answer_for_choice",

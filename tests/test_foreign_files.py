@@ -621,7 +621,7 @@ WITHOUT_STORE = {
     "Workspace.podman", "Workspace.snapshot", "Workspace.ssh", "load_agent", "load_agents", "load_schedules", "check_installation",
     "check_package", "RecordedRun", "list_runs", "machine_data", "ListedAgent", "Settings.load", "list_agents", "make_project",
     "trust_folder", "untrust_folder", "skill_tools", "project_context", "mcp_tools", "EditorAgent", "ExternalAgent", "serve", "app",
-    "Evaluation.problems", "EvaluationReport", "PinnedTest", "Trials", "WorkingFiles", "JournalLocation",
+    "Evaluation.problems", "EvaluationReport", "PinnedTest", "Trials", "WorkingFiles", "JournalLocation", "WakePlace",
     # Files that are only read: keys, uploads, settings.
     "SigningKey", "Journal", "LineJournal", "Files.upload", "Webhooks.parse_file", "scan",
     # As other names of these tables do.

@@ -15,9 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from queue import Queue
 from typing import Any
 
-from stepengine import AgentDefinition, Ask, Engine, Question, StepContext, Steps, call, tool
+from stepengine import AgentDefinition, AnswerLike, Ask, Engine, Question, StepContext, Steps, call, tool
 from stepengine.permissions import Policy
-from stepengine.questions import AnswerLike, answer_from_json, question_to_json
+from stepengine.questions import answer_from_json, question_to_json
 
 
 class HttpSurface(ThreadingHTTPServer):

@@ -115,7 +115,7 @@ def test_permissions_hold_for_runs_and_a_projects_are_refused_once(scripted: Any
     wrong = command("run", "desk", "go", STEPENGINE_PERMISSIONS="{}", code=2).stderr
     assert "STEPENGINE_PERMISSIONS: permissions is" in wrong
     user('[permissions]\nmode = "never"\n')
-    assert "config.toml:1: permissions: 'never' is not a mode" in command("run", "desk", "go", code=2).stderr
+    assert "config.toml:1: permissions: unknown mode 'never'" in command("run", "desk", "go", code=2).stderr
 
 
 @pytest.mark.spec("interfaces:IF102")

@@ -708,7 +708,7 @@ class StoredElsewhere(LineJournal):
     def lock(self) -> Callable[[], None]:
         return lambda: None
 
-    def letters(self) -> LineJournal:
+    def get_mailbox_store(self) -> LineJournal:
         return StoredElsewhere(self.store, f"{self.run}/mail", self.place)
 
     def wake_place(self) -> WakePlace:
