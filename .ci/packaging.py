@@ -174,7 +174,7 @@ THERE = {
     "ag-ui": r"ok \[",
     "otel": r"ok <",
     "mcp": r"(?s).*this-program-is-not-there",
-    "durable": r"DatabaseAway: ",
+    "durable": r"DatabaseUnavailable: ",
     "web": r"ok 'Hello'",
     "chat": r"ok ",
     "bedrock": r"ok 'AWS4-HMAC-SHA256'",

@@ -32,7 +32,7 @@ import psycopg
 from benchmarks.judging import BY_HAND
 from benchmarks.sheet import Spread
 from stepengine import AgentDefinition, Ask, Engine, Limits, StepContext, ToolAnnotations, call, tool
-from stepengine.durable import DurableEngine, Operator, Upkeep, embedded
+from stepengine.durable import DeploymentMaintenance, DurableEngine, Operator, run_embedded_postgres
 from stepengine.durable.database import make_client, parse_database_url
 from stepengine.journal import SqliteJournal
 from stepengine.testing import ScriptedModel
@@ -331,13 +331,13 @@ async def going_on(side: Ours, count: int) -> dict[str, float]:
     dead, living = f"bench-{uuid.uuid4().hex[:8]}", f"bench-{uuid.uuid4().hex[:8]}"
     async with side.worker(dead):
         run = await side.submit(count, SMALL, 0.0, agent="bench-asking")
-        while not (waiting := await side.operator.waiting(run)):  # noqa: ASYNC110 - it is asked of a database
+        while not (waiting := await side.operator.list_questions(run)):  # noqa: ASYNC110 - it is asked of a database
             await asyncio.sleep(LOOK_SECONDS)
     await side.operator.answer(run, {question.id: "yes" for each in waiting for question in each.questions})
-    upkeep = Upkeep(side.operator)
+    maintenance = DeploymentMaintenance(side.operator)
     async with side.worker(living) as worker:
         cpu, start = await worker.cpu(), time.perf_counter()
-        await upkeep.takeover(dead)
+        await maintenance.takeover(dead)
         await side.until_ended([run])
         wall, used = time.perf_counter() - start, await worker.cpu() - cpu
     return {"ms": wall * 1000 / count, "cpu_ms": used * 1000 / count}
@@ -374,7 +374,7 @@ async def database(given: str | None) -> AsyncIterator[Server]:
         return
     with tempfile.TemporaryDirectory(prefix="se-bench-") as folder:
         os.environ.setdefault("XDG_RUNTIME_DIR", folder)
-        async with embedded(f"{folder}/data") as url:
+        async with run_embedded_postgres(f"{folder}/data") as url:
             yield Server(url, Path(folder, "data"))
 
 

@@ -24,7 +24,7 @@ from typing import Any
 from stepengine import AgentCall, AgentDefinition, Ask, Parallel, Perform, StepContext, ToolCall, call, tool
 from stepengine.durable import DurableEngine, Operator
 from stepengine.durable.database import migrate, start_embedded
-from stepengine.errors import AnswerRejected, DatabaseAway, UnknownOutcome
+from stepengine.errors import AnswerRejected, DatabaseUnavailable, UnknownOutcome
 from stepengine.testing import ScriptedModel
 
 WORLD = os.environ.get("KILLS_WORLD", "")
@@ -157,9 +157,9 @@ class Trial:
                     if (await operator.run(run)).is_over:
                         left.discard(run)
                         continue
-                    for asked in await operator.waiting(run):
+                    for asked in await operator.list_questions(run):
                         await operator.answer(run, {question.id: "large" for question in asked.questions})
-            except (DatabaseAway, AnswerRejected):
+            except (DatabaseUnavailable, AnswerRejected):
                 continue
         self.is_over = True
 

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from stepengine import AgentDefinition, Engine, Receive
-from stepengine.engine.waker import Waker, Woken
+from stepengine.engine.waker import Waker, WakeResult
 from stepengine.journal import SqliteJournal
 from stepengine.journal.sleepers import open_wake_index
 
@@ -49,7 +49,7 @@ async def record(place: Path, runs: int) -> float:
 
 async def rest(place: Path) -> None:
     """Rest beside the runs, and print what that costs; then wake what is posted."""
-    told: asyncio.Queue[Woken] = asyncio.Queue()
+    told: asyncio.Queue[WakeResult] = asyncio.Queue()
     async with Engine([SLEEPER]) as engine:
         waker = Waker(place, lambda journal, _: engine.resume(journal), tell=told.put_nowait)
         watching = asyncio.create_task(waker.watch(EVERY))
@@ -62,7 +62,7 @@ async def rest(place: Path) -> None:
         latencies = []
         for n in range(MESSAGES):
             began = time.perf_counter()
-            await engine.post(SqliteJournal(place, f"r{n * 7}"), "go", n)
+            await engine.send_message(SqliteJournal(place, f"r{n * 7}"), "go", n)
             woken = await told.get()
             assert woken.state == "woken", woken
             latencies.append(time.perf_counter() - began)

@@ -102,7 +102,7 @@ REMEDIES = {
     "UndoRefused": "Look at `files`. They changed after the run wrote them.",
     "WorkspaceLost": "Start the container or the host again, then resume the run.",
     "UnknownOutcome": "Find out whether it happened, then resume with `in_doubt=` or an answer.",
-    "DatabaseAway": "Check the URL and that the database is running. Workers reconnect by themselves.",
+    "DatabaseUnavailable": "Check the URL and that the database is running. Workers reconnect by themselves.",
     "ExecutorBusy": "Start the worker with another `executor`, or stop the process that has this one.",
 }
 """What to do about each error, in one or two sentences."""

@@ -99,7 +99,7 @@ async def main() -> None:
             clock.advance(minutes=1)
             (started,) = await scheduler.tick()
             tell("started", await started.handle.result())
-            await scheduler.finished()
+            await scheduler.wait_until_idle()
         journal = Path(folder) / f"{started.due.run}.jsonl"
 
         clock.advance(minutes=20)
@@ -107,7 +107,8 @@ async def main() -> None:
             [triage], models=model, clock=clock
         ) as engine:  # the webhook, which the CI server calls twice
             news = [
-                await engine.post(journal, "build-17", {"status": "failed"}, id="hook-1", path="1") for _ in range(2)
+                await engine.send_message(journal, "build-17", {"status": "failed"}, id="hook-1", path="1")
+                for _ in range(2)
             ]
             assert news == [True, False]
             tell("the build ended", await engine.resume(journal))

@@ -60,7 +60,7 @@ if TYPE_CHECKING:
     )
     from stepengine.engine import Engine, Schedule, load_agent, load_agents, load_schedules
     from stepengine.engine.scheduler import Scheduler
-    from stepengine.engine.waker import Waker, Woken
+    from stepengine.engine.waker import Waker, WakeResult
     from stepengine.helpers import best_of, call, map_agents, retry
     from stepengine.runtime import ChildRun, EventFile, LogObserver, RateLimit, RetryPolicy, RunHandle
     from stepengine.tools.context import ToolContext
@@ -143,8 +143,8 @@ __all__ = (
     "Wait",
     "Waited",
     "Waits",
+    "WakeResult",
     "Waker",
-    "Woken",
     "Workspace",
     "best_of",
     "call",
@@ -206,7 +206,7 @@ _PLACES = {
 _HOME = {
     **{name: f"stepengine.data.{module}" for module, names in _PLACES.items() for name in names},
     **dict.fromkeys(("Engine", "Schedule", "load_agent", "load_agents", "load_schedules"), "stepengine.engine"),
-    **dict.fromkeys(("Waker", "Woken"), "stepengine.engine.waker"),
+    **dict.fromkeys(("Waker", "WakeResult"), "stepengine.engine.waker"),
     **dict.fromkeys(("best_of", "call", "map_agents", "retry"), "stepengine.helpers"),
     **dict.fromkeys(
         ("ChildRun", "EventFile", "LogObserver", "RateLimit", "RetryPolicy", "RunHandle"), "stepengine.runtime"

@@ -9,7 +9,7 @@ The errors of stepengine, filed by whose fault they are: exception classes and n
     ModelError           the provider's: UnknownModel, MissingKey, TruncatedReply, ContextOverflow
     ToolError            a tool's: PermissionDenied, PathOutsideRoot, BlockedAddress, ToolServerError
     WorkspaceLost        where tools run cannot be reached
-    DatabaseAway         the database of durable runs cannot be reached
+    DatabaseUnavailable  the database of durable runs cannot be reached
     ExecutorBusy         a durable worker of the same id is alive
     LimitExceeded        a budget of the run is spent
     TranscriptError      unpaired or misplaced messages
@@ -32,7 +32,7 @@ from typing import Any, ClassVar
 
 __all__ = (
     "AgentError", "AnswerRejected", "BadYield", "BlockedAddress", "ChildError", "ContextOverflow", "DataError",
-    "DatabaseAway", "DefinitionError", "ExecutorBusy", "ExternalAgentError", "HandlerError", "InputError", "JournalCorrupt", "JournalError", "JournalLocked",
+    "DatabaseUnavailable", "DefinitionError", "ExecutorBusy", "ExternalAgentError", "HandlerError", "InputError", "JournalCorrupt", "JournalError", "JournalLocked",
     "JournalMissing", "JournalVersion", "JournalWriteFailed", "LimitExceeded", "LimitReached", "MissingKey",
     "ModelError", "OutputMissing", "PathOutsideRoot", "PerformError", "PermissionDenied", "RaceLost", "ReplayDivergence",
     "SecretFound", "SessionConflict", "SessionError", "StepEngineError", "ToolError", "ToolInputError", "ToolNotAvailable", "ToolServerError", "TranscriptError",
@@ -505,7 +505,7 @@ class UnknownOutcome(JournalError):
     """An effect was cut off by a crash and may or may not have happened."""
 
 
-class DatabaseAway(StepEngineError):
+class DatabaseUnavailable(StepEngineError):
     """The database of durable runs cannot be reached."""
 
 

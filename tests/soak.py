@@ -165,7 +165,7 @@ async def _engine(url: str, folder: Path) -> Any:
         system_prompt="You work.",
     )
     model = OpenAIChatProvider("openai_chat", api_key="sk-none-0123456789", base_url=f"{url}/v1")
-    retry = RetryPolicy(attempts=4, base=0.05, cap=0.2)
+    retry = RetryPolicy(attempts=4, base_seconds=0.05, cap_seconds=0.2)
     engine = Engine([worker], tools, model, retry=retry, limits=Limits(max_steps=10), pricing=None)
     async with engine:
         yield engine

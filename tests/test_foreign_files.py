@@ -47,7 +47,16 @@ from stepengine.engine import trust
 from stepengine.errors import JournalError, StepEngineError
 from stepengine.evaluation import blame, impact
 from stepengine.events import RunStarted
-from stepengine.journal import FileJournal, SqliteJournal, as_journal, diff, judge_calls, repair, send_message, undo
+from stepengine.journal import (
+    FileJournal,
+    SqliteJournal,
+    as_journal,
+    check_recorded_calls,
+    diff,
+    repair,
+    send_message,
+    undo,
+)
 from stepengine.journal.sources import DATABASES
 from stepengine.models import AnthropicProvider, Batched
 from stepengine.permissions import Policy, PolicyFile
@@ -502,7 +511,7 @@ def write_wake_index(file: Path) -> None:
     place.parent.mkdir()
     place.write_bytes(file.read_bytes())
     with WakeIndex.for_store(place.parent, list) as index, pytest.raises(StepEngineError, match="left unchanged"):
-        index.note("r", None, ["question"], "a")
+        index.record_sleep("r", None, ["question"], "a")
     assert (file.read_bytes(), [place]) == (place.read_bytes(), [*place.parent.iterdir()])
 
 
@@ -557,7 +566,7 @@ METHODS: dict[str, Callable[[Path], object]] = {
     "Engine.replay": with_engine(lambda engine, file: engine.replay_sync(file)),
     "Engine.fork": with_engine(lambda engine, file: engine.fork_sync(file, at=-1)),
     "Engine.fork into": with_engine(lambda engine, file: engine.fork_sync("good.jsonl", at=-1, into=file)),
-    "Engine.post": with_engine(lambda engine, file: engine.post_sync(file, "topic", 1)),
+    "Engine.send_message": with_engine(lambda engine, file: engine.send_message_sync(file, "topic", 1)),
     "Engine.stepper": with_engine(lambda engine, file: engine.stepper(file)),
     "EventFile": lambda file: EventFile(file).on_event(RunStarted(own_id="r", agent_id="a")),
     "Scheduler": awaited(schedule_into),
@@ -588,7 +597,7 @@ METHODS: dict[str, Callable[[Path], object]] = {
     "send_message": journal_like("journal.send_message", topic="topic", value="Hello"),
     "send_cancel": journal_like("journal.send_cancel"),
     "scrub": journal_like("journal.scrub"),
-    "sealed": journal_like("journal.sealed"),
+    "seal_journal": journal_like("journal.seal_journal"),
     "check": journal_like("journal.check"),
     "verify": journal_like("journal.verify", keys="key.pub"),
     "price": journal_like("evaluation.price"),
@@ -600,7 +609,7 @@ METHODS: dict[str, Callable[[Path], object]] = {
     "diff": lambda file: diff("good.jsonl", file),
     "undo": lambda file: undo(file, Path.cwd()),
     "simulate": lambda file: simulate(AgentDefinition("a", handle_steps=_finish), [1], from_journal=file),
-    "judge_calls": lambda file: [*judge_calls(file, Policy(), {})],
+    "check_recorded_calls": lambda file: [*check_recorded_calls(file, Policy(), {})],
     **{name: journal_like(f"journal.{name}") for name in ("call_origins", "decisions")},
     **{name: journal_like(f"debugging.{name}") for name in RENDERERS},
 }
@@ -618,7 +627,7 @@ WITHOUT_STORE = {
     # As other names of these tables do.
     "Cassette", "CassetteFixture.load", "CassetteFixture.save", "SqliteJournal", "send_answers", "send_input", "send_tool_result",
     # Folders in which they make files with names of their own; databases of PostgreSQL.
-    "AgentServer", "embedded", "evaluate", "pin", "DurableEngine.continued", "DurableEngine.export", "Example.run", "Tokens",
+    "AgentServer", "run_embedded_postgres", "evaluate", "pin", "DurableEngine.submit_journal", "DurableEngine.export", "Example.run", "Tokens",
 }  # fmt: skip
 TAKES_PATH = re.compile(r"\bPath\b|PathLike|JournalLike")
 

@@ -70,10 +70,10 @@ from stepengine.engine.packages import VALUE, parse_declaration
 from stepengine.engine.settings import Settings
 from stepengine.errors import DataError, DefinitionError, ExternalAgentError, ModelError, StepEngineError, WorkspaceLost
 from stepengine.evaluation.criteria import _read_verdict as judged_text
-from stepengine.journal.altered import describe_changes
+from stepengine.journal.alterations import describe_changes
 from stepengine.journal.encoding import _describe_error
 from stepengine.journal.line_reader import JournalBytes, parse_members, parse_record_lazily, parse_strictly, read_lines
-from stepengine.journal.mailbox import StoredLetter
+from stepengine.journal.mailbox import StoredMessage
 from stepengine.journal.records import encode_line, verify_checksum
 from stepengine.journal.secret_scan import scan
 from stepengine.journal.show import clean_tree
@@ -1328,7 +1328,7 @@ PLACES = (
     ),
     Place(
         "letter of a mailbox",
-        lambda line: StoredLetter.read(line, "x"),
+        lambda line: StoredMessage.read(line, "x"),
         tuple(
             lambda n, name=name, shape=shape: encode_line(f'{{"run":"r","kind":"message","{name}":{shape(n)}}}', 0)[0][
                 :-1
@@ -1626,7 +1626,7 @@ APART = {
         adapters/mcp/owned_sessions.py cli/commands/impact.py cli/commands/runs.py cli/commands/undo.py
         cli/perform.py data/origins.py data/quantities.py data/schemas.py data/state.py
         engine/neighbour_imports.py engine/trust.py evaluation/pinned_tests.py journal/files.py journal/mailbox.py
-        journal/mend.py journal/places.py journal/provenance.py journal/recorded_runs.py journal/sqlite.py
+        journal/journal_repair.py journal/journal_files.py journal/provenance.py journal/recorded_runs.py journal/sqlite.py
         models/_byte_reader.py models/bedrock_converse/stream.py models/google/interactions/decode.py
         runtime/logs.py sandbox/untrusted_handlers.py testing/conformance/providers.py testing/exchanges.py
         testing/patching/aiohttp_sessions.py testing/recorded_errors.py testing/simulation.py

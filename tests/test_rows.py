@@ -36,7 +36,7 @@ from stepengine.durable import step_names
 from stepengine.engine import moments
 from stepengine.journal import encoding, event_stream, questions, record_order, records, show
 from stepengine.machine import calls, protocol
-from stepengine.runtime import effect_events, innermost, standstill
+from stepengine.runtime import core_performer, effect_events, suspension
 from stepengine.runtime.performer import Item
 from stepengine.sandbox import prelude, source_rewriter, untrusted_handlers
 from stepengine.server import problems as problems_of_requests
@@ -166,7 +166,7 @@ OF_EFFECTS = (
         # A call of a tool that yields has the token of a call of a tool, and events have their own names.
         ["CallBody", "Notify", "RunInBackground"],
     ),
-    Table("runtime/innermost.py _PERFORM", innermost.Innermost._PERFORM, numbered),
+    Table("runtime/core_performer.py _PERFORM", core_performer.CorePerformer._PERFORM, numbered),
     Table(
         "runtime/effect_events.py STARTED",
         effect_events.STARTED,
@@ -180,7 +180,7 @@ OF_EFFECTS = (
         ["CallModel", *CALLS_OF_TOOLS],
     ),
     Table(
-        "runtime/standstill.py WAITED_FOR", standstill.WAITED_FOR, lambda row: class_of(row) if row.waits_for else ""
+        "runtime/suspension.py WAITED_FOR", suspension.WAITED_FOR, lambda row: class_of(row) if row.waits_for else ""
     ),
     Table("journal/encoding.py DESCRIBE", encoding.DESCRIBE, with_own_members, CALLS_OF_TOOLS),
     Table("journal/records.py MORE", records.MORE, with_paths_or_values),

@@ -160,7 +160,7 @@ class ChatConversation:
         """Use *policy* from the next turn on, with the lasting approvals of this conversation except those of a category."""
         from stepengine.permissions import Category
 
-        for rule in self.bench.engine.remembered(self.session_id):
+        for rule in self.bench.engine.list_rules(self.session_id):
             if isinstance(rule.matcher, Category):
                 continue  # all edits: the mode says that, and another mode ends it
             policy = policy.with_session_rule(self.session_id, rule)
@@ -185,7 +185,7 @@ class ChatConversation:
         """Return the lasting approvals of files and of this conversation."""
         policy, here = self.policy, f"session:{self.session_id}"
         before = [rule for rule in policy.rules if str(rule.scope) == here]
-        return [*policy.remembered, *before, *self.bench.engine.remembered(self.session_id)]
+        return [*policy.remembered, *before, *self.bench.engine.list_rules(self.session_id)]
 
     async def remove_approval_rule(self, rule: Rule) -> None:
         """Withdraw a lasting approval."""
@@ -194,7 +194,7 @@ class ChatConversation:
             rules, remembered = [[r for r in kept if r != rule] for kept in (policy.rules, policy.remembered)]
             await self.switch_policy(attrs.evolve(policy, rules=rules, remembered=remembered))
         else:
-            self.bench.engine.forget(self.session_id, rule.id)
+            self.bench.engine.remove_rules(self.session_id, rule.id)
 
 
 def replay_turn(entry: RecordedRun, options: Options) -> RunResult:

@@ -19,7 +19,7 @@ from stepengine.cli.screen.render import format_error
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import (
     BadYield,
-    DatabaseAway,
+    DatabaseUnavailable,
     DataError,
     ExecutorBusy,
     InputError,
@@ -69,7 +69,7 @@ def run_deployment_command(doing: Coroutine[object, Any, Exit]) -> Exit:
     """Run a command on a deployment to its end. Print the error of an expected failure and return its exit code."""
     try:
         return asyncio.run(doing)
-    except DatabaseAway as error:
+    except DatabaseUnavailable as error:
         return print_error(format_error(error), Exit.AWAY)
     except ExecutorBusy as error:
         return print_error(format_error(error), Exit.BUSY)

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
     from stepengine.engine.scheduler import Scheduler
     from stepengine.engine.schedules import Schedule
-    from stepengine.engine.waker import Woken
+    from stepengine.engine.waker import WakeResult
     from stepengine.journal import Journal
     from stepengine.journal.wake_index import Sleeping
 
@@ -258,7 +258,7 @@ class _DueRunResumer:
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
-    def tell(self, woken: Woken) -> None:
+    def tell(self, woken: WakeResult) -> None:
         """Print the outcome of a due run."""
         result = woken.result
         if woken.state == "failed" or (
@@ -275,10 +275,10 @@ class _DueRunResumer:
 
 async def _start_due_schedules(scheduler: Scheduler) -> None:
     await scheduler.tick()
-    await scheduler.finished()
+    await scheduler.wait_until_idle()
 
 
-def _describe_woken_run(woken: Woken) -> Iterator[str]:
+def _describe_woken_run(woken: WakeResult) -> Iterator[str]:
     name = woken.run.removesuffix(".jsonl")
     yield f"{name} ({woken.agent_id}):" if name else "the index of waking:"
     if woken.result is not None:
@@ -309,7 +309,7 @@ def _format_lateness(due: datetime | None) -> str:
     return format_age(ago) if ago >= LATE else ""
 
 
-def _woken_run_to_dict(woken: Woken) -> dict[str, object]:
+def _woken_run_to_dict(woken: WakeResult) -> dict[str, object]:
     result, error = woken.result, woken.error
     if result is not None and error is None:
         error = result.error

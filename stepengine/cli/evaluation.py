@@ -36,7 +36,7 @@ from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 if TYPE_CHECKING:
     from stepengine.engine import Engine
     from stepengine.evaluation.samples import CostEstimate
-    from stepengine.journal import Journal, Purse
+    from stepengine.journal import Journal, SharedBudget
     from stepengine.redaction import Redactor
 
 Budget = Annotated[
@@ -112,17 +112,17 @@ def load_recorded_case(
 # --- money ----------------------------------------------------------------------------------------------------------
 
 
-def parse_budget(budget: str) -> Purse:
+def parse_budget(budget: str) -> SharedBudget:
     """
     Return the budget of ``--budget``.
 
     Raises:
         UsageProblem: for what is not an amount.
     """
-    from stepengine.journal import Purse
+    from stepengine.journal import SharedBudget
 
     try:
-        return Purse(budget or None)
+        return SharedBudget(budget or None)
     except JournalError as error:
         msg = f"--budget: {error.message}"
         raise UsageProblem(msg) from None

@@ -173,7 +173,7 @@ def open_journal(text: str, *, sign: str = "") -> Journal:
         msg = f"{name!r} is not a regular file; a journal is one"
         raise UsageProblem(msg)
     if not Path(name).is_file():
-        near = FileJournal(name).missing().beside
+        near = FileJournal(name).make_missing_error().beside
         beside = f"; beside it: {list_names(near, quoted=True)}" if near else ""
         msg = f"there is no journal {text!r}{beside}; `stepengine runs --all` lists the recorded runs"
         raise UsageProblem(msg)
@@ -488,7 +488,7 @@ def _is_journal(file: Path) -> bool:
     Raises:
         JournalError: when it cannot be read, or is a pipe or a device.
     """
-    from stepengine.journal.places import open_for_reading
+    from stepengine.journal.journal_files import open_for_reading
 
     descriptor = open_for_reading(file)
     if descriptor is None:
@@ -528,7 +528,7 @@ def _has_untrusted_answers(journal: Journal) -> bool:
     if is_in_state_folder(journal):
         return False
     box = journal.mailbox()
-    return box.changed(0) and any(letter.kind == "answer" for letter in box.read()[0])
+    return box.has_changed(0) and any(letter.kind == "answer" for letter in box.read()[0])
 
 
 def check_foreign_approvals(

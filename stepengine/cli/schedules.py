@@ -99,7 +99,7 @@ def _schedule_state_to_dict(stand: ScheduleStatus) -> dict[str, object]:
         "id": schedule.id,
         "agent": schedule.agent_id,
         "cron": schedule.cron,
-        "words": schedule.in_words(),
+        "words": schedule.describe(),
         "timezone": schedule.timezone,
         "enabled": schedule.enabled,
         "catch_up": schedule.catch_up,
@@ -116,7 +116,7 @@ def _describe_schedule(stand: ScheduleStatus) -> Iterator[str]:
     schedule, last = stand.schedule, stand.last
     yield schedule.id
     yield f"  agent   {visible(schedule.agent_id, strict=True)}"
-    yield f"  when    {schedule.line}, {schedule.timezone}: {schedule.in_words()}"
+    yield f"  when    {schedule.line}, {schedule.timezone}: {schedule.describe()}"
     if not schedule.enabled:
         yield "  next    never: it is not enabled"
     elif stand.next is None:

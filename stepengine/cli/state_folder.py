@@ -424,7 +424,7 @@ def _write_companion(entry: RecordedRun) -> None:
 
 def _remove_runs_over_limits(folder: Path, keep_runs: int, keep_bytes: int) -> None:
     """Remove ended runs, the oldest first, until there are no more than *keep_runs* with *keep_bytes* together."""
-    from stepengine.journal.places import close_locked, lock_file
+    from stepengine.journal.journal_files import close_locked, lock_file
 
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -450,7 +450,7 @@ def _remove_runs_while_locked(folder: Path, keep_runs: int, keep_bytes: int) -> 
     for entry in ended:
         if count <= keep_runs and size <= keep_bytes:
             return
-        with entry.locked() as is_free:
+        with entry.lock() as is_free:
             if is_free:
                 for name in {f"{entry.stem}.json", *files.get(entry.stem, ())}:
                     (folder / name).unlink(missing_ok=True)

@@ -5,17 +5,21 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
+SIMILAR_RATIO: Final = 0.6
+"""difflib's own default: a letter or two of a short word may be wrong."""
 MAX_SUGGESTIONS: Final = 5
 """Names in one message: a longer list hides the one that the reader needs."""
 NEAR_RATIO: Final = 0.75
-"""For guesses among many names: at difflib's 0.6, short names with another meaning are near, too."""
+"""For guesses among many names: at ``SIMILAR_RATIO``, short names with another meaning are near, too."""
 MAX_COMPARED_CHARS: Final = 100
 """The compared characters of a word: the time of the comparison grows with their square."""
 MAX_COMPARED_NAMES: Final = 1_000
 """Limits the time of an error message, even if ten thousand tools have the wrong prefix."""
 
 
-def find_nearest(word: str, known: Iterable[str], *, alike: float = 0.6, n: int = MAX_SUGGESTIONS) -> tuple[str, ...]:
+def find_nearest(
+    word: str, known: Iterable[str], *, alike: float = SIMILAR_RATIO, n: int = MAX_SUGGESTIONS
+) -> tuple[str, ...]:
     """
     Return up to *n* known names that are similar to *word*, the most similar first.
 
@@ -32,7 +36,7 @@ def find_nearest(word: str, known: Iterable[str], *, alike: float = 0.6, n: int 
     )
 
 
-def did_you_mean(word: str, known: Iterable[str], *, alike: float = 0.6, otherwise: str = "") -> str:
+def did_you_mean(word: str, known: Iterable[str], *, alike: float = SIMILAR_RATIO, otherwise: str = "") -> str:
     """
     Return the end of a message about an unknown word: ``"; did you mean 'x'?"``.
 

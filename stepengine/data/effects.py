@@ -554,7 +554,7 @@ ROWS: Mapping[type[Effect], EffectRow] = {row.cls: row for row in EFFECTS}
 """The row of each effect. Only numbered ones have a kind; ``RunInBackground`` has no record of its own."""
 
 RUNS: tuple[type[Effect], ...] = tuple([row.cls for row in EFFECTS if row.starts_run])
-"""The effects that start a run: compare with ``type(effect) in RUNS``."""
+"""The effects that start a run: those for which ``isinstance(effect, RUNS)`` holds."""
 
 WAITS: tuple[type[Effect], ...] = tuple([row.cls for row in EFFECTS if row.waits_for])
 """The effects that only wait: for these alone, and for people, a run is suspended."""

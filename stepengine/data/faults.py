@@ -8,7 +8,7 @@ from stepengine.data.visible import cut_after
 from stepengine.errors import DataError
 
 SHOWN_CHARS = 60
-"""A longer value is cut: the message also names the place and the rule, and all of it should fit on a line or two."""
+"""A longer value is cut in an error: the message also names the place and the rule, and all of it should fit on two lines."""
 
 
 def fault(why: str) -> DataError:

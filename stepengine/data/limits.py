@@ -116,7 +116,7 @@ class Limits:
         return self if lower is None else _fill_gaps(self, lower)
 
 
-@lru_cache(256)
+@lru_cache(256)  # an entry for each agent, and some dozen ways to call each
 def _fill_gaps(limits: Limits, lower: Limits) -> Limits:
     """Return limits with the gaps filled; cached, since most runs of a process have the same few."""
     gaps = {name: getattr(lower, name) for name in NAMES if getattr(limits, name) is None}
@@ -128,14 +128,22 @@ NAMES = tuple([field.name for field in attrs.fields(Limits)])
 TREE_WIDE = tuple([field.name for field in attrs.fields(Limits) if field.metadata["tree_wide"]])
 """The limits that count for a run and its children; ``max_steps`` and the like are each run's own."""
 DEFAULT_LIMITS = Limits(
+    # A model that needs more requests for one task is usually in a circle.
     max_steps=50,
+    # A loop in a handler that never ends stops within seconds; ordinary programs do a few hundred things.
     max_actions=1000,
+    # People divide work into two or three levels. Agents that call each other for ever stop here.
     max_depth=5,
     max_total_children=100,
+    # A model can read the results of some ten children at once; more would fill its context.
     max_children=16,
+    # Providers limit requests per minute and key.
     max_concurrent_children=8,
+    # A model that was denied ten times asks for the same thing again.
     max_denials=10,
+    # People are away for a week.
     max_wait_seconds=7 * 24 * 3600.0,
+    # The work of all steps before would be lost without it.
     on_max_steps="final_answer",
 )
-"""The limits without any settings."""
+"""The limits of a run that sets none."""

@@ -12,6 +12,7 @@ import binascii
 import re
 from collections.abc import Callable
 
+from stepengine.data.faults import SHOWN_CHARS
 from stepengine.errors import DataError
 
 UNKNOWN = "application/octet-stream"
@@ -103,7 +104,7 @@ def parse_data_url(url: str) -> tuple[str, bytes]:
     try:
         return kind, base64.b64decode(packed + b"=" * (-len(packed) % 4), validate=True)
     except binascii.Error:
-        msg = f"the data: address of type {kind[:80]!r} holds no base64"
+        msg = f"the data: address of type {kind[:SHOWN_CHARS]!r} holds no base64"
         raise DataError(msg) from None
 
 

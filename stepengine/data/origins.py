@@ -18,7 +18,7 @@ The name of the hook of a policy with rules about untrusted data. A journal list
 ASKED = "May {} run with data that is not from you?"
 """The question about a call that would be allowed but for its untrusted data; `{}` is the tool."""
 MAX_SOURCES = 5
-"""So many places of one value are named; a word may be in hundreds."""
+"""Places of one value that are named: a reader follows the first few, and a word may be in hundreds."""
 MAX_FOUND = 25
 """So many are counted; a value that every call repeats would cost the square of the calls."""
 MAX_VALUE_CHARS = 60

@@ -174,7 +174,7 @@ def _find_ends(text: str, part: str) -> Iterator[int]:
         start = text.find(part, end)
 
 
-@lru_cache(maxsize=4_096)
+@lru_cache(maxsize=4_096)  # the names of an environment and of the members of all messages, at 100 bytes each
 def _find_kind(name: str, place: Place) -> Kind | None:
     words = _split_words(name)
     if place != "variable":

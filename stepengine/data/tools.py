@@ -61,7 +61,7 @@ READ_OUTPUT = "read_output"
 
 PARAMETER = re.compile(r"\{([^{}]+)\}")
 MOST_PLACES = 10_000
-"""The most files of one call for a guard that checks each of them."""
+"""The most files of one call that a guard checks one by one, in some milliseconds. A call with more counts as one about any file."""
 ANYWHERE = ".."
 """A path outside the root; every rule that denies or asks matches it."""
 

@@ -14,6 +14,8 @@ HIDDEN = frozenset({"Cc", "Cf", "Co", "Cs", "Zl", "Zp"})
 """Unicode categories of characters without a visible form: controls, formats, private use, surrogates, separators."""
 JOINERS = frozenset("\u200d\ufe0e\ufe0f")
 """They shape emoji and stay in running text; names and paths show them."""
+LINE_CHARS = 100
+"""Such a text and the other columns of a list fit into a terminal of usual width."""
 MAX_COMBINING_MARKS = 8
 """More than any language puts on one letter; longer stacks cover the lines above and below."""
 SELECTORS = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]")
@@ -110,7 +112,7 @@ def format_count(count: int, what: str) -> str:
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
-def one_line(text: str, width: int = 100) -> str:
+def one_line(text: str, width: int = LINE_CHARS) -> str:
     """Return *text* as one visible line of at most *width* characters."""
     return truncate_text(visible(" ".join(text[: 4 * width].split()), strict=True), width)
 

@@ -603,7 +603,7 @@ class Receive(Member["T_co | None"], Generic[T_co]):
     Wait for the next message on a topic of this run.
 
     Messages come in the order in which they arrived; those that came before the run asked wait for it. They are sent with
-    ``handle.post``, ``engine.post``, ``stepengine send --topic`` or by the run's parent with ``Send``. ``yield from`` gives what the message
+    ``handle.send_message``, ``engine.send_message``, ``stepengine send --topic`` or by the run's parent with ``Send``. ``yield from`` gives what the message
     says: JSON, or with a pydantic model as *schema* an object of it; ``None`` at the timeout.
 
     Attributes:

@@ -55,8 +55,6 @@ MAX_SNAPSHOTS = 24
 SPACING = 64
 PARTS = 8
 """Each place costs a fork and a copy of every page that is touched after it, so a walk holds few of them."""
-CALM = 20_000
-"""So many objects more than went come before garbage is looked for: what a walk makes mostly stays."""
 NAP = 0.3
 """After so many seconds a process that sleeps looks whether the others are still there, and whether it was told something."""
 WRITTEN = 5.0
@@ -129,9 +127,9 @@ class PausedWalk:
             nearest = max(before, key=lambda each: each.position, default=None)
             if nearest is not None:
                 self._paused.remove(nearest)
-            self.stepper = nearest or self.stepper.anew()
+            self.stepper = nearest or self.stepper.copy_at_start()
         try:
-            self.stepper.go(position)
+            self.stepper.advance_to(position)
         except ReplayDivergence as error:
             self._move_before_divergence(error)
             raise
@@ -154,9 +152,9 @@ class PausedWalk:
     def replay_again(self) -> None:
         """Replay to the same position with a new stepper."""
         position, old = self.stepper.position, self.stepper
-        self.stepper = old.anew()
+        self.stepper = old.copy_at_start()
         old.close()
-        self.stepper.go(position)
+        self.stepper.advance_to(position)
 
     def close(self) -> None:
         """Close all steppers."""
@@ -207,12 +205,10 @@ class ForkedWalk:
     def begin(self) -> int | None:
         """Fork the first process: return ``None`` in the child, and the exit code in the parent at the end."""
         self._write({"places": [], "active": 0})
-        before, collects = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1}), gc.get_threshold()
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         # The mask is this thread's. One that a library started, such as one for numbers, lets the signal through, and
         # what it does by default is to end the process.
         self._handlers[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda *_: None)
-        if 0 < collects[0] < CALM:
-            gc.set_threshold(CALM, *collects[1:])
         try:
             return self._fork_and_sleep_here()
         finally:
@@ -222,7 +218,6 @@ class ForkedWalk:
                 while signal.sigtimedwait({signal.SIGUSR1}, 0):
                     pass
                 signal.pthread_sigmask(signal.SIG_SETMASK, before)
-                gc.set_threshold(*collects)
                 for number, handler in self._handlers.items():
                     signal.signal(number, handler)
 
@@ -353,7 +348,7 @@ class ForkedWalk:
             if not self.stays and self._should_fork_here():
                 self._fork_and_sleep_here()
             try:
-                stepper.go(min(position, stepper.position - stepper.position % SPACING + SPACING))
+                stepper.advance_to(min(position, stepper.position - stepper.position % SPACING + SPACING))
             except ReplayDivergence as error:
                 if stepper.position and not self.stays:
                     self.leave(stepper.position - 1, refused=error.message)

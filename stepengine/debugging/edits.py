@@ -52,7 +52,7 @@ from stepengine.debugging.texts import SafeTexts
 from stepengine.engine.loader import BrokenFile
 from stepengine.engine.tape import Tape
 from stepengine.errors import AgentError, JournalError, ModelError, ReplayDivergence, StepEngineError
-from stepengine.journal import Journal, Purse
+from stepengine.journal import Journal, SharedBudget
 from stepengine.journal.recorded_part import AllowedDifferences
 from stepengine.journal.records import ROOT
 from stepengine.models import ModelDelta, Provider
@@ -336,13 +336,13 @@ class _WalkerProcess:
         found: MomentPreview | None = None
         differs: ReplayDivergence | None = None
         try:
-            stepper.go(position)
+            stepper.advance_to(position)
             found = _make_preview(debugger, is_before=False, whole=whole)
-            stepper.go(stepper.tape.last)
+            stepper.advance_to(stepper.tape.last)
         except ReplayDivergence as error:
             differs = error
         # A stepper that goes back compares nothing that was compared, so the first one knows what was kept.
-        changed = tuple(dict.fromkeys(stepper.kept))
+        changed = tuple(dict.fromkeys(stepper.accepted_changes))
         ends = _describe_changed_end(debugger) if differs is None else ()
         if found is None:
             debugger.move_to(stepper.position - 1)
@@ -627,8 +627,8 @@ class _FirstRequestModel(Provider):
         yield  # type: ignore[misc]  # never reached; it makes this a stream
 
 
-class _FirstCostPurse(Purse):
-    """An unlimited purse that stores the highest possible cost of the first call."""
+class _FirstCostBudget(SharedBudget):
+    """An unlimited budget that stores the highest possible cost of the first call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -643,15 +643,15 @@ class _FirstCostPurse(Purse):
 
 async def find_next_request(engine: Engine, journal: Journal, agent: AgentLike | None = None) -> NextRequest:
     """Fork a run under the current code, and return the first model request that its record does not answer."""
-    model, purse = _FirstRequestModel(), _FirstCostPurse()
+    model, budget = _FirstRequestModel(), _FirstCostBudget()
     with engine.override(models=model):
-        made = await engine.fork(journal, tools="recorded", agent=agent, budget=purse)
+        made = await engine.fork(journal, tools="recorded", agent=agent, budget=budget)
     if model.first is None:
         return NextRequest(why=_explain_no_request(made), served=made.served)
     return NextRequest(
         address=made.broke_at,
         request=_request_to_json(model.first, SafeTexts()),
-        price=None if purse.first is None else str(purse.first),
+        price=None if budget.first is None else str(budget.first),
         served=made.served,
     )
 

@@ -32,18 +32,18 @@ from stepengine.evaluation.checks import Check
 from stepengine.evaluation.impact import first_difference, impact
 from stepengine.evaluation.pinned_tests import pin
 from stepengine.evaluation.samples import CostEstimate
-from stepengine.journal import FileJournal, Purse
+from stepengine.journal import FileJournal, SharedBudget
 from stepengine.journal.recorded_part import parse_address
 from stepengine.redaction import make_redactor
 from stepengine.runtime.limits import CallEstimate, MeteredCall
 
 Say = Callable[[Mapping[str, Any]], None]
-Agreed = Callable[[CostEstimate], Awaitable[Purse]]
+Agreed = Callable[[CostEstimate], Awaitable[SharedBudget]]
 SHOWN = 20_000
 
 
-class _JobPurse(Purse):
-    """A purse that reports each paid call, and refuses more than *most* calls."""
+class _JobBudget(SharedBudget):
+    """A budget that reports each paid call, and refuses more than *most* calls."""
 
     def __init__(self, budget: str | None, expected: int, say: Say, most: int | None = None) -> None:
         super().__init__(budget)
@@ -127,8 +127,8 @@ async def _send_next_request(job: _JobRequest) -> dict[str, Any]:
     coming = await find_next_request(job.engine, job.journal)
     if coming.request is None:
         return {"address": coming.address, "text": "", "calls": [], "why": coming.why, "cost": None}
-    purse = await job.agreed(CostEstimate(1, None if coming.price is None else Decimal(coming.price), None))
-    made = await job.engine.fork(job.journal, tools="recorded", budget=purse)
+    budget = await job.agreed(CostEstimate(1, None if coming.price is None else Decimal(coming.price), None))
+    made = await job.engine.fork(job.journal, tools="recorded", budget=budget)
     reply = _find_live_reply(made)
     cost = None if made.cost is None else str(made.cost)
     if reply is None:
@@ -167,7 +167,7 @@ async def _run_job(first: Mapping[str, Any], hear: Callable[[float | None], Sequ
     maker = EngineSpec.from_json(first["maker"])
     most = 1 if first["kind"] == "ask" else None
 
-    async def agreed(estimate: CostEstimate) -> Purse:
+    async def agreed(estimate: CostEstimate) -> SharedBudget:
         low, high = [None if cost is None else str(cost) for cost in (estimate.low, estimate.high)]
         say({"price": {"calls": estimate.calls, "low": low, "high": high}})
         heard: Sequence[Any] | None = []
@@ -175,7 +175,7 @@ async def _run_job(first: Mapping[str, Any], hear: Callable[[float | None], Sequ
             heard = await asyncio.to_thread(hear, None)
             if heard is None:
                 raise asyncio.CancelledError
-        return _JobPurse(heard[0].get("budget"), estimate.calls, say, most)
+        return _JobBudget(heard[0].get("budget"), estimate.calls, say, most)
 
     with report_broken_files():
         engine = maker.engine()

@@ -280,7 +280,7 @@ def _sum_earlier_effects(history: History, before: list[_ShownEffect]) -> dict[s
 def _compaction_to_dict(history: History, found: Compaction, limit: ReadingLimit) -> dict[str, Any]:
     from stepengine.journal.records import format_address
 
-    with history.reading(history.intents[found.address]):
+    with history.report_damage(history.intents[found.address]):
         left_out, instead = [
             [_message_to_dict(message, limit) for message in messages] for messages in (found.left_out, found.instead)
         ]

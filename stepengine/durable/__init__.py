@@ -8,7 +8,7 @@ the fingerprints of effects. Children are workflows on the queue of their depth.
 no ledger reaches over machines. Questions and messages are stored in the database.
 
 The package contains ``DurableEngine``, which drives the machine inside durable workflows; ``Operator``, which submits, reads, answers,
-cancels and retries runs without agents; ``Sessions``, whose turns are runs; and ``embedded``, a private database for development.
+cancels and retries runs without agents; ``Sessions``, whose turns are runs; and ``run_embedded_postgres``, a private database for development.
 The package ``dbos`` is imported only here, by name and on first use, so that this facade is read without the extra.
 It is not asked to retry, to time anything out or to unpickle: each of these would do behind the machine's back what the machine does.
 
@@ -19,31 +19,34 @@ A run is a tree of rows: ``ROOT`` for the root, ``ROOT/PATH`` for each child. A 
 stand before it, ``turn`` and ``lookup`` first, ``end`` last.
 
 A worker: ``process`` takes runs from ``queues``, ``body`` executes one of them, ``executions`` contains the parts of an execution, and
-``steps`` performs its effects with ``outcome_records`` and ``child_runs``. A client: ``operate`` uses ``deployment``, ``run_waits`` and
-``sessions``. ``engine`` is the interface of both; it differs from the local engine in its store and its scheduler.
+``steps`` performs its effects with ``outcome_records`` and ``child_runs``. A client: ``operator`` uses ``deployment``, ``run_waits`` and
+``sessions``. ``engine`` is the interface of both: ``submission`` checks what it submits, and ``journals`` converts runs and journals.
+It differs from the local engine in its store and its scheduler.
 """
 
 from __future__ import annotations
 
-from stepengine.durable.database import embedded
+from stepengine.durable.database import run_embedded_postgres
 from stepengine.durable.deployment import DurableRunView
 from stepengine.durable.engine import DurableEngine, DurableHandle
-from stepengine.durable.operate import Operator
-from stepengine.durable.run_waits import Waiting
-from stepengine.durable.schedules import DurableScheduler
-from stepengine.durable.sessions import DurableSessionView, TurnView
-from stepengine.durable.upkeep import (
+from stepengine.durable.maintenance import (
+    DeploymentMaintenance,
+    DeploymentOverview,
     ExecutorView,
-    Overview,
     QueueView,
     RateView,
     ReleaseView,
-    TakenOver,
-    Upkeep,
+    TakeoverResult,
     migrate,
 )
+from stepengine.durable.operator import Operator
+from stepengine.durable.run_waits import Waiting
+from stepengine.durable.schedules import DurableScheduler
+from stepengine.durable.sessions import DurableSessionView, TurnView
 
 __all__ = (
+    "DeploymentMaintenance",
+    "DeploymentOverview",
     "DurableEngine",
     "DurableHandle",
     "DurableRunView",
@@ -51,14 +54,12 @@ __all__ = (
     "DurableSessionView",
     "ExecutorView",
     "Operator",
-    "Overview",
     "QueueView",
     "RateView",
     "ReleaseView",
-    "TakenOver",
+    "TakeoverResult",
     "TurnView",
-    "Upkeep",
     "Waiting",
-    "embedded",
     "migrate",
+    "run_embedded_postgres",
 )

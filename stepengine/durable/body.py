@@ -27,7 +27,7 @@ from stepengine.durable.step_names import END, LOOKUP
 from stepengine.durable.steps import Steps
 from stepengine.durable.wire import (
     Ancestor,
-    Order,
+    SubmittedRun,
     encode_body_end,
     encode_child_end,
     encode_error,
@@ -46,7 +46,7 @@ from stepengine.runtime.performer import child_path
 from stepengine.runtime.services import ChildPlanner, MachineMaker
 
 
-def make_root_request(launcher: Launcher, order: Order) -> RunRequest:
+def make_root_request(launcher: Launcher, order: SubmittedRun) -> RunRequest:
     """
     Return the request of the root run's caller.
 
@@ -67,7 +67,7 @@ def make_root_request(launcher: Launcher, order: Order) -> RunRequest:
     return separate_earlier_answers(launcher.route(request, order.previous))
 
 
-def plan_run(root: PlannedRun, order: Order, *, depth: int | None = None) -> tuple[RunPlan, AgentState]:
+def plan_run(root: PlannedRun, order: SubmittedRun, *, depth: int | None = None) -> tuple[RunPlan, AgentState]:
     """
     Return the plan and the state with which the run of *order* starts; a child's is planned from its root down.
 
@@ -113,7 +113,7 @@ def _make_start_effect(ancestor: Ancestor, parent: AgentState) -> Spawn | CallBo
     )  # fmt: skip
 
 
-async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: int) -> dict[str, Any]:
+async def execute(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int) -> dict[str, Any]:
     """
     Drive a run to its end and return its stored result; *depth* is how many levels of children have queues.
 
@@ -158,7 +158,7 @@ async def execute(launcher: Launcher, order: Order, run: DurableRun, *, depth: i
     return form | known if order.spawns else form
 
 
-async def _prepare_execution(launcher: Launcher, order: Order, run: DurableRun, *, depth: int) -> _Execution:
+async def _prepare_execution(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int) -> _Execution:
     """Return the execution of a run, ready to start, without the plan that it was made from."""
     root = launcher.plan(make_root_request(launcher, order))
     plan, state = plan_run(root, order, depth=depth)
@@ -182,11 +182,11 @@ async def _prepare_execution(launcher: Launcher, order: Order, run: DurableRun, 
     run.end.tree = seen.live.tree
     run.tree.questions.use_recorded_rules(order.rules)
     # A wait of this run ends in this execution, so its tree is never suspended.
-    run.tree.standstill.is_reachable = True
+    run.tree.suspension.is_reachable = True
     return seen
 
 
-async def _load_turn_order(run: DurableRun, order: Order) -> Order:
+async def _load_turn_order(run: DurableRun, order: SubmittedRun) -> SubmittedRun:
     """Return the order of a turn with the state that it continues from, which is looked up once and recorded."""
 
     async def look() -> dict[str, Any]:

@@ -91,7 +91,7 @@ class _Siblings:
         together = (item.effect,) if item.gather is None else item.gather.effects
         width = item.plan.limits.max_concurrent_children if item.gather is None else item.gather.concurrency
         self._width = width or item.plan.limits.max_concurrent_children or len(together)
-        self._to_come = sum(type(effect) in RUNS for effect in together)
+        self._to_come = sum(isinstance(effect, RUNS) for effect in together)
         self._running = 0
 
     def start_one(self) -> int:

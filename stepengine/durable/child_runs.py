@@ -29,7 +29,7 @@ from stepengine.durable.step_names import REASON
 from stepengine.durable.step_records import run_outside
 from stepengine.durable.wire import (
     Ancestor,
-    Order,
+    SubmittedRun,
     encode_body_end,
     encode_values,
     parse_body_end,
@@ -245,8 +245,8 @@ class _RemoteIO:
         self.emit = io.emit
         self.attempt = io.attempt
         self.find_stopped_call = io.find_stopped_call
-        self.waits = io.waits
-        self.ends, self.note_suspension = io.ends, io.note_suspension
+        self.note_waiting_call = io.note_waiting_call
+        self.wait_for_children, self.note_suspension = io.wait_for_children, io.note_suspension
 
     @property
     def watched(self) -> bool:
@@ -308,7 +308,7 @@ class _RemoteIO:
         queued.cancel()
         await _cancel_subtree(self._run, child, "" if stop.error is None else str(stop.error))
 
-    async def _wait_for_child(self, options: Mapping[str, Any], child: Order, run_id: str) -> dict[str, object]:
+    async def _wait_for_child(self, options: Mapping[str, Any], child: SubmittedRun, run_id: str) -> dict[str, object]:
         run, workflow = self._run, self._run.workflow
         seed = run.seed.select_subtree(child.path)
         more = [seed.form()] if seed.outcomes else []

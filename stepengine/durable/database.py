@@ -22,7 +22,7 @@ from urllib.parse import urlsplit
 
 from stepengine.durable import _last_user
 from stepengine.durable._last_user import DONE
-from stepengine.errors import DatabaseAway, DataError, DefinitionError, StepEngineError
+from stepengine.errors import DatabaseUnavailable, DataError, DefinitionError, StepEngineError
 from stepengine.runtime.logs import LOGGER
 from stepengine.workspace.file_formats import read_regular_file
 
@@ -217,7 +217,7 @@ def migrate(url: str, *, role: str | None = None) -> None:
         role: Who works with the tables, and may not change them; nobody else by default.
 
     Raises:
-        DatabaseAway: when it cannot be reached.
+        DatabaseUnavailable: when it cannot be reached.
         StepEngineError: when the extra is not installed.
     """
     dbos = import_dbos()
@@ -230,7 +230,7 @@ def make_client(url: str, *, app: str) -> Any:
     Return a client of the database; it never waits for one that is away.
 
     Raises:
-        DatabaseAway: when it cannot be reached.
+        DatabaseUnavailable: when it cannot be reached.
         StepEngineError: when the extra is not installed.
     """
     dbos = import_dbos()
@@ -248,7 +248,7 @@ def make_client(url: str, *, app: str) -> Any:
         made.check_connection()
     except Exception as error:
         msg = f"the database {hide_password(url)} cannot be reached: {_get_first_line(error)}"
-        raise DatabaseAway(msg) from error
+        raise DatabaseUnavailable(msg) from error
     finally:
         logger.setLevel(level)
     return made
@@ -310,22 +310,24 @@ async def make_tables(
     lock: str,
     is_there: str,
     tables: Iterable[str],
-    grants: Iterable[str],
+    grants: Iterable[str] = (),
     role: str | None = None,
+    level: int = logging.DEBUG,
 ) -> None:
     """
-    Create missing tables, and let *role* use them; without the right to do so, log it and return.
+    Create missing tables or indexes, and let *role* use them; without the right to do so, log it and return.
 
     Processes may do so at the same time. If the tables stay missing, the first call that needs them raises.
 
     Args:
         connection: A connection from ``open_connection``.
-        content: The content of the tables, for the log.
+        content: What is created, for the log.
         lock: The name of the lock that is held meanwhile.
-        is_there: A query that returns whether the tables exist.
+        is_there: A query that returns whether they exist.
         tables: Statements that create them.
         grants: Statements that let a role use them, without its name at the end.
         role: A role that gets the right to use them.
+        level: The level of the log line: a warning if no later call raises.
     """
     # Workers of one deployment start together, and `create table if not exists` of two at once fails for one of them.
     async with hold_lock(connection, lock):
@@ -335,16 +337,16 @@ async def make_tables(
             for grant in grants if role is not None else ():
                 await connection.execute(f"{grant} to {quote_name(role or '')}")
         except get_missing_rights_error():
-            LOGGER.debug("the tables of %s are missing, and this role may not make them", content)
+            LOGGER.log(level, "this role may not create %s: run `stepengine deploy migrate` with one that may", content)
 
 
 @contextlib.contextmanager
 def convert_database_errors(url: str) -> Iterator[None]:
     """
-    Raise errors of the database packages as ``DatabaseAway`` or another error of this package.
+    Raise errors of the database packages as ``DatabaseUnavailable`` or another error of this package.
 
     Raises:
-        DatabaseAway: when the database cannot be reached, went away meanwhile, or does not have the tables.
+        DatabaseUnavailable: when the database cannot be reached, went away meanwhile, or does not have the tables.
         DataError: when it was given text that it does not store.
     """
     import psycopg
@@ -359,7 +361,7 @@ def convert_database_errors(url: str) -> Iterator[None]:
         cause = error.orig if isinstance(error, DBAPIError) else error
         if isinstance(cause, psycopg.errors.UndefinedTable | psycopg.errors.UndefinedColumn):
             msg = f"the database {hide_password(url)} does not have the tables of this version: start a worker, or `stepengine deploy migrate`"
-            raise DatabaseAway(msg) from error
+            raise DatabaseUnavailable(msg) from error
         # Text with a NUL is refused before it is sent, JSON with one by the server.
         if isinstance(cause, psycopg.DataError) and cause.sqlstate in (None, "22P05"):
             msg = "what was given holds a NUL, which the database does not store"
@@ -367,7 +369,7 @@ def convert_database_errors(url: str) -> Iterator[None]:
         if not isinstance(cause, psycopg.OperationalError):
             raise
         msg = f"the database {hide_password(url)} cannot be reached: {_get_first_line(error)}"
-        raise DatabaseAway(msg) from error
+        raise DatabaseUnavailable(msg) from error
 
 
 async def open_connection(url: str) -> Any:
@@ -377,7 +379,7 @@ async def open_connection(url: str) -> Any:
     Both ends notice within half a minute that the other one's machine is gone; the locks of the connection are free then.
 
     Raises:
-        DatabaseAway: when the database cannot be reached.
+        DatabaseUnavailable: when the database cannot be reached.
         StepEngineError: when the extra is not installed.
     """
     import_dbos()
@@ -412,13 +414,13 @@ class ReopeningConnection:
         Execute a statement, one at a time, and return its rows; the values may be one mapping.
 
         Raises:
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
         """
         async with self._asking:
             was_open = self._is_open
             try:
                 return await self._execute(statement, values)
-            except DatabaseAway:
+            except DatabaseUnavailable:
                 await self.close()
                 # An open connection does not know that the database was restarted since.
                 if not was_open:
@@ -450,7 +452,7 @@ def open_transaction(url: str) -> Iterator[Any]:
     Yield a connection for one transaction in a thread; it is committed at the end, or rolled back on an error.
 
     Raises:
-        DatabaseAway: when the database cannot be reached, or does not have the tables.
+        DatabaseUnavailable: when the database cannot be reached, or does not have the tables.
         StepEngineError: when the extra is not installed.
     """
     import_dbos()
@@ -476,7 +478,7 @@ async def close_locking_connection(lock: Any) -> None:
 
 
 @contextlib.asynccontextmanager
-async def embedded(folder: str | Path) -> AsyncIterator[str]:
+async def run_embedded_postgres(folder: str | Path) -> AsyncIterator[str]:
     """
     Run a private PostgreSQL with its files in *folder*, and yield its URL.
 
@@ -496,7 +498,7 @@ async def embedded(folder: str | Path) -> AsyncIterator[str]:
 
 
 def start_embedded(folder: str | Path) -> Any:
-    """Start a private PostgreSQL; the result has ``get_uri()`` and ``cleanup()``. Errors as for ``embedded``."""
+    """Start a private PostgreSQL; the result has ``get_uri()`` and ``cleanup()``. Errors as for ``run_embedded_postgres``."""
     try:
         with warnings.catch_warnings():
             # It looks for a folder for its lock, and tells everybody where there is none.

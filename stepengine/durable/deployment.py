@@ -25,7 +25,7 @@ from stepengine.durable.database import (
 from stepengine.durable.indexes import child_condition_sql, root_id_sql
 from stepengine.durable.messages import parse_message_form
 from stepengine.durable.queues import make_queue_options
-from stepengine.durable.wire import Order, Seed
+from stepengine.durable.wire import StartOutcomes, SubmittedRun
 from stepengine.errors import InputError, JournalCorrupt, JournalError, StepEngineError
 
 OVER = ("SUCCESS", "ERROR", "CANCELLED", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
@@ -34,7 +34,6 @@ DESCENDANTS = f"select workflow_uuid from dbos.workflow_status where {child_cond
 STEP_COUNTS = (
     "select workflow_uuid, count(*) from dbos.operation_outputs where workflow_uuid = any(%s) group by workflow_uuid"
 )
-RUN_EXISTS = "select 1 from dbos.workflow_status where workflow_uuid = %s"
 SENT_MESSAGE = """
     select message from dbos.notifications
     where destination_uuid = %s and message_uuid = %s and serialization = 'portable_json'
@@ -138,7 +137,7 @@ def parse_recorded_json(text: str, where: str) -> Any:
 
 
 class _AsyncClient:
-    """The client of ``dbos``, whose asynchronous methods raise ``DatabaseAway``."""
+    """The client of ``dbos``, whose asynchronous methods raise ``DatabaseUnavailable``."""
 
     def __init__(self, client: Any, url: str) -> None:
         self._client = client
@@ -183,7 +182,7 @@ class _EndWatcher:
         while self._waiting:
             runs = list(self._waiting)
             try:
-                states = await self._deployment.states(runs)
+                states = {view.id: view.state for view in await self._deployment.find_runs(runs)}
             except StepEngineError as error:
                 for run in runs:
                     self._notify_waiters(run, error)
@@ -239,7 +238,7 @@ class Deployment:
             app: The deployment's name.
 
         Raises:
-            DatabaseAway: when it cannot be reached.
+            DatabaseUnavailable: when it cannot be reached.
             DefinitionError: when the URL or the name is not valid.
             StepEngineError: when the extra is not installed.
         """
@@ -261,15 +260,15 @@ class Deployment:
             values: The values of its placeholders, or one mapping if these have names.
 
         Raises:
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
         """
         return await self._connection.rows(statement, *values)
 
     async def enqueue(
         self,
-        order: Order,
+        order: SubmittedRun,
         *,
-        seed: Seed | None = None,
+        seed: StartOutcomes | None = None,
         release: str | None = None,
         queue: str | None = None,
         attributes: Mapping[str, object] | None = None,
@@ -286,22 +285,24 @@ class Deployment:
 
         Raises:
             InputError: when its limits have ``ask``.
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
         """
         check_limits_without_ask(order.limits, f"the run {order.id!r}", InputError)
         stored = {"agent": order.agent_id, **(attributes or {})}
         options = make_queue_options(order, stored, release=release, queue=queue)
         await self.client.enqueue_async(options, order.form(), *([] if seed is None else [seed.form()]))
 
-    async def states(self, runs: Sequence[str]) -> dict[str, str]:
+    async def find_runs(self, runs: Sequence[str]) -> list[DurableRunView]:
         """
-        Return the state of each of *runs* that there is, as in ``DurableRunView.state``; one query however many.
+        Return those of *runs* that the database has; one query however many.
 
         Raises:
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
         """
+        if not runs:
+            return []
         found = await self.client.list_workflows_async(workflow_ids=list(runs), load_input=False, load_output=False)
-        return {status.workflow_id: str(status.status) for status in found}
+        return [make_run_view(status) for status in found]
 
     async def run(self, run: str) -> DurableRunView:
         """
@@ -310,10 +311,10 @@ class Deployment:
         Raises:
             JournalError: when there is none of that id.
         """
-        found = await self.client.list_workflows_async(workflow_ids=[run], load_input=False, load_output=False)
+        found = await self.find_runs([run])
         if not found:
             raise _make_missing_run_error(run)
-        return make_run_view(found[0])
+        return found[0]
 
     async def tree(self, root: str) -> list[DurableRunView]:
         """
@@ -323,8 +324,7 @@ class Deployment:
             JournalError: when there is none of that id.
         """
         below = [run for (run,) in await self.rows(DESCENDANTS, root)]
-        found = await self.client.list_workflows_async(workflow_ids=[root, *below], load_input=False, load_output=False)
-        views = sorted(map(make_run_view, found), key=lambda view: view.id != root)
+        views = sorted(await self.find_runs([root, *below]), key=lambda view: view.id != root)
         if not views or views[0].id != root:
             raise _make_missing_run_error(root)
         return views
@@ -344,7 +344,7 @@ class Deployment:
 
     async def has_run(self, run: str) -> bool:
         """Return whether the database has a run of this id in any deployment."""
-        return bool(await self.rows(RUN_EXISTS, run))
+        return bool(await self.find_runs([run]))
 
     async def find_message(self, run: str, key: str) -> Mapping[str, object] | None:
         """Return the message that was sent to a run with a key; ``None`` if there is none."""
@@ -356,7 +356,7 @@ class Deployment:
         Wait up to *seconds* for the end of a run and return its state; ``None`` if it has not ended.
 
         Raises:
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
             JournalError: when there is no such run.
         """
         return await self._watch.wait(run, seconds)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import os
 from collections.abc import AsyncGenerator, Iterable, Mapping
 from types import TracebackType
 from typing import Any, Self
@@ -13,53 +12,28 @@ import attrs
 
 from stepengine.data.definition import AgentDefinition, ToolSource
 from stepengine.data.events import Event
-from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import RunResult
 from stepengine.data.tools import ToolLike
 from stepengine.durable.database import parse_database_url
-from stepengine.durable.deployment import check_limits_without_ask
+from stepengine.durable.journals import continue_journal, export_run, find_divergence, fork_run, move_run
 from stepengine.durable.message_delivery import deliver_messages
-from stepengine.durable.operate import Operator, check_run_id, make_run_id
+from stepengine.durable.operator import Operator
 from stepengine.durable.process import WorkerProcess, WorkerSetting, compute_release
 from stepengine.durable.rates import SharedRates
-from stepengine.durable.records import follow_run, make_order_from_journal, read_archive, write_journal
+from stepengine.durable.records import follow_run
 from stepengine.durable.run_results import ResultReader
 from stepengine.durable.run_waits import Waiting
 from stepengine.durable.shared_events import SharedEvents
+from stepengine.durable.submission import check_agents, check_engine_options, get_durable_options, make_submission
 from stepengine.engine.engine import Engine
 from stepengine.engine.event_loops import require_event_loop
 from stepengine.engine.options import AgentLike, ModelsLike
-from stepengine.engine.run_plans import RunRequest, pop_run_info, separate_earlier_answers
-from stepengine.errors import (
-    DefinitionError,
-    InputError,
-    JournalError,
-    LimitExceeded,
-    ReplayDivergence,
-    StepEngineError,
-)
-from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
-from stepengine.journal.forks import branch
-from stepengine.journal.pending_items import find_unread_messages
-from stepengine.journal.unknown_calls import refuse_unknown_calls
-from stepengine.redaction import make_redactor
-from stepengine.runtime.mail import Message
-from stepengine.runtime.rates import RateLimits, RateLimitsLike
+from stepengine.engine.run import raise_at_step_limit
+from stepengine.errors import DefinitionError, ReplayDivergence, StepEngineError
+from stepengine.journal import Journal, JournalLike
+from stepengine.runtime.rates import RateLimitsLike
 from stepengine.workspace.after_fork import keep_referenced, register_renewable
-
-REFUSED_ENGINE_OPTIONS = {
-    "sessions": "the database keeps the conversation of each session_id=",
-    "child_sessions": "the database keeps the conversation of each session_id=, and every child's run",
-    "interactor": "questions are answered with engine.answer(run, {id: value}), from any process",
-    "headless": "a question waits until somebody answers it",
-}
-REFUSED_RUN_OPTIONS = {
-    "journal": "the database is the journal, and engine.export(run) gives it",
-    "on_divergence": "a run keeps the release that it began with, and is moved to another one only where nothing differs",
-    "keep_open": "the next turn is a run of its own, with the same session_id=",
-    "wait_for_answers": "a question waits until somebody answers it",
-}
 
 
 class DurableEngine:
@@ -120,25 +94,14 @@ class DurableEngine:
         allow_async_commit: bool = False,
         **engine: Any,
     ) -> None:
-        given = engine if on is None else _get_durable_options(on)
-        for name, instead in REFUSED_ENGINE_OPTIONS.items():
-            if given.get(name) is not None:
-                msg = f"a DurableEngine takes no {name}: {instead}"
-                raise DefinitionError(msg)
+        given = engine if on is None else get_durable_options(on)
+        check_engine_options(given)
         if on is not None and (agents or tools or models is not None or engine):
             msg = "a DurableEngine is made on=an engine or of agents, tools and models, and not of both"
             raise DefinitionError(msg)
         self._engine = Engine(agents, tools, models, **engine) if on is None else on
         self._launcher = self._engine._launcher  # noqa: SLF001 - this is the same engine, on another ground
-        if self._launcher.models.registry.for_run() is not self._launcher.models.registry:
-            # A child is a run of its own here, and any worker goes on with either: each would begin at the first reply again.
-            msg = (
-                "a DurableEngine takes no RunScript, which counts the replies of a run in one process: "
-                "use ScriptedModel(function), whose function answers by the request"
-            )
-            raise DefinitionError(msg)
-        for known in self._engine.agents:
-            check_limits_without_ask(self._launcher.catalog.find(known).limits, f"agent {known.id!r}", DefinitionError)
+        check_agents(self._launcher)
         setting = WorkerSetting(
             url=parse_database_url(db), app=app, pool=pool, concurrency=concurrency, global_concurrency=global_concurrency,
             starts_per_minute=starts_per_minute, effects=effects, depth=depth, polling=polling,
@@ -221,7 +184,7 @@ class DurableEngine:
         Connect and start to work; once for each process, after a fork.
 
         Raises:
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
             ExecutorBusy: when another process has the same executor id.
             StepEngineError: when the extra is not installed, when this process works for another engine, or when the event
                 loop is not asyncio's.
@@ -239,9 +202,9 @@ class DurableEngine:
             raise
         working = self._process
         if working is not None:
-            working.sessions.set_result(self._operator.sessions)
+            working.connect(self._operator.deployment, self._operator.sessions)
             self._chores = [
-                asyncio.create_task(self._operator.sessions.keep_moving()),
+                asyncio.create_task(self._operator.sessions.dispatch_waiting_turns()),
                 asyncio.create_task(deliver_messages(self._operator.deployment, lambda: working.runs)),
             ]
         return self
@@ -306,33 +269,22 @@ class DurableEngine:
             UnknownModel: when the model names no provider.
             MissingKey: when there is no key for the model's provider.
         """
-        info = pop_run_info(options)
-        unknown = [name for name in options if name not in ("params", "previous", "limits", "agent_models", "answers")]
-        if unknown:
-            why = REFUSED_RUN_OPTIONS.get(unknown[0])
-            msg = f"a durable run takes no {unknown[0]!r}{'' if why is None else f': {why}'}"
-            raise InputError(msg, issues=(unknown[0],))
-        found = self._launcher.catalog.find(agent)
-        request = RunRequest(agent=found, prompt=prompt, info=info, **options)
-        # What cannot start is told here, as it would be without a database.
-        plan = self._launcher.plan(separate_earlier_answers(self._launcher.route(request, request.previous))).plan
-        check_limits_without_ask(plan.limits, f"this run of {found.definition.id!r}", InputError)
-        return await self.operator.submit(
-            found.definition.id,
-            request.prompt,
-            id=id,
-            params=plan.params_json,
-            limits=options.get("limits"),
-            agent_models=options.get("agent_models"),
-            previous=options.get("previous"),
-            info=info,
-            answers=options.get("answers"),
-            priority=priority,
-            release=release or self.release,
-            seed=seed,
+        submission = make_submission(self._launcher, agent, prompt, options)
+        return await submission.send(
+            self.operator, id=id, priority=priority, release=release or self.release, seed=seed
         )
 
-    async def run(self, agent: AgentLike, prompt: str | None = "", **options: Any) -> RunResult:
+    async def run(
+        self,
+        agent: AgentLike,
+        prompt: str | None = "",
+        *,
+        id: str | None = None,
+        priority: int = 0,
+        release: str | None = None,
+        seed: str | None = None,
+        **options: Any,
+    ) -> RunResult:
         """
         Run an agent to its end, on whatever worker takes it, and return the result.
 
@@ -342,22 +294,23 @@ class DurableEngine:
         Args:
             agent: An agent's id, or its definition.
             prompt: What it should do; ``None`` and ``""`` both mean no prompt.
+            id: This and the next ones as for ``submit``.
+            priority: See ``submit``.
+            release: See ``submit``.
+            seed: See ``submit``.
             options: See ``submit``.
 
         Raises:
             StepEngineError: as ``submit``, and ``LimitExceeded`` at the step limit with ``on_max_steps="raise"``.
         """
-        run = await self.submit(agent, prompt, **options)
+        submission = make_submission(self._launcher, agent, prompt, options)
+        run = await submission.send(self.operator, id=id, priority=priority, release=release or self.release, seed=seed)
         try:
             result = await self.result(run)
         except asyncio.CancelledError:
             await self.operator.cancel(run)
             raise
-        limits: Limits | None = options.get("limits")
-        error = result.error
-        if isinstance(error, LimitExceeded) and error.kind == "steps" and limits and limits.on_max_steps == "raise":
-            error.result = result
-            raise error
+        raise_at_step_limit(result, submission.plan.limits)
         return result
 
     def start(self, agent: AgentLike, prompt: str | None = "", **options: Any) -> DurableHandle:
@@ -406,7 +359,7 @@ class DurableEngine:
             waits: Whether to go on waiting while it waits.
 
         Raises:
-            DatabaseAway: when the database is away for more than a minute.
+            DatabaseUnavailable: when the database is away for more than a minute.
             JournalError: when there is no such run.
             ReplayDivergence: when it stopped because the code does something else than is recorded.
         """
@@ -416,9 +369,9 @@ class DurableEngine:
         """Answer open questions of a run; see ``Operator.answer``."""
         await self.operator.answer(run, answers)
 
-    async def post(self, run: str, topic: str, value: object, *, id: str | None = None, path: str = "") -> None:
-        """Send a message to a running run; see ``Operator.post``."""
-        await self.operator.post(run, topic, value, id=id, path=path)
+    async def send_message(self, run: str, topic: str, value: object, *, id: str | None = None, path: str = "") -> None:
+        """Send a message to a running run; see ``Operator.send_message``."""
+        await self.operator.send_message(run, topic, value, id=id, path=path)
 
     async def resume(self, run: str, *, answers: Mapping[str, AnswerLike] | None = None) -> RunResult:
         """Answer open questions of a run, and wait for its result; errors as ``answer`` and ``result``."""
@@ -446,12 +399,11 @@ class DurableEngine:
             JournalError: when there is no such run, or *into* cannot be written or holds a run.
             ReplayDivergence: when this engine's agents ask for something else than is recorded.
         """
-        journal = MemoryJournal() if into is None else as_journal(into)
-        archive = await read_archive(self.operator.deployment, run)
-        recorded = await self.result(run) if archive.is_begun and archive.runs[""].state == "SUCCESS" else None
-        return await write_journal(self._launcher, archive, journal, recorded)
+        return await export_run(self._launcher, self.operator.deployment, self._results, run, into)
 
-    async def continued(self, journal: JournalLike, *, release: str | None = None, trust: bool | None = None) -> str:
+    async def submit_journal(
+        self, journal: JournalLike, *, release: str | None = None, trust: bool | None = None
+    ) -> str:
         """
         Continue the run of an unfinished journal in the database, and return its id.
 
@@ -467,17 +419,7 @@ class DurableEngine:
             JournalError: when the journal is damaged, holds no run, its run has ended, or the database has that run already;
                 when it is refused.
         """
-        redactor = make_redactor("known", os.environ)
-        source = as_journal(journal)
-        refuse_unknown_calls(source, trust=trust)
-        order, seed = make_order_from_journal(source, redactor, pool=self.setting.pool)
-        if await self.operator.deployment.has_run(order.root):
-            msg = f"the database has a run {order.root!r} already; a journal is continued there once"
-            raise JournalError(msg)
-        await self.operator.deployment.enqueue(order, seed=seed, release=release or self.release)
-        for message in _list_unread_messages(source):
-            await self.operator.post(order.root, message.topic, message.value, id=message.id, path=message.path)
-        return order.root
+        return await continue_journal(self.operator, journal, release=release or self.release, trust=trust)
 
     async def fork(
         self,
@@ -505,12 +447,17 @@ class DurableEngine:
             JournalError: when there is no such run or effect, its outcome cannot be edited, or something would be repeated.
             ReplayDivergence: when this engine's agents ask for something else than is recorded.
         """
-        new = check_run_id(make_run_id() if id is None else id)
-        made = branch(await self.export(run), at, edit, allow_repeat=allow_repeat)
-        order, seed = make_order_from_journal(made, make_redactor("known", os.environ), pool=self.setting.pool)
-        of = release or (await self.operator.run(run)).release
-        await self.operator.deployment.enqueue(attrs.evolve(order, root=new), seed=seed, release=of)
-        return new
+        return await fork_run(
+            self._launcher,
+            self.operator,
+            self._results,
+            run,
+            at=at,
+            edit=edit,
+            allow_repeat=allow_repeat,
+            id=id,
+            release=release,
+        )
 
     async def fits(self, run: str) -> ReplayDivergence | None:
         """
@@ -521,14 +468,7 @@ class DurableEngine:
         Raises:
             JournalError: when there is no such root run.
         """
-        archive = await read_archive(self.operator.deployment, run)
-        if not archive.is_begun:
-            return None
-        try:
-            await write_journal(self._launcher, archive, MemoryJournal())
-        except ReplayDivergence as error:
-            return error
-        return None
+        return await find_divergence(self._launcher, self.operator.deployment, run)
 
     async def move(self, run: str) -> list[str]:
         """
@@ -541,38 +481,7 @@ class DurableEngine:
             JournalError: when there is no such root run, or it has ended.
             ReplayDivergence: when these agents ask for something else than is recorded; nothing was changed.
         """
-        differs = await self.fits(run)
-        if differs is not None:
-            raise differs
-        if not await self.operator.cancel(run, is_held=True):
-            msg = f"the run {run!r} has ended, so nothing of it can go on"
-            raise JournalError(msg)
-        return await self.operator.retry(run, release=self.release)
-
-
-def _get_durable_options(engine: Engine) -> dict[str, Any]:
-    """Return those options of an engine that have another meaning for durable runs."""
-    launcher = engine._launcher  # noqa: SLF001 - this is the same engine, on another ground
-    rates = launcher.services.rates
-    return {
-        "sessions": launcher.sessions,
-        "interactor": launcher.services.interactor,
-        "headless": launcher.headless or None,
-        "rate_limits": rates.limits if isinstance(rates, RateLimits) else None,
-    }
-
-
-def _list_unread_messages(journal: Journal) -> list[Message]:
-    """Return the messages that a journal's run has not received, with those in its mailbox."""
-    history = journal.history()
-    found = [Message(**one) for one in find_unread_messages(history)]
-    known = {record.input.get("id") for record in history.inputs}
-    letters, _ = journal.mailbox().read()
-    return found + [
-        Message(letter.id, letter.path, letter.topic, letter.value)
-        for letter in letters
-        if letter.kind == "message" and letter.id not in known
-    ]
+        return await move_run(self._launcher, self.operator, run, release=self.release)
 
 
 class DurableHandle:
@@ -598,7 +507,7 @@ class DurableHandle:
 
     async def questions(self) -> tuple[Waiting, ...]:
         """Return the open questions of the run."""
-        return tuple(await self._engine.operator.waiting(await self.id()))
+        return tuple(await self._engine.operator.list_questions(await self.id()))
 
     async def answer(self, question: str, answer: AnswerLike) -> None:
         """Answer one open question."""
@@ -606,11 +515,11 @@ class DurableHandle:
 
     async def send_input(self, text: str) -> None:
         """Send user input to the run; see ``Operator.say``."""
-        await self._engine.operator.say(await self.id(), text)
+        await self._engine.operator.send_input(await self.id(), text)
 
-    async def post(self, topic: str, value: object, *, id: str | None = None, path: str = "") -> None:
-        """Send a message to the run; see ``Operator.post``."""
-        await self._engine.post(await self.id(), topic, value, id=id, path=path)
+    async def send_message(self, topic: str, value: object, *, id: str | None = None, path: str = "") -> None:
+        """Send a message to the run; see ``Operator.send_message``."""
+        await self._engine.send_message(await self.id(), topic, value, id=id, path=path)
 
     async def cancel(self) -> None:
         """Cancel it, and everything below it."""

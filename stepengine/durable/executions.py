@@ -20,7 +20,7 @@ from stepengine.durable.messages import ReceivedMessages
 from stepengine.durable.sessions import Sessions
 from stepengine.durable.step_names import NAMES
 from stepengine.durable.step_records import ReservedStep, StepRecords, run_outside
-from stepengine.durable.wire import Ancestor, Order, Seed
+from stepengine.durable.wire import Ancestor, StartOutcomes, SubmittedRun
 from stepengine.errors import ReplayDivergence
 from stepengine.journal.divergence import find_waiting_location
 from stepengine.journal.fingerprints import Fingerprints
@@ -77,7 +77,7 @@ class ExecutionEnd:
         continues_elsewhere = self.is_leaving or self.parked is not None or self.fatal is not None
         return not continues_elsewhere and stop.kind in ("cancelled", "limit")
 
-    def park(self, error: BaseException) -> None:
+    def end_without_result(self, error: BaseException) -> None:
         """End this execution without a result; the run itself has not ended because of that."""
         self.parked = self.parked or error
         if self.tree is not None:
@@ -171,7 +171,7 @@ class WorkflowSteps:
         # A database that is away is not the fault of the run: ended as failed it would be lost, parked it is tried again
         # (durable:UF18).
         except self._parks as error:
-            self._end.park(error)
+            self._end.end_without_result(error)
             raise asyncio.CancelledError from None
 
     def reserve(self, name: str, mark: Mapping[str, object] | None = None) -> ReservedStep:
@@ -323,14 +323,14 @@ class DurableRun:
 
     def __init__(
         self,
-        order: Order,
+        order: SubmittedRun,
         workflow: WorkflowSteps,
         end: ExecutionEnd,
         *,
         release: str,
         effects: asyncio.Semaphore,
         redactor: Redactor,
-        seed: Seed,
+        seed: StartOutcomes,
         sessions: asyncio.Future[Sessions],
     ) -> None:
         self.order = order

@@ -1,21 +1,19 @@
 """
-What the tables of the database are looked up by, beside what the package ``dbos`` has indexes for: turns of sessions, and trees.
+SQL conditions and indexes of the tables of ``dbos``: for turns of sessions and trees of runs.
 
-The package finds runs by their ids, queues and states. A look at a session, or at a tree, has to cost the same however long the
-session is and however many runs there are, and a pattern of ids uses no index of a database that sorts as people do. What stands
-in an index here stands to the letter in the statements that use it. Without the indexes, which a role
-without rights cannot create, the same statements are right and slower.
+The package finds runs by their ids, queues and states. A query for a session or a tree has to cost the same however many runs there
+are, and a pattern of ids uses no index of a database that sorts as people do. The text of an index is the text in the statements that
+use it. Without the indexes, which a role without rights cannot create, the same statements are right and slower.
 """
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from stepengine.durable.database import WORKFLOW, fetch_value, get_missing_rights_error, hold_lock
-from stepengine.runtime.logs import LOGGER
+from stepengine.durable.database import WORKFLOW, make_tables
 
 LOCK = "stepengine-indexes"
-THERE = "select to_regclass(%s) is not null"
 
 
 def turn_condition_sql(row: str = "") -> str:
@@ -74,20 +72,16 @@ INDEXES = {
     ),
     "stepengine_trees": f"(({root_id_sql()})) where {child_condition_sql()}",
 }
+THERE = "select " + " and ".join([f"to_regclass('dbos.{name}') is not null" for name in INDEXES])
 
 
 async def create_indexes(own: Any) -> None:
     """
     Create missing indexes over the connection *own*; safe to call concurrently.
 
-    Where the role may not, there are none, and that is told once.
+    Without the right to do so, they stay missing, and a warning is logged.
     """
-    async with hold_lock(own, LOCK):
-        try:
-            for name, what in INDEXES.items():
-                if not await fetch_value(own, THERE, f"dbos.{name}"):
-                    await own.execute(f"create index {name} on dbos.workflow_status {what}")
-        except get_missing_rights_error():
-            LOGGER.warning(
-                "indexes are missing, and this role may not make them: run `stepengine deploy migrate` with one that may"
-            )
+    await make_tables(
+        own, "indexes", lock=LOCK, is_there=THERE, level=logging.WARNING,
+        tables=[f"create index if not exists {name} on dbos.workflow_status {what}" for name, what in INDEXES.items()],
+    )  # fmt: skip

@@ -14,9 +14,9 @@ from stepengine.durable.database import nul_free_sql
 from stepengine.durable.deployment import Deployment
 from stepengine.durable.executions import DurableRun
 from stepengine.durable.messages import TOPIC, find_text_problem, parse_database_topic, parse_message_form
-from stepengine.errors import DatabaseAway
+from stepengine.errors import DatabaseUnavailable
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.mail import Message
+from stepengine.runtime.messages import Message
 
 DELIVERY_SECONDS = 0.5
 """A person hardly notices half a second; each worker asks the database twice in a second for all of its runs together."""
@@ -50,7 +50,7 @@ async def deliver_messages(database: Deployment, runs: Callable[[], Collection[D
             try:
                 await _deliver_user_input(database, found)
                 await _deliver_topic_messages(database, live)
-            except DatabaseAway:
+            except DatabaseUnavailable:
                 continue
             except Exception as error:  # noqa: BLE001  (an error in one row must not stop later messages)
                 LOGGER.warning("messages to runs could not be delivered: %s", error)

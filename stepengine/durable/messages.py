@@ -15,7 +15,7 @@ from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Single, Stop, Value
 from stepengine.data.waits import Received
 from stepengine.errors import StepEngineError
-from stepengine.runtime.mail import Message
+from stepengine.runtime.messages import Message
 
 if TYPE_CHECKING:
     from stepengine.runtime.tree import RunTree
@@ -83,7 +83,7 @@ class ReceivedMessages:
         """Return nothing."""
         return ()
 
-    def unheard(self, path: str) -> Sequence[str]:
+    def list_unreceived(self, path: str) -> Sequence[str]:
         """Return nothing: unread messages are in the database."""
         return ()
 
@@ -95,7 +95,7 @@ class ReceivedMessages:
         """Return nothing."""
         return ()
 
-    def keep(self, message: Message) -> bool:
+    def store_message(self, message: Message) -> bool:
         """Return True without storing: the message is in the database."""
         return True
 
@@ -108,9 +108,9 @@ class ReceivedMessages:
         key = self._posted.pop(message_id, None)
         return [] if key is None else [key]
 
-    def post(self, message: Message) -> bool:
+    def send(self, message: Message) -> bool:
         """Raise ``StepEngineError``: messages to a durable run are sent through the database."""
-        msg = f"the message {message.id!r} of a durable run is sent by DurableEngine.post, and not by its tree"
+        msg = f"the message {message.id!r} of a durable run is sent by DurableEngine.send_message, and not by its tree"
         raise StepEngineError(msg)
 
 

@@ -157,7 +157,7 @@ class OutcomeRecorder:
         if steps.race is not None:
             steps.race.start_lookup(item)
         try:
-            only_waits = type(item.effect) in WAITS
+            only_waits = isinstance(item.effect, WAITS)
             assert steps.step is not None  # noqa: S101 - only a question and a body in this run have none
             form = await run.workflow.perform_step(steps.step, act, where, preemptible=not only_waits)
             if steps.race is not None:

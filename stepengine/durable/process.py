@@ -31,17 +31,18 @@ from stepengine.durable.database import (
     open_connection,
     queue_name,
 )
+from stepengine.durable.deployment import Deployment
 from stepengine.durable.executions import DurableRun, ExecutionEnd, WorkflowSteps
 from stepengine.durable.indexes import create_indexes
 from stepengine.durable.queues import MAX_LOOK_SECONDS, Queues
 from stepengine.durable.rates import SharedRates
 from stepengine.durable.schedule_book import create_schedule_tables
 from stepengine.durable.sessions import Sessions
-from stepengine.durable.wire import SCHEMA_VERSION, Order, Seed
+from stepengine.durable.wire import SCHEMA_VERSION, StartOutcomes, SubmittedRun
 from stepengine.durable.workers import add_worker, create_worker_table, remove_worker
 from stepengine.engine.catalog import Catalog
 from stepengine.engine.launcher import Launcher
-from stepengine.errors import DatabaseAway, DefinitionError, ExecutorBusy, StepEngineError
+from stepengine.errors import DatabaseUnavailable, DefinitionError, ExecutorBusy, StepEngineError
 from stepengine.journal.fingerprints import definition_fingerprint
 from stepengine.redaction import Redactor, find_environment_secrets, make_redactor
 from stepengine.runtime.logs import LOGGER
@@ -54,10 +55,9 @@ MAX_EXECUTOR_THREADS = 64
 WATCH_SECONDS = 0.5
 """How fast a cancelled run stops here: a person sees it happen, and one small query twice in a second is cheap."""
 PATIENCE_SECONDS = 1.0
-"""The server needs a moment to notice that a process has ended; a second covers that and delays nobody who stops a worker."""
+"""The server needs a moment to notice that a process has ended. A second is enough, and a person who stops a worker accepts it."""
 SETTLE_SECONDS = 0.1
 """Queries that are in progress take milliseconds."""
-OWNERS = "select workflow_uuid, status, executor_id from dbos.workflow_status where workflow_uuid = any(%s)"
 LOCK = "select pg_try_advisory_lock(hashtextextended(%s, 0))"
 SHARED_LOCK = "select pg_advisory_lock_shared(hashtextextended(%s, 0))"
 
@@ -173,6 +173,7 @@ class WorkerProcess:
         self._cleans = make_redactor("known", {})
         self._keeper: asyncio.Task[None] | None = None
         self._queues: Queues | None = None
+        self._deployment: Deployment | None = None
         self.sessions: asyncio.Future[Sessions] = asyncio.get_running_loop().create_future()
 
     @property
@@ -180,13 +181,18 @@ class WorkerProcess:
         """The runs that it executes now."""
         return self._under_way.values()
 
+    def connect(self, deployment: Deployment, sessions: Sessions) -> None:
+        """Use a client of the database, to look up turns and the owners of runs."""
+        self._deployment = deployment
+        self.sessions.set_result(sessions)
+
     async def open(self) -> None:
         """
         Take the executor's lock, connect, and start to take runs from the queues.
 
         Raises:
             ExecutorBusy: when another process has the same executor id.
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
             StepEngineError: when a worker of another engine runs in this process, or commits are not durable.
         """
         if WorkerProcess.current is not None:
@@ -228,12 +234,13 @@ class WorkerProcess:
         loop, looked = asyncio.get_running_loop(), 0.0
         while True:
             try:
+                if loop.time() - looked >= WATCH_SECONDS:
+                    looked = loop.time()
+                    with contextlib.suppress(DatabaseUnavailable):
+                        await self._end_lost_executions()
                 with convert_database_errors(self.setting.url):
                     await queues.take(self._lock)
-                    if loop.time() - looked >= WATCH_SECONDS:
-                        looked = loop.time()
-                        await self._end_lost_executions()
-            except DatabaseAway:
+            except DatabaseUnavailable:
                 with contextlib.suppress(StepEngineError):
                     await self._lock.close()
                     await self._connect_and_lock()
@@ -244,14 +251,15 @@ class WorkerProcess:
     async def _end_lost_executions(self) -> None:
         """End waiting executions whose run was cancelled or taken over."""
         waiting = {run.order.id: run for run in self._under_way.values() if run.activity.waits}
-        if not waiting:
+        if not waiting or self._deployment is None:
             return
-        found = await self._lock.execute(OWNERS, (list(waiting),))
-        for run, state, executor in await found.fetchall():
-            if state == "CANCELLED":
-                waiting[run].end.park(self._errors.DBOSWorkflowCancelledError(f"the run {run!r} was cancelled"))
-            elif state != "PENDING" or executor != self.setting.executor:
-                waiting[run].end.park(self._errors.DBOSWorkflowConflictIDError(run))
+        for view in await self._deployment.find_runs(list(waiting)):
+            if view.state == "CANCELLED":
+                waiting[view.id].end.end_without_result(
+                    self._errors.DBOSWorkflowCancelledError(f"the run {view.id!r} was cancelled")
+                )
+            elif view.state != "PENDING" or view.executor != self.setting.executor:
+                waiting[view.id].end.end_without_result(self._errors.DBOSWorkflowConflictIDError(view.id))
 
     async def _acquire_locks(self, lock: Any) -> None:
         """Take the locks of the executor and its release, and check that commits are durable."""
@@ -309,8 +317,8 @@ class WorkerProcess:
 
     async def execute(self, form: dict[str, object], seed: dict[str, object] | None) -> dict[str, Any]:
         """Execute the run that *form* orders, starting from the outcomes in *seed*. Both are emptied."""
-        order = Order.from_form(form)
-        known = Seed() if seed is None else Seed.from_form(seed)
+        order = SubmittedRun.from_form(form)
+        known = StartOutcomes() if seed is None else StartOutcomes.from_form(seed)
         # The package keeps what it gave until the run ends, and a conversation or a journal in it would be there twice.
         form.clear()
         if seed is not None:
@@ -369,7 +377,7 @@ class WorkerProcess:
                 await asyncio.wait((self._keeper,))
             if self._lock is not None:
                 lock, self._lock = self._lock, None
-                with contextlib.suppress(DatabaseAway, TimeoutError), convert_database_errors(self.setting.url):
+                with contextlib.suppress(DatabaseUnavailable, TimeoutError), convert_database_errors(self.setting.url):
                     async with asyncio.timeout(PATIENCE_SECONDS):
                         await remove_worker(lock, self.setting.app, self.setting.executor)
                 await close_locking_connection(lock)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from stepengine.durable.database import WORKFLOW, queue_name
-from stepengine.durable.wire import Order
+from stepengine.durable.wire import SubmittedRun
 from stepengine.errors import StepEngineError
 
 MAX_LOOK_SECONDS = 0.2
@@ -30,7 +30,7 @@ select queue.name from unnest(%s::text[]) as queue (name) where exists (
 
 
 def make_queue_options(
-    order: Order, attributes: Mapping[str, object], *, release: str | None, queue: str | None = None
+    order: SubmittedRun, attributes: Mapping[str, object], *, release: str | None, queue: str | None = None
 ) -> dict[str, object]:
     """
     Return the options of DBOS that put an order on its queue.

@@ -25,9 +25,9 @@ from stepengine.durable.database import (
     open_connection,
     quote_name,
 )
-from stepengine.errors import DatabaseAway, StepEngineError
+from stepengine.errors import DatabaseUnavailable, StepEngineError
 from stepengine.models.base import Provider
-from stepengine.runtime.rates import Obstacle, RateLimit, find_rate_limit
+from stepengine.runtime.rates import RateLimit, WaitReason, find_rate_limit
 
 WORKER_LOCK = "select pg_advisory_lock(hashtextextended('stepengine-rates:' || %s, 0))"
 TABLES_LOCK = "stepengine-rate-tables"
@@ -151,7 +151,7 @@ async def create_rate_tables(connection: Any, *, role: str | None = None) -> Non
             await connection.execute(f"{grant} to {quote_name(role or '')}")
 
 
-class _Ticket(NamedTuple):
+class _AdmittedRequest(NamedTuple):
     """An admitted request: the second of the database's clock at which it was admitted, and the tokens counted for it."""
 
     second: int
@@ -169,15 +169,15 @@ class _WaitingRequest:
         # into its own time.
         self.since = time.monotonic()
         self.news = asyncio.Event()
-        self.obstacle: Obstacle | None = None
-        self.ticket: asyncio.Future[_Ticket] = asyncio.get_running_loop().create_future()
+        self.obstacle: WaitReason | None = None
+        self.ticket: asyncio.Future[_AdmittedRequest] = asyncio.get_running_loop().create_future()
 
-    def is_held(self, obstacle: Obstacle) -> None:
+    def is_held(self, obstacle: WaitReason) -> None:
         """Record why the request waits; only the first reason is reported."""
         self.obstacle = self.obstacle or obstacle
         self.news.set()
 
-    def ends(self, ticket: _Ticket | StepEngineError) -> None:
+    def ends(self, ticket: _AdmittedRequest | StepEngineError) -> None:
         """Admit the request, or fail it with an error."""
         if isinstance(ticket, StepEngineError):
             self.ticket.set_exception(ticket)
@@ -214,7 +214,7 @@ class SharedRates:
             migrate: Whether tables are made and updated.
 
         Raises:
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
             StepEngineError: when the tables are missing.
         """
         self._effects = effects
@@ -259,7 +259,7 @@ class SharedRates:
             psycopg.Error: when it does not answer for another reason.
         """
         pause = FIRST_AWAY_SECONDS
-        lost: tuple[type[Exception], ...] = (DatabaseAway, *list_connection_errors())
+        lost: tuple[type[Exception], ...] = (DatabaseUnavailable, *list_connection_errors())
         # One question at a time over the one connection; what comes meanwhile is asked for together with the next one.
         async with self._asking:
             while True:
@@ -326,7 +326,7 @@ class SharedLimiter:
         self._changed = asyncio.Event()
         self._asker: asyncio.Task[None] | None = None
 
-    async def enter(self, tokens: int, notice: Callable[[Obstacle], None]) -> _Ticket:
+    async def enter(self, tokens: int, notice: Callable[[WaitReason], None]) -> _AdmittedRequest:
         """
         Wait for admission among the requests of all workers; a cancelled wait admits the next one.
 
@@ -363,7 +363,7 @@ class SharedLimiter:
         self._owes = True
         self._start_asking()
 
-    def leave(self, ticket: _Ticket, used: int | None) -> None:
+    def leave(self, ticket: _AdmittedRequest, used: int | None) -> None:
         """Report the end of a request and its *used* tokens; ``None`` if unknown."""
         self._running -= 1
         if used is not None and used != ticket.tokens and self._limit.tokens_per_minute is not None:
@@ -414,7 +414,7 @@ class SharedLimiter:
         )  # fmt: skip
         for turn in asked[:let]:
             self._running += 1
-            ticket = _Ticket(second, turn.tokens)
+            ticket = _AdmittedRequest(second, turn.tokens)
             if turn.ticket.cancelled():
                 self.leave(ticket, 0)
                 continue
@@ -423,7 +423,7 @@ class SharedLimiter:
         if obstacle is None:
             return None
         for turn in self._waiting:
-            turn.is_held(Obstacle("queue") if turn is not self._waiting[0] else Obstacle(obstacle, wait))
+            turn.is_held(WaitReason("queue") if turn is not self._waiting[0] else WaitReason(obstacle, wait))
         pause: float = MIN_LOOK_SECONDS * (1 + ahead) if wait is None else max(wait, MIN_LOOK_SECONDS)
         return min(MAX_LOOK_SECONDS, pause)
 

@@ -40,7 +40,14 @@ from stepengine.durable.step_names import (
     parse_fingerprint,
     parse_kind,
 )
-from stepengine.durable.wire import Order, Seed, encode_outcome, parse_answers, parse_error, parse_outcome
+from stepengine.durable.wire import (
+    StartOutcomes,
+    SubmittedRun,
+    encode_outcome,
+    parse_answers,
+    parse_error,
+    parse_outcome,
+)
 from stepengine.engine.launcher import Launcher
 from stepengine.engine.run import EngineRun, make_failing_machine, stream_run
 from stepengine.engine.run_plans import resolve_system_prompt
@@ -95,7 +102,7 @@ class Archive:
         is_begun: Whether it is known what the root goes on from: of a turn not before it is its turn.
     """
 
-    order: Order
+    order: SubmittedRun
     entries: dict[Address, EffectRecord] = attrs.field(factory=dict)
     lookups: dict[str, Mapping[str, Any]] = attrs.field(factory=dict)
     runs: dict[str, DurableRunView] = attrs.field(factory=dict)
@@ -131,10 +138,10 @@ async def read_archive(deployment: Deployment, root: str) -> Archive:
         msg = f"there is no root run {root!r} in this database"
         raise JournalError(msg)
     given = found[0].input["args"]
-    order = Order.from_form(given[0])
+    order = SubmittedRun.from_form(given[0])
     archive = Archive(order, is_begun=not order.turn)
     if len(given) > 1:
-        seed = Seed.from_form(given[1])
+        seed = StartOutcomes.from_form(given[1])
         archive.entries.update({address: EffectRecord(*found) for address, found in seed.outcomes.items()})
         archive.lookups.update(seed.lookups)
     await archive.refresh(deployment)
@@ -531,12 +538,12 @@ class _PlaybackPerformer:
         """Return the recorded outcome; children and tool bodies are replayed from their own records."""
         if isinstance(item.effect, RunInBackground):
             return await self._replay_child_to_end(item, io)
-        if type(item.effect) in RUNS and not getattr(item.effect, "is_background", False):
+        if isinstance(item.effect, RUNS) and not getattr(item.effect, "is_background", False):
             return await self._replay_run(item, io)
         known = await self._wait_for_outcome(item)
         if known is None:
             return await self._make_stop(item, io)
-        if isinstance(known, Value) and type(item.effect) in (Spawn, *CHILD_ENDS):
+        if isinstance(known, Value) and isinstance(item.effect, (Spawn, *CHILD_ENDS)):
             return await self._replay_background_effect(item, io, known)
         for attempt in self._played.attempts(item):
             error = restored({"type": "failure", "error": attempt["error"]}).error
@@ -548,14 +555,14 @@ class _PlaybackPerformer:
         if isinstance(item.effect, Spawn):
             outcome = await self._inner.perform(item, io)
             return attrs.evolve(outcome, at=known.at, inputs=known.inputs) if isinstance(outcome, Value) else outcome
-        ended = await io.ends(item, known.value.done)
+        ended = await io.wait_for_children(item, known.value.done)
         if ended is None:
             return Stop("cancelled")
         return attrs.evolve(known, value=attrs.evolve(known.value, ended=ended))
 
     async def _make_stop(self, item: Item, io: IO) -> Single:
         """Return the stop before an effect without an outcome: suspended if it waits there."""
-        if type(item.effect) in WAITS and not self._played.has_ended_elsewhere(item.path):
+        if isinstance(item.effect, WAITS) and not self._played.has_ended_elsewhere(item.path):
             io.note_suspension(item)
             return Stop("suspended")
         if isinstance(item.effect, AskPerson) and not self._played.has_ended_elsewhere(item.path):
@@ -605,7 +612,7 @@ def _was_run_started(item: Item, known: Single) -> bool:
 # --- in -----------------------------------------------------------------------------------------------------------------
 
 
-def make_order_from_journal(journal: Journal, redactor: Redactor, *, pool: str) -> tuple[Order, Seed]:
+def make_order_from_journal(journal: Journal, redactor: Redactor, *, pool: str) -> tuple[SubmittedRun, StartOutcomes]:
     """
     Return the order and the seed that continue the run of a journal.
 
@@ -641,9 +648,9 @@ def make_order_from_journal(journal: Journal, redactor: Redactor, *, pool: str) 
     facts = history.facts
     for path in {*facts.system_prompts, *facts.context_windows}:
         lookups[path] = {"prompt": facts.system_prompts.get(path), "window": facts.context_windows.get(path)}
-    order = Order(
+    order = SubmittedRun(
         root=opening.run_id, agent_id=opening.agent_id, prompt=opening.prompt, params=opening.params,
         created=head.created, seed=head.seed, info=opening.info, limits=opening.limits, previous=opening.previous, pool=pool,
         models=history.root.get("run_models") or {},
     )  # fmt: skip
-    return order, Seed(outcomes, lookups)
+    return order, StartOutcomes(outcomes, lookups)

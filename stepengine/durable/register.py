@@ -1,8 +1,7 @@
 """
-The register of a deployment: whose runs these are, what was asked for, and under which key, in the database beside the runs.
+The register of a deployment: the owner, the request and the key of each served run, in a table next to the runs.
 
-What a run does, and how it ended, the database knows already. Here stands what has to be known before there is a run: a row is written
-before anything is submitted, so that whoever looks after the register submits what a process that died had promised.
+A row is written before the run is submitted. If the process dies in between, another server finds the row and submits the run.
 """
 
 from __future__ import annotations
@@ -159,7 +158,7 @@ async def create_register_tables(url: str) -> None:
     Create the missing tables of served runs; without the right to do so, log it and return.
 
     Raises:
-        DatabaseAway: when the database cannot be reached.
+        DatabaseUnavailable: when the database cannot be reached.
     """
     with convert_database_errors(url):
         async with await open_connection(url) as own:
@@ -170,7 +169,7 @@ async def create_register_tables_over(connection: Any, *, role: str | None = Non
     """Create the missing tables of served runs, as ``create_register_tables``, over *connection*; let *role* use them."""
     await make_tables(
         connection,
-        "runs that are served",
+        "the tables of served runs",
         lock="stepengine-served",
         is_there=THERE,
         tables=TABLES,
@@ -187,7 +186,7 @@ class Register:
         database: The database of the deployment.
 
     Raises:
-        DatabaseAway: by each call, when the database cannot be reached, or has no such tables.
+        DatabaseUnavailable: by each call, when the database cannot be reached, or has no such tables.
     """
 
     def __init__(self, database: Deployment) -> None:
@@ -242,7 +241,7 @@ class Register:
         """Record that a registered run cannot be submitted: it has failed."""
         await self._database.rows(REFUSE, why.replace("\0", ""), run)
 
-    async def note(self, run: str, text: str) -> None:
+    async def record_cancellation(self, run: str, text: str) -> None:
         """Store why a run was cancelled."""
         await self._database.rows(NOTE, text.replace("\0", ""), run)
 
@@ -318,7 +317,7 @@ class Register:
         found = await self._database.rows(every, {"app": self._app})
         return [(agent, status, count) for agent, status, count in found]
 
-    async def tidy(self) -> None:
+    async def remove_stale_entries(self) -> None:
         """Store the ends of runs for listing, and delete the entries of deleted runs."""
         await self._database.rows(SETTLE, self._app)
         await self._database.rows(FORGET, self._app, time.time() - IDEMPOTENCY_KEY_SECONDS)

@@ -16,11 +16,11 @@ import attrs
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.waits import Waits
 from stepengine.durable.body import make_root_request, plan_run
-from stepengine.durable.operate import Operator
+from stepengine.durable.operator import Operator
 from stepengine.durable.run_waits import Waiting, make_question_waits
-from stepengine.durable.wire import Order, parse_result
+from stepengine.durable.wire import SubmittedRun, parse_result
 from stepengine.engine.launcher import Launcher
-from stepengine.errors import AnswerRejected, DatabaseAway, ReplayDivergence, StepEngineError
+from stepengine.errors import AnswerRejected, DatabaseUnavailable, ReplayDivergence, StepEngineError
 
 FIRST_POLL_SECONDS = 0.1
 """A caller that waits for a short run hardly notices it, and one query in a tenth of a second costs nothing."""
@@ -52,7 +52,7 @@ class ResultReader:
             waits: Whether to wait on while the run is suspended.
 
         Raises:
-            DatabaseAway: when the database is away for more than a minute.
+            DatabaseUnavailable: when the database is away for more than a minute.
             JournalError: when there is no such run.
             ReplayDivergence: when it stopped because the code differs from the record.
         """
@@ -70,7 +70,7 @@ class ResultReader:
                     if asked or left:
                         return _make_suspended_result(run, asked, left)
                 until, pause = None, min(2 * pause, MAX_POLL_SECONDS)
-            except DatabaseAway:
+            except DatabaseUnavailable:
                 # Workers wait for it as well; a caller learns of a long outage.
                 until = until or loop.time() + MAX_AWAY_SECONDS
                 if loop.time() > until:
@@ -83,7 +83,7 @@ class ResultReader:
         said = status.attributes or {}
         if said.get("answered"):
             return await self.wait(said["answered"], waits=waits)
-        order = Order.from_form(status.input["args"][0])
+        order = SubmittedRun.from_form(status.input["args"][0])
         session = order.info.session_id
         ended = partial(RunResult, state=AgentState(run_id=run, agent_id=order.agent_id), journal=run)
         if said.get("rejected"):
@@ -98,7 +98,7 @@ class ResultReader:
         msg = f"the run {run!r} stopped as {state} ({name}: {said}); `retry` goes on where it stopped"
         return ended(status=RunStatus.FAILED, error=StepEngineError(msg))
 
-    def _decode_output(self, order: Order, form: Mapping[str, Any]) -> Any:
+    def _decode_output(self, order: SubmittedRun, form: Mapping[str, Any]) -> Any:
         """Decode the output into the agent's own type, if this engine knows the agent."""
         output = form["output"]
         try:

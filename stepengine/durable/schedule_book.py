@@ -16,7 +16,7 @@ from stepengine.engine.schedule_book import (
     seconds_from_time,
     time_from_seconds,
 )
-from stepengine.errors import DatabaseAway, JournalError
+from stepengine.errors import DatabaseUnavailable, JournalError
 
 THERE = "select to_regclass('stepengine.schedule_times') is not null"
 TABLES = (
@@ -71,7 +71,13 @@ KNOWN = "select id, passed, missed, newest_missed from stepengine.schedules wher
 async def create_schedule_tables(connection: Any, *, role: str | None = None) -> None:
     """Create the missing tables of schedules, and let *role* use them; without the right to do so, log it and return."""
     await make_tables(
-        connection, "schedules", lock="stepengine-schedules", is_there=THERE, tables=TABLES, grants=GRANTS, role=role
+        connection,
+        "the tables of schedules",
+        lock="stepengine-schedules",
+        is_there=THERE,
+        tables=TABLES,
+        grants=GRANTS,
+        role=role,
     )
 
 
@@ -91,8 +97,8 @@ class DatabaseBook:
         self._url = url
         self._app = app
 
-    def passed(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
-        """Return the time until which each schedule was decided; see ``ScheduleBook.passed``."""
+    def register_schedules(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
+        """Return the time until which each schedule was decided; see ``ScheduleBook.register_schedules``."""
         with self._connect() as own:
             known = {
                 id_: own.execute(
@@ -119,7 +125,7 @@ class DatabaseBook:
         with self._connect() as own:
             return _advance_schedule(own, {"app": self._app, "id": schedule}, until, missed)
 
-    def claimed(self) -> tuple[ClaimedTime, ...]:
+    def load_claimed_times(self) -> tuple[ClaimedTime, ...]:
         """Return the times that were claimed but not reported as submitted."""
         with self._connect() as own:
             return tuple([claimed_time_from_row(row) for row in own.execute(CLAIMED, (self._app,)).fetchall()])
@@ -147,7 +153,7 @@ class DatabaseBook:
         try:
             with open_transaction(self._url) as own:
                 yield own
-        except DatabaseAway as error:
+        except DatabaseUnavailable as error:
             msg = f"the schedules of {self._app!r} cannot be looked after: {error}"
             raise JournalError(msg) from error
 

@@ -14,12 +14,12 @@ from datetime import datetime
 import attrs
 
 from stepengine.durable.engine import DurableEngine
-from stepengine.durable.operate import Operator
+from stepengine.durable.operator import Operator
 from stepengine.durable.schedule_book import DatabaseBook
 from stepengine.engine.schedule_book import STARTED, ClaimedTime
-from stepengine.engine.scheduler import Due, ScheduledRun, Scheduler, ScheduleStatus, make_schedule_statuses
+from stepengine.engine.scheduler import DueTime, ScheduledRun, Scheduler, ScheduleStatus, make_schedule_statuses
 from stepengine.engine.schedules import Schedule, make_run_metadata
-from stepengine.errors import DatabaseAway, StepEngineError
+from stepengine.errors import DatabaseUnavailable, StepEngineError
 from stepengine.runtime.clock import TimeSource
 from stepengine.runtime.logs import LOGGER
 
@@ -48,29 +48,29 @@ class DurableScheduler(Scheduler):
         self.book = DatabaseBook(engine.setting.url, app=engine.setting.app)
         self._durable = engine
 
-    def _left_behind(self) -> list[Due]:
+    def _left_behind(self) -> list[DueTime]:
         """Return times that somebody claimed who died before they were submitted, or is about to."""
         known = {schedule.id: schedule for schedule in self.schedules}
         return [
-            Due(known[ran.schedule], ran.at)
-            for ran in self.book.claimed()
+            DueTime(known[ran.schedule], ran.at)
+            for ran in self.book.load_claimed_times()
             if ran.schedule in known and ran.run not in self._under_way
         ]
 
-    async def _begin(self, due: Due) -> ScheduledRun | None:
+    async def _begin(self, due: DueTime) -> ScheduledRun | None:
         # The database knows the run from its submission on: no index beside journals tells anybody to wake it.
         self._under_way[due.run] = asyncio.create_task(self._submit(due))
         self._under_way[due.run].add_done_callback(lambda _: self._forget_run(due.run))
         return None
 
-    async def _submit(self, due: Due) -> None:
+    async def _submit(self, due: DueTime) -> None:
         schedule = due.schedule
         metadata = make_run_metadata(schedule, due.at, len(due.missed))
         try:
             await self._durable.submit(
                 schedule.agent, schedule.prompt, id=due.run, params=schedule.params, metadata=metadata
             )
-        except DatabaseAway as error:
+        except DatabaseUnavailable as error:
             LOGGER.warning("schedule %r: %s; it is submitted when the database is back", schedule.id, error)
         except StepEngineError as error:
             LOGGER.error("schedule %r could not start its run of %s: %s", schedule.id, due.at.isoformat(), error)
@@ -89,11 +89,11 @@ async def list_schedule_states(
 
     Raises:
         JournalError: when the book of what was started cannot be used.
-        DatabaseAway: when the database cannot be reached.
+        DatabaseUnavailable: when the database cannot be reached.
     """
     told = await asyncio.to_thread(DatabaseBook(operator.url, app=operator.app).load_known_schedules)
     runs = [known.last.run for known in told.values() if known.last is not None]
-    states = await operator.deployment.states(runs)
+    states = {view.id: view.state for view in await operator.deployment.find_runs(runs)}
 
     def as_it_stands(ran: ClaimedTime) -> ClaimedTime:
         return attrs.evolve(ran, status=states.get(ran.run, ran.status)) if ran.status == STARTED else ran

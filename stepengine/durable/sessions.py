@@ -1,9 +1,9 @@
 """
-Sessions of durable runs: whose turn it is, what a turn goes on from, and what it leaves for the next one.
+Sessions of durable runs: the order of turns, the state that a turn starts from, and the state that it stores for the next turn.
 
-The runs are all there is. A turn is a root run whose attributes name its session and its number. It stands in line, in a queue
-that no worker listens to, until every turn before it is over; then whoever sees that first puts it where workers take it from.
-Its first step records the end of the last turn, and that is what it goes on from, whoever executes it and however often.
+No table but that of the runs is used. A turn is a root run whose attributes name its session and its number. It waits in a queue that no
+worker reads until all earlier turns are over. The first process that notices this moves it to the queue of its pool. The first step of
+a turn records the end of the last turn. Each execution of the turn starts from that record.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from stepengine.durable.indexes import (
     turn_number_sql,
 )
 from stepengine.durable.run_waits import AnswerSender, RunWaits
-from stepengine.durable.wire import Order, Reply
-from stepengine.errors import AnswerRejected, DatabaseAway, InputError, JournalError
+from stepengine.durable.wire import Reply, SubmittedRun
+from stepengine.errors import AnswerRejected, DatabaseUnavailable, InputError, JournalError
 from stepengine.runtime.logs import LOGGER
 from stepengine.sessions import Session, SessionInfo
 from stepengine.sessions.session import check_id
@@ -121,7 +121,7 @@ class TurnView:
         number: Its place in the session; the first is 1.
         state: That of the run; see ``DurableRunView``. A message that became an answer is ``CANCELLED``, since it never ran.
         agent: Its agent.
-        is_in_line: Whether it waits for a turn before it.
+        is_waiting: Whether it waits for a turn before it.
         answered: The run whose question it answered; ``None`` for a turn that runs itself.
         rejected: Why it is no answer to the question that waited; ``""`` for everything else.
         is_held: Whether the session waits for it although it was interrupted, because it is moved to another release.
@@ -135,7 +135,7 @@ class TurnView:
     number: int
     state: str
     agent: str = ""
-    is_in_line: bool = False
+    is_waiting: bool = False
     answered: str | None = None
     rejected: str = ""
     is_held: bool = False
@@ -146,7 +146,7 @@ class TurnView:
 
     @property
     def place(self) -> tuple[int, str]:
-        """What says which of two turns is the earlier one."""
+        """The sort key of the turn: of two turns, the one with the smaller key is earlier."""
         return self.number, self.run
 
     @property
@@ -159,7 +159,7 @@ class TurnView:
     @property
     def has_begun(self) -> bool:
         """Whether it has read the state of the turns before it, or may have."""
-        return not self.is_in_line and self.state != "CANCELLED"
+        return not self.is_waiting and self.state != "CANCELLED"
 
 
 @frozen(kw_only=True)
@@ -223,7 +223,7 @@ class Sessions:
                     try:
                         yield True
                     finally:
-                        with contextlib.suppress(DatabaseAway):
+                        with contextlib.suppress(DatabaseUnavailable):
                             await self._execute_lock(UNLOCK, name)
                     return
             if not waits:
@@ -244,7 +244,7 @@ class Sessions:
     # --- looking ------------------------------------------------------------------------------------------------------
 
     async def all(self) -> list[DurableSessionView]:
-        """Return all sessions, in the order of their ids; raises ``DatabaseAway``."""
+        """Return all sessions, in the order of their ids; raises ``DatabaseUnavailable``."""
         rows = await self._deployment.rows(SESSIONS, self._deployment.app)
         return [
             DurableSessionView(id=name, turns=number, state=state, agent=agent, updated=updated or 0)
@@ -252,11 +252,11 @@ class Sessions:
         ]
 
     async def turns(self, session: str) -> list[TurnView]:
-        """Return the turns of a session in their order, none for one that is not known; raises ``DatabaseAway``."""
+        """Return the turns of a session in their order, none for one that is not known; raises ``DatabaseUnavailable``."""
         return [_parse_turn(row) for row in await self._deployment.rows(TURNS, self._deployment.app, session)]
 
     async def list_waiting_sessions(self) -> list[str]:
-        """Return the ids of the sessions with a waiting turn; raises ``DatabaseAway``."""
+        """Return the ids of the sessions with a waiting turn; raises ``DatabaseUnavailable``."""
         return [
             session
             for (session,) in await self._deployment.rows(WAITING_SESSIONS, self._deployment.app, self._deployment.app)
@@ -270,14 +270,14 @@ class Sessions:
         turn now.
 
         Raises:
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
             SessionError: when the id is none.
         """
         turns = await self._list_deciding_turns(check_id(session))
         empty = Session(info=SessionInfo(session_id=session))
         if not turns:
             return empty
-        under_way = next((turn for turn in turns if turn.blocks and not turn.is_in_line), None)
+        under_way = next((turn for turn in turns if turn.blocks and not turn.is_waiting), None)
         _, form = await self.find_last_result(session)
         info = attrs.evolve(
             empty.info,
@@ -323,13 +323,13 @@ class Sessions:
 
     # --- submitting ---------------------------------------------------------------------------------------------------
 
-    async def submit(self, order: Order, *, release: str | None = None) -> None:
+    async def submit(self, order: SubmittedRun, *, release: str | None = None) -> None:
         """
         Add a turn to its session, and start it or deliver it as an answer if possible.
 
         Raises:
             AnswerRejected: when the session waits for an answer, and this is not one.
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
             InputError: when the id of the session cannot be stored.
             SessionError: when it is none.
         """
@@ -353,14 +353,14 @@ class Sessions:
 
     # --- whose turn it is ---------------------------------------------------------------------------------------------
 
-    async def keep_moving(self) -> None:
+    async def dispatch_waiting_turns(self) -> None:
         """Start waiting turns when their time comes, until cancelled; retry while the database is unreachable."""
         pause = IDLE_LOOK_SECONDS
         while True:
             try:
                 waiting = await self.list_waiting_sessions()
             except Exception as error:  # noqa: BLE001  (if nobody looked any more, no turn would begin)
-                if not isinstance(error, DatabaseAway):
+                if not isinstance(error, DatabaseUnavailable):
                     LOGGER.warning("whose turn it is in sessions cannot be looked at: %s", error)
                 waiting = []
                 await asyncio.sleep(MAX_LOOK_SECONDS)
@@ -377,7 +377,7 @@ class Sessions:
         """Advance a session as ``advance`` does; log an error and return ``False``, so that it does not stop other sessions."""
         try:
             return await self.advance(session)
-        except DatabaseAway:
+        except DatabaseUnavailable:
             return False
         except Exception as error:  # noqa: BLE001  (whatever a row holds, the others have their turns)
             LOGGER.warning("the turns of the session %r do not go on: %s", session, error)
@@ -400,7 +400,7 @@ class Sessions:
     async def _find_next_action(self, session: str) -> _TurnAction | None:
         """Return the action for the first waiting turn; ``None`` while it has to wait."""
         turns = await self._list_deciding_turns(session)
-        first = next((turn for turn in turns if turn.is_in_line), None)
+        first = next((turn for turn in turns if turn.is_waiting), None)
         if first is None:
             return None
         before = [turn for turn in turns if turn.blocks and turn.place < first.place]
@@ -419,7 +419,7 @@ class Sessions:
         if not asked:
             return None
         found = await self._deployment.client.list_workflows_async(workflow_ids=[turn.run], load_output=False)
-        order = Order.from_form(found[0].input["args"][0])
+        order = SubmittedRun.from_form(found[0].input["args"][0])
         given = dict(order.answers) or ({asked[0].questions[0].id: order.prompt} if order.prompt else {})
         if not given or order.previous is not None:
             return None
@@ -470,12 +470,12 @@ class Sessions:
         async with self._lock_session(view.attributes["session"]):
             yield
 
-    async def hold(self, view: DurableRunView) -> None:
+    async def block_on_turn(self, view: DurableRunView) -> None:
         """Let the session of a turn wait for it although it is cancelled; ``retry_turn`` and ``give_up`` end that."""
         if "turn" in view.attributes:
             await self._deployment.client.update_workflow_attributes_async(view.id, {"held": True}, merge=True)
 
-    async def give_up(self, view: DurableRunView) -> bool:
+    async def release_turn(self, view: DurableRunView) -> bool:
         """Let a session continue without a stopped turn; return whether it waited for that turn."""
         is_held = view.state == "CANCELLED" and bool(view.attributes.get("held"))
         stopped = is_held or view.state in ("ERROR", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
@@ -526,7 +526,7 @@ def _parse_turn(row: Sequence[Any]) -> TurnView:
         number=attributes["turn"],
         state=state,
         agent=attributes.get("agent", ""),
-        is_in_line=state == "ENQUEUED" and last == "line",
+        is_waiting=state == "ENQUEUED" and last == "line",
         answered=attributes.get("answered"),
         rejected=attributes.get("rejected") or "",
         is_held=bool(attributes.get("held")),
@@ -551,7 +551,7 @@ async def resolve_answered_run(deployment: Deployment, run: str) -> str:
 # --- what a turn goes on from, and what it leaves -----------------------------------------------------------------------
 
 
-async def load_previous_turn(sessions: Sessions, order: Order) -> dict[str, Any]:
+async def load_previous_turn(sessions: Sessions, order: SubmittedRun) -> dict[str, Any]:
     """Return the stored state that a turn continues from."""
     session = order.info.session_id or ""
     after = form = None
@@ -560,7 +560,7 @@ async def load_previous_turn(sessions: Sessions, order: Order) -> dict[str, Any]
         try:
             after, form = await sessions.find_last_result(session, order.turn)
             is_known = True
-        except DatabaseAway:
+        except DatabaseUnavailable:
             await asyncio.sleep(MAX_LOOK_SECONDS)
     if form is None:
         return {"after": None, "state": None, "session": FIRST_STATE}
@@ -573,8 +573,8 @@ def _get_state_after(form: Mapping[str, Any]) -> object:
     return left["state"] if "state" in left else form["state"]
 
 
-def add_previous_turn(order: Order, found: Mapping[str, Any]) -> Order:
-    """Return the order of a turn with what it goes on from; a state that it was given stands above that of the session."""
+def add_previous_turn(order: SubmittedRun, found: Mapping[str, Any]) -> SubmittedRun:
+    """Return the order of a turn with the state of the turn before it; a state that the caller gave replaces that of the session."""
     stored = found["state"]
     return attrs.evolve(
         order,
@@ -584,8 +584,8 @@ def add_previous_turn(order: Order, found: Mapping[str, Any]) -> Order:
     )
 
 
-def make_turn_record(order: Order, result: RunResult, rules: Sequence[object], *, began: bool) -> dict[str, Any]:
-    """Return what a turn stores for the next one besides its state; a refused turn stores what it found."""
+def make_turn_record(order: SubmittedRun, result: RunResult, rules: Sequence[object], *, began: bool) -> dict[str, Any]:
+    """Return the members that a turn stores for the next one besides its state; a refused turn stores those of the turn before."""
     assert order.before is not None  # noqa: S101 - it has entered its session
     before = order.before["session"]
     if not began:

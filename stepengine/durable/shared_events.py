@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 from stepengine.data.events import Event, EventsDropped
 from stepengine.durable.event_order import EventOrder
 from stepengine.durable.records import Archive, Playback, create_replayed_run, read_started_archive
-from stepengine.errors import DatabaseAway, StepEngineError
+from stepengine.errors import DatabaseUnavailable, StepEngineError
 from stepengine.journal.event_stream import EventProjection
 from stepengine.journal.follower import Follower
 from stepengine.journal.journaled_run import JournaledRun
@@ -27,7 +27,7 @@ from stepengine.runtime.hub import parse_event_id
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
-    from stepengine.durable.operate import Operator
+    from stepengine.durable.operator import Operator
     from stepengine.engine.launcher import Launcher
 
 FIRST_PAUSE_SECONDS = 0.05
@@ -39,7 +39,7 @@ PAUSE_FACTOR = 1.5
 LOOK_TIMEOUT_SECONDS = 5.0
 """A query takes milliseconds. A database that is away longer must not hold up a request for what is known already."""
 SETTLE_SECONDS = 0.005
-"""What the driver makes of news takes it a moment; what it makes later is found at the next look."""
+"""The driver turns new records into events within milliseconds; later events are found by the next look."""
 
 
 class RecordLooks:
@@ -234,7 +234,7 @@ class SharedEvents:
                 archive = await read_started_archive(
                     deployment, self.run, pause=LAST_PAUSE_SECONDS, waiting=self._mark_caught_up
                 )
-            except DatabaseAway:
+            except DatabaseUnavailable:
                 await asyncio.sleep(LAST_PAUSE_SECONDS)
                 continue
             if archive.order.root != self.run:
@@ -273,7 +273,7 @@ class SharedEvents:
                     self._looks.started += 1
                     await archive.refresh(self._operator.deployment)
                     await self._update_suspended_state(has_news=has_news)
-            except DatabaseAway:
+            except DatabaseUnavailable:
                 pause = LAST_PAUSE_SECONDS
                 await asyncio.sleep(pause)
                 continue
@@ -307,7 +307,7 @@ class SharedEvents:
         """Append new events in their agreed order; return whether there were any."""
         shown = len(self.events)
         has_arrived = False
-        for record in follower.news().records:
+        for record in follower.read_new().records:
             if isinstance(record, Head):
                 self._append_events_of(follower, [record])
             else:

@@ -40,11 +40,11 @@ from stepengine.errors import DataError, StepEngineError, UnknownOutcome
 from stepengine.journal.encoding import bare, encode_effect, restored
 from stepengine.journal.recorder import Attempts
 from stepengine.journal.records import format_address
-from stepengine.runtime.innermost import is_deferred
+from stepengine.runtime.core_performer import is_deferred
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
 from stepengine.runtime.questions import render_questions
-from stepengine.runtime.standstill import list_waits
+from stepengine.runtime.suspension import list_waits
 
 LONG_RUN_EFFECTS = 5_000
 """A run with so many effects warns that resuming it takes long."""
@@ -154,9 +154,9 @@ class Steps:
         # A wait has a marker before it, since the wait itself is recorded only when it is over, and
         # `stepengine deploy status` has to see it meanwhile. A repeatable effect needs no mark: the step with its outcome
         # is enough.
-        if type(effect) in WAITS:
+        if isinstance(effect, WAITS):
             reserved.append(run.workflow.reserve(f"{WAIT}:{print_}", _make_wait_form(item)))
-        elif type(effect) in RUNS and not _starts_background_child(item):
+        elif isinstance(effect, RUNS) and not _starts_background_child(item):
             return self._reserve_start(item, name, seeded, reserved)
         elif not is_repeatable(item):
             mark = {"seq": effect.seq, "token": self._token, **run.path_member(item)}
@@ -226,21 +226,21 @@ class Steps:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Return the outcome of an effect: the recorded one, or that of performing it."""
-        kind = type(item.effect)
-        if kind is RunInBackground:
+        effect = item.effect
+        if isinstance(effect, RunInBackground):
             return self._children.wait_for_end(item, io)
         steps = self._reserved.pop(item.address)
         if steps.is_settled:
             return self._read_seed_outcome(item, cast("Mapping[str, object]", steps.seeded))
-        if isinstance(item.effect, AskPerson):
+        if isinstance(effect, AskPerson):
             return self._wait_for_answers(item, steps)
-        if kind in WAITS or kind is EndRuns:
+        if isinstance(effect, (*WAITS, EndRuns)):
             return self._wait(item, io, steps)
-        if kind is SendToRun:
+        if isinstance(effect, SendToRun):
             return self._children.send_message(item, steps)
         if _starts_background_child(item):
             return self._children.start_in_background(item, io, steps)
-        if kind in RUNS:
+        if isinstance(effect, RUNS):
             return (
                 self._perform_body(item, io, steps)
                 if _is_part_of_run(item)
@@ -362,7 +362,7 @@ class Steps:
 
         with run.activity.count_waiting():
             outcome, _ = await self._outcomes.record(item, steps, act)
-        if type(item.effect) not in CHILD_ENDS or not isinstance(outcome, Value):
+        if not isinstance(item.effect, CHILD_ENDS) or not isinstance(outcome, Value):
             return outcome
         if found:
             return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=found[0].value.ended))  # type: ignore[union-attr]
@@ -372,7 +372,7 @@ class Steps:
         """Return an outcome with the ends of the children that it names, once they are known here."""
         if isinstance(item.effect, EndRuns):
             self._run.tree.background.end(item.effect.children, item.effect.reason)
-        ended = await io.ends(item, outcome.value.done)
+        ended = await io.wait_for_children(item, outcome.value.done)
         if ended is None:
             return Stop("cancelled", self._run.clock.elapsed_ms())
         return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=ended))

@@ -86,7 +86,7 @@ OF_CALLS = ("tool_name", "input", "source", "values")
 
 
 @frozen(kw_only=True)
-class Order:
+class SubmittedRun:
     """
     The immutable request of a run, stored once.
 
@@ -165,7 +165,7 @@ class Order:
         return to_portable_json(form)
 
     @classmethod
-    def from_form(cls, form: Mapping[str, Any]) -> Order:
+    def from_form(cls, form: Mapping[str, Any]) -> SubmittedRun:
         """
         Parse the stored form of an order.
 
@@ -214,7 +214,7 @@ class Reply:
 
 
 @frozen
-class Seed:
+class StartOutcomes:
     """
     The outcomes of a journal from which a run continues.
 
@@ -232,16 +232,18 @@ class Seed:
         return to_portable_json({"outcomes": outcomes, "lookups": self.lookups})
 
     @classmethod
-    def from_form(cls, form: Mapping[str, Any]) -> Seed:
+    def from_form(cls, form: Mapping[str, Any]) -> StartOutcomes:
         """Parse the stored form of a seed."""
         outcomes = {(path, seq): (kind, fp, found) for path, seq, kind, fp, found in form["outcomes"]}
         return cls(outcomes, form["lookups"])
 
-    def select_subtree(self, path: str) -> Seed:
+    def select_subtree(self, path: str) -> StartOutcomes:
         """Return the part for the run at *path* and its descendants."""
         inside = f"{path}."
         outcomes = {a: found for a, found in self.outcomes.items() if a[0] == path or a[0].startswith(inside)}
-        return Seed(outcomes, {p: found for p, found in self.lookups.items() if p == path or p.startswith(inside)})
+        return StartOutcomes(
+            outcomes, {p: found for p, found in self.lookups.items() if p == path or p.startswith(inside)}
+        )
 
 
 # --- outcomes -----------------------------------------------------------------------------------------------------------

@@ -7,9 +7,10 @@ it begins, and takes itself off when it ends. One that died stays on it, and its
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
-from stepengine.durable.database import fetch_value, get_missing_rights_error, hold_lock, quote_name
+from stepengine.durable.database import fetch_value, get_missing_rights_error, make_tables
 from stepengine.runtime.logs import LOGGER
 
 LOCK = "stepengine-workers"
@@ -40,18 +41,18 @@ async def create_worker_table(own: Any, *, role: str | None = None) -> None:
     """
     Create the list of workers if missing, over the connection *own*, and let *role* use it; safe to call concurrently.
 
-    Where the role may not make it, there is none: workers without runs are not shown then.
+    Without the right to do so, it stays missing, and workers without runs are not shown.
     """
-    async with hold_lock(own, LOCK):
-        try:
-            for statement in () if await has_worker_table(own) else TABLES:
-                await own.execute(statement)
-            for grant in GRANTS if role is not None else ():
-                await own.execute(f"{grant} to {quote_name(role or '')}")
-        except get_missing_rights_error():
-            LOGGER.warning(
-                "the list of workers is missing, and this role may not make it: run `stepengine deploy migrate` with one that may"
-            )
+    await make_tables(
+        own,
+        "the list of workers",
+        lock=LOCK,
+        is_there=THERE,
+        tables=TABLES,
+        grants=GRANTS,
+        role=role,
+        level=logging.WARNING,
+    )
 
 
 async def add_worker(own: Any, app: str, executor: str, pool: str, release: str) -> None:

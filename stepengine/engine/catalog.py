@@ -28,7 +28,7 @@ from stepengine.data.server_tools import Programs
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine import packages
-from stepengine.engine.handler_sources import Names, check_agent_sources, check_hook_sources
+from stepengine.engine.handler_sources import AllowedNames, check_agent_sources, check_hook_sources
 from stepengine.engine.loader import find_bundled_agent, find_bundled_id, list_bundled_ids
 from stepengine.engine.schemas import CompiledSchemas, compile_schemas
 from stepengine.engine.workspace_tools import WorkspaceTools
@@ -262,7 +262,7 @@ class Catalog:
             # By identity: a definition that is equal by name and different in its tools is another agent, and the
             # caller means the one that was passed.
             known = self._agents.get(_catalog_key(agent))
-            return known if known is not None and known.definition is agent else self._meet(agent)
+            return known if known is not None and known.definition is agent else self._compile_given(agent)
         if not isinstance(agent, str):
             msg = f"an agent is given by its id or as an AgentDefinition, not as {agent!r}"
             raise AgentError(msg)
@@ -280,16 +280,16 @@ class Catalog:
         if name is None:
             return None
         if (member := packages.find_agent(agent_id)) is not None:
-            return self._meet(member.load())
+            return self._compile_given(member.load())
         # One of the engine's own goes before a bundled one, so that an application can put its own in place of an
         # agent that published definitions name.
         bundled = None if name in self._agents else find_bundled_agent(name)
         # Said in the log, once: the name promises an agent of a publisher, and another one runs.
         if name in self._agents or bundled is not None:
             log_once(describe_substitution(agent_id, name))
-        return self._agents.get(name) if bundled is None else self._meet(bundled)
+        return self._agents.get(name) if bundled is None else self._compile_given(bundled)
 
-    def _meet(self, definition: AgentDefinition) -> Agent:
+    def _compile_given(self, definition: AgentDefinition) -> Agent:
         """Return the compiled agent of a definition given for one run; the last ones are cached, so checked once."""
         known = self._met.get(id(definition))
         if known is None:
@@ -347,7 +347,7 @@ class Catalog:
             ]
             own = [tool for tool in agent.definition.tools if isinstance(tool, ToolLike)]
             is_shared = used[id(agent.definition.handle_steps)] > 1
-            names = Names(agent.tools, agent.offered, agent.spawnable, is_open=bool(agent.hooks.pre_run))
+            names = AllowedNames(agent.tools, agent.offered, agent.spawnable, is_open=bool(agent.hooks.pre_run))
             tools = with_called_tools([*own, *listed])
             check_agent_sources(agent.definition, names, tools, agent.uses, is_shared=is_shared)
         return made

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from stepengine.engine.tape import Tape
     from stepengine.journal import JournalLike
     from stepengine.journal.journaled_run import JournaledRun
-    from stepengine.journal.recorded_forks import ForkReport, ForkTools, Purse
+    from stepengine.journal.recorded_forks import ForkReport, ForkTools, SharedBudget
     from stepengine.journal.recorded_part import AllowedDifferences
     from stepengine.models.files import Files
     from stepengine.permissions import Policy, PolicyFile, Rule
@@ -575,7 +575,7 @@ class Engine:
         tape = journal if isinstance(journal, Tape) else Tape(as_journal(journal))
         return Stepper(self._launcher, tape, agent, leeway=leeway or NO_LEEWAY)
 
-    async def post(
+    async def send_message(
         self, run: RunHandle | JournalLike, topic: str, value: object, *, id: str | None = None, path: str = ""
     ) -> bool:
         """
@@ -602,16 +602,16 @@ class Engine:
             JournalError: when it cannot be kept.
             StepEngineError: when the run has ended, or the child at *path*, or there is none; or when no event loop runs here.
         """
-        require_event_loop("post()", "post_sync()")
-        from stepengine.engine.run_messages import post
+        require_event_loop("send_message()", "send_message_sync()")
+        from stepengine.engine.run_messages import send_message
 
-        return await post(self._launcher.runs, run, topic, value, id=id, path=path)
+        return await send_message(self._launcher.runs, run, topic, value, id=id, path=path)
 
-    def post_sync(
+    def send_message_sync(
         self, run: RunHandle | JournalLike, topic: str, value: object, *, id: str | None = None, path: str = ""
     ) -> bool:
-        """Send a message as ``post`` does, from synchronous code."""
-        return self._loop_thread.run(lambda: self.post(run, topic, value, id=id, path=path))
+        """Send a message as ``send_message`` does, from synchronous code."""
+        return self._loop_thread.run(lambda: self.send_message(run, topic, value, id=id, path=path))
 
     # --- beside runs --------------------------------------------------------------------------------------------------
 
@@ -638,7 +638,7 @@ class Engine:
 
         return Files(lambda: self._launcher.override.models or self._launcher.models.registry)
 
-    def remembered(self, session_id: str) -> tuple[Rule, ...]:
+    def list_rules(self, session_id: str) -> tuple[Rule, ...]:
         """
         Return the rules that people set in a conversation with ``Answer(remember=...)`` since the engine was created.
 
@@ -650,8 +650,8 @@ class Engine:
 
         return Policy.from_json({"rules": thaw(self._launcher.rules.get_rules(session_id))}).rules
 
-    def forget(self, session_id: str, *ids: str) -> None:
-        """Forget the rules that people set in a conversation: those with these ids, or all without ids."""
+    def remove_rules(self, session_id: str, *ids: str) -> None:
+        """Remove the rules that people set in a conversation: those with these ids, or all without ids."""
         self._launcher.forget(session_id, ids)
 
     @contextmanager
@@ -660,7 +660,7 @@ class Engine:
         *,
         models: ModelsLike = None,
         dependency_overrides: Overrides | None = None,
-        budget: Purse | None = None,
+        budget: SharedBudget | None = None,
     ) -> Iterator[Self]:
         """
         Replace models or dependencies for the runs that this context starts, such as in a test.

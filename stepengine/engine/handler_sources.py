@@ -84,7 +84,7 @@ class _NameUse:
 
 
 @frozen
-class Names:
+class AllowedNames:
     """
     The tools and agents that code of an agent may name.
 
@@ -104,14 +104,14 @@ class Names:
 class _FunctionScope(NamedTuple):
     """The names that a function may use, and the lists to add a missing tool or agent to."""
 
-    names: Names
+    names: AllowedNames
     for_tools: str
     for_agents: str
 
 
 def check_agent_sources(
     definition: AgentDefinition,
-    names: Names,
+    names: AllowedNames,
     tools: Iterable[ToolLike],
     uses: Mapping[str, tuple[Collection[str], Collection[str]]],
     *,
@@ -136,7 +136,9 @@ def check_agent_sources(
             _check_tool_source(tool, _names_for_tool_body(tool.spec.name, names, uses))
 
 
-def _names_for_tool_body(name: str, names: Names, uses: Mapping[str, tuple[Collection[str], Collection[str]]]) -> Names:
+def _names_for_tool_body(
+    name: str, names: AllowedNames, uses: Mapping[str, tuple[Collection[str], Collection[str]]]
+) -> AllowedNames:
     """Return the names that a tool's body may use: those of its agent and of ``uses=``."""
     # The body of a carried tool also has what its callers carry, and any tool that carries others may be among these.
     is_carried = any(name in tools for tools, _ in uses.values())
@@ -146,7 +148,7 @@ def _names_for_tool_body(name: str, names: Names, uses: Mapping[str, tuple[Colle
     return attrs.evolve(names, offered=offered, agents=agents)
 
 
-def _check_tool_source(tool: Tool[..., Any], names: Names) -> None:
+def _check_tool_source(tool: Tool[..., Any], names: AllowedNames) -> None:
     name, function = tool.spec.name, _unwrap_function(tool.body.fn)
     remedy = f"uses=[...] of the tool {name!r}"
     # The body of a tool that does not yield calls no other tool.

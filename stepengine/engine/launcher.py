@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from stepengine.engine.session_turns import EngineSessions
     from stepengine.journal import Journal, JournalLike
     from stepengine.journal.journaled_run import JournaledRun
-    from stepengine.journal.recorded_forks import Purse
+    from stepengine.journal.recorded_forks import SharedBudget
 
 ONE_STEP = Limits(max_steps=1, on_max_steps="stop", ask=False)
 Prepare: TypeAlias = Callable[[RunPlan, AgentState], tuple[RunPlan, AgentState]]
@@ -95,12 +95,12 @@ class Launcher:
 
     @contextmanager
     def replace_temporarily(
-        self, models: ModelsLike, dependencies: Overrides | None, purse: Purse | None
+        self, models: ModelsLike, dependencies: Overrides | None, budget: SharedBudget | None
     ) -> Iterator[None]:
         """Replace models or dependencies, or limit the cost together, of the runs that this context starts."""
         # In a context variable, keyed by this engine: concurrent tasks override without seeing each other, and two
         # engines in one task do not meet (reliability:SS06).
-        made = self.override.with_replacements(models, dependencies, purse)
+        made = self.override.with_replacements(models, dependencies, budget)
         token = overrides.set({**overrides.get(), id(self): made})
         try:
             yield

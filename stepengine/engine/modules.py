@@ -1,4 +1,4 @@
-"""What agents a module holds, ``agent = AgentDefinition(...)`` or ``agents = [...]``, and what loads a file that is not a module."""
+"""Finds the agents of a module: ``agent = AgentDefinition(...)`` or ``agents = [...]``. For files that are no modules, names the loader."""
 
 from __future__ import annotations
 

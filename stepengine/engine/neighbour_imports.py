@@ -24,7 +24,7 @@ from stepengine.errors import DefinitionError
 
 PREFIX = "stepengine_agents_"
 OWN = "stepengine"
-"""What lies beside a file in a clone of the package; the name means the package itself."""
+"""A folder of this name next to an agent file, such as in a clone of the package, is not imported: the name is the package's own."""
 WORD = re.compile(r"[^\W\d]\w*")
 
 

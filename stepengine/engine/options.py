@@ -1,4 +1,4 @@
-"""What callers may say about runs, and what an engine takes for models, sessions and dependencies."""
+"""The options of runs, and the types of the models, sessions and dependencies that an engine accepts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stepengine.errors import InputError, ReplayDivergence
 if TYPE_CHECKING:
     from stepengine.journal import InDoubt, JournalLike, OnDivergence
     from stepengine.journal.file_undo import Roots
-    from stepengine.journal.recorded_forks import Purse, Simulator
+    from stepengine.journal.recorded_forks import SharedBudget, Simulator
     from stepengine.models import Models, Provider
     from stepengine.sessions import SessionStore, VersionedStore
 
@@ -193,7 +193,7 @@ class StartResumeOptions(ResumeOptions, total=False):
 
 class ForkOptions(TypedDict, total=False):
     """
-    What ``fork`` takes beside a journal; for what it takes with ``tools=`` see ``RecordedForkOptions``.
+    The options of ``fork``; for a fork with ``tools=`` see ``RecordedForkOptions``.
 
     Attributes:
         at: The last effect to keep: a number of the root's effects, or ``"path#number"``; -1 keeps none.
@@ -231,11 +231,11 @@ class RecordedForkOptions(TypedDict, total=False):
         at: The last effect to keep: a number of the root's effects, or ``"path#number"``; -1 keeps none. By default that
             before the first one that is not as recorded. With -1, and *reuse* false, a model answers anew from its first call on.
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
-        simulate: A function of a ``Called`` and of the recorded calls of the same name, which makes up what a call gives that
+        simulate: A function of a ``ExternalCall`` and of the recorded calls of the same name, which makes up what a call gives that
             is not recorded: a ``ToolResult``, text, JSON, an error, or ``None`` when it cannot say.
         reuse: Whether a model call that equals a recorded one is answered by that (default), or asked anew.
         limits: Other limits than the recorded ones.
-        budget: US dollars that model calls may cost, or a ``Purse`` that several forks share.
+        budget: US dollars that model calls may cost, or a ``SharedBudget`` that several forks share.
         into: Where the new journal goes; by default into memory.
         trust: Whether the journal is this user's, as for ``resume``.
     """
@@ -245,7 +245,7 @@ class RecordedForkOptions(TypedDict, total=False):
     simulate: Simulator | None
     reuse: bool
     limits: Limits | None
-    budget: Purse | Decimal | float | str | None
+    budget: SharedBudget | Decimal | float | str | None
     into: JournalLike | None
     trust: bool | None
 

@@ -14,7 +14,7 @@ from stepengine.models.base import Provider
 from stepengine.models.registry import Models
 
 if TYPE_CHECKING:
-    from stepengine.journal.recorded_forks import Purse
+    from stepengine.journal.recorded_forks import SharedBudget
     from stepengine.runtime.services import Services, ToolSetting
 
 
@@ -26,13 +26,13 @@ class Override(NamedTuple):
         models: The registry in force; ``None`` for the engine's.
         keep_names: Whether model strings stay as written, because one provider serves them all.
         dependencies: Dependency factories that replace others.
-        purse: What model calls are paid from besides their own limits; ``None`` for nothing.
+        budget: What model calls are paid from besides their own limits; ``None`` for nothing.
     """
 
     models: Models | None = None
     keep_names: bool = False
     dependencies: Overrides = MappingProxyType({})
-    purse: Purse | None = None
+    budget: SharedBudget | None = None
 
     def apply_to(self, tools: ToolSetting) -> ToolSetting:
         """Return *tools* with the dependencies replaced."""
@@ -41,24 +41,26 @@ class Override(NamedTuple):
         return attrs.evolve(tools, overrides={**tools.overrides, **self.dependencies})
 
     def pay_for_calls(self, services: Services) -> Services:
-        """Return *services* whose model calls the purse pays for, if there is one."""
-        purse = self.purse
-        if purse is None:
+        """Return *services* whose model calls the budget pays for, if there is one."""
+        budget = self.budget
+        if budget is None:
             return services
         from stepengine.journal.recorded_forks import PaidPerformer
 
         return attrs.evolve(
             services,
-            middlewares=(*services.middlewares, lambda inner: PaidPerformer(inner, purse, services.estimate_call)),
+            middlewares=(*services.middlewares, lambda inner: PaidPerformer(inner, budget, services.estimate_call)),
         )
 
-    def with_replacements(self, models: ModelsLike, dependencies: Overrides | None, purse: Purse | None) -> Override:
+    def with_replacements(
+        self, models: ModelsLike, dependencies: Overrides | None, budget: SharedBudget | None
+    ) -> Override:
         """Return this override with more of it replaced."""
         return Override(
             self.models if models is None else Models.from_value(models),
             self.keep_names if models is None else isinstance(models, Provider),
             {**self.dependencies, **(dependencies or {})},
-            purse or self.purse,
+            budget or self.budget,
         )
 
 

@@ -39,7 +39,7 @@ GROUP = "stepengine.agents"
 FILE = "stepengine-agents.json"
 FORMAT = "stepengine.agents/1"
 OWN = "stepengine"
-"""The publisher that nobody else may be: its ids mean what comes with the engine."""
+"""The reserved publisher: ids with this prefix belong to the bundled agents."""
 MAX_FILE_BYTES = 256 * 1024
 """Two hundred agents with some sentences each take less; it is read before anything in the package is trusted."""
 MAX_AGENTS = 200

@@ -233,7 +233,7 @@ class ReplayedTree:
         effect = item.effect
         if isinstance(effect, Spawn) and effect.is_background:
             return self._start_in_background(run, item, known)
-        if type(effect) in RUNS:
+        if isinstance(effect, RUNS):
             return self._replay_child_end(item, known)
         outcome = self._replayer.answer(known, item)
         return self._add_child_results(run, item, outcome) if isinstance(effect, (AwaitRuns, EndRuns)) else outcome
@@ -297,7 +297,7 @@ class ReplayedTree:
             self._recorded_part.use(address)
             return
         together = None if item.gather is None else item.gather.effects[0].seq
-        self._replayer.meets(item, Intent(*address, encode_effect(item), gather=together))
+        self._replayer.needs_no_intent(item, Intent(*address, encode_effect(item), gather=together))
 
     # --- children -----------------------------------------------------------------------------------------------------
 
@@ -397,8 +397,8 @@ class ReplayedTree:
         if isinstance(item.effect, AskPerson):
             return self._replayer.ends.stop_at(item.path, render_questions(item))
         is_background = isinstance(item.effect, Spawn) and item.effect.is_background
-        if type(item.effect) not in RUNS or is_background or not self._replayer.has_begun(address):
-            stop = self._replayer.ends.stop_at(item.path, (), waits=type(item.effect) in WAITS)
+        if not isinstance(item.effect, RUNS) or is_background or not self._replayer.has_begun(address):
+            stop = self._replayer.ends.stop_at(item.path, (), waits=isinstance(item.effect, WAITS))
             return attrs.evolve(stop, begun=self._replayer.find_stopped_call(item))
         path = child_path(*address)
         ended = self._finish_run(self.get_or_start(path))

@@ -13,6 +13,7 @@ import attrs
 
 from stepengine.data.effects import Notify
 from stepengine.data.events import Event, PhaseChanged, RunFailed, RunStarted
+from stepengine.data.limits import Limits
 from stepengine.data.outcomes import Outcome, Stop
 from stepengine.data.state import AgentState, RunPhase, RunResult, RunStatus
 from stepengine.data.waits import Waits
@@ -105,14 +106,7 @@ class EngineRun:
             LimitExceeded: at the step limit with ``on_max_steps="raise"``; it carries the result.
         """
         result = await self.run()
-        error = result.error
-        if (
-            isinstance(error, LimitExceeded)
-            and error.kind == "steps"
-            and self.tree.root.plan.limits.on_max_steps == "raise"
-        ):
-            error.result = result
-            raise error
+        raise_at_step_limit(result, self.tree.root.plan.limits)
         return result
 
     async def run(self) -> RunResult:
@@ -184,7 +178,7 @@ class EngineRun:
         pending = own | dict(sorted(self.tree.background.suspended.items()))
         asks = [Waits(kind="question", path=q.path, question=q) for q in pending.values()]
         # By address: in which order runs come to stand still is a matter of time, and of a replay another one.
-        standing = sorted(self.tree.standstill.waits.items())
+        standing = sorted(self.tree.suspension.waits.items())
         waits = [one for _, known in standing for one in known if one.kind != "question"]
         return (*asks, *waits)
 
@@ -210,6 +204,14 @@ class EngineRun:
         if tree.inboxes.root and not tree.hub.is_kept_open:
             texts.append(undelivered_warning(len(tree.inboxes.root)))
         return finished.add_warnings(texts) if texts else finished
+
+
+def raise_at_step_limit(result: RunResult, limits: Limits) -> None:
+    """Raise the error of a run that ended at its step limit if *limits* say ``on_max_steps="raise"``; it has the result."""
+    error = result.error
+    if isinstance(error, LimitExceeded) and error.kind == "steps" and limits.on_max_steps == "raise":
+        error.result = result
+        raise error
 
 
 def undelivered_warning(count: int) -> str:

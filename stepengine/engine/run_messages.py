@@ -1,4 +1,4 @@
-"""Messages to runs of this engine or of a journal: the implementation of ``Engine.post``."""
+"""Messages to runs of this engine or of a journal: the implementation of ``Engine.send_message``."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import TYPE_CHECKING
 from stepengine.data.yields import check_topic
 from stepengine.engine.handles import EngineRuns
 from stepengine.errors import JournalMissing
-from stepengine.journal.messages import send_message
+from stepengine.journal import messages
 from stepengine.runtime.handle import RunHandle
-from stepengine.runtime.mail import Message
+from stepengine.runtime.messages import Message
 
 if TYPE_CHECKING:
     from stepengine.journal import JournalLike
 
 
-async def post(
+async def send_message(
     runs: EngineRuns, run: RunHandle | JournalLike, topic: str, value: object, *, id: str | None, path: str
 ) -> bool:
     """Send a message to a run of this process, else to the journal; return False if *id* was sent before."""
     if isinstance(run, RunHandle):
-        return await asyncio.to_thread(run.post, topic, value, id=id, path=path)
+        return await asyncio.to_thread(run.send_message, topic, value, id=id, path=path)
     message = Message(secrets.token_hex(16) if id is None else id, path, check_topic(topic), value)
     if isinstance(run, str) and (running := runs.find(run)[1]):
-        return await asyncio.to_thread(running[0].tree.post, message)
+        return await asyncio.to_thread(running[0].tree.send, message)
     try:
-        return await asyncio.to_thread(send_message, run, topic, message.value, id=message.id, path=path)
+        return await asyncio.to_thread(messages.send_message, run, topic, message.value, id=message.id, path=path)
     except JournalMissing as error:
         if isinstance(run, str):
             msg = f"{run!r} is neither a run that is under way in this engine nor a journal: {error.message}"

@@ -100,7 +100,7 @@ class ScheduleBook:
         self.path = Path(runs) if parse_database_path(str(runs)) is not None else Path(runs) / FILE
         self._status: os.stat_result | None = None
 
-    def passed(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
+    def register_schedules(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
         """
         Return up to when each schedule's times are decided; for a new or changed schedule, store and return *now*.
 
@@ -150,7 +150,7 @@ class ScheduleBook:
         with self._writing() as database:
             return _advance_passed_time(database, schedule, until, missed)
 
-    def claimed(self) -> tuple[ClaimedTime, ...]:
+    def load_claimed_times(self) -> tuple[ClaimedTime, ...]:
         """Return the times that were claimed but have no reported journal."""
         with self._reading() as database:
             rows = database.execute(f"SELECT {ROW} FROM schedule_times WHERE status = 'claimed' ORDER BY at")  # noqa: S608 - constants

@@ -54,7 +54,7 @@ LIVE = (CLAIMED, STARTED, "suspended")
 
 
 @frozen
-class Due:
+class DueTime:
     """
     A time of a schedule that is due.
 
@@ -85,7 +85,7 @@ class ScheduledRun:
         handle: The run.
     """
 
-    due: Due
+    due: DueTime
     journal: Journal
     handle: RunHandle
 
@@ -113,7 +113,7 @@ class ScheduleStatus:
 class AnyScheduleBook(Protocol):
     """The methods of a ``ScheduleBook``, which may be in another store."""
 
-    def passed(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
+    def register_schedules(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
         """Return up to when each schedule's times are decided; for a new or changed schedule that is *now*."""
 
     def claim(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
@@ -122,7 +122,7 @@ class AnyScheduleBook(Protocol):
     def pass_over(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
         """Skip all times up to *until*; return whether this had not been decided before."""
 
-    def claimed(self) -> tuple[ClaimedTime, ...]:
+    def load_claimed_times(self) -> tuple[ClaimedTime, ...]:
         """Return the times that were claimed but have no reported journal."""
 
     def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
@@ -194,19 +194,19 @@ class Scheduler:
 
     # --- what is due --------------------------------------------------------------------------------------------------
 
-    def due(self, now: datetime) -> list[Due]:
+    def list_due(self, now: datetime) -> list[DueTime]:
         """
         Return the times to start now, oldest first; times that are only reported as missed are skipped here.
 
         Raises:
             JournalError: when the book of what was started cannot be used.
         """
-        passed = self.book.passed({s.id: f"{s.line} {s.timezone}" for s in self.schedules}, now)
+        passed = self.book.register_schedules({s.id: f"{s.line} {s.timezone}" for s in self.schedules}, now)
         return sorted(
             [due for s in self.schedules for due in self._find_due_times(s, passed[s.id], now)], key=lambda due: due.at
         )
 
-    def _find_due_times(self, schedule: Schedule, passed: datetime, now: datetime) -> Sequence[Due]:
+    def _find_due_times(self, schedule: Schedule, passed: datetime, now: datetime) -> Sequence[DueTime]:
         if not schedule.enabled:
             self.book.pass_over(schedule.id, now)
             return ()
@@ -214,13 +214,13 @@ class Scheduler:
         if not times:
             return ()
         if schedule.catch_up == "all":
-            return [Due(schedule, at) for at in times]
+            return [DueTime(schedule, at) for at in times]
         is_late = now - times[-1] > timedelta(seconds=MAX_LATE_SECONDS)
         if schedule.catch_up == "none" and is_late:
             if self.book.pass_over(schedule.id, times[-1], missed=times):
                 _log_missed_times(schedule, times)
             return ()
-        return [Due(schedule, times[-1], times[:-1])]
+        return [DueTime(schedule, times[-1], times[:-1])]
 
     async def tick(self, now: datetime | None = None) -> list[ScheduledRun]:
         """
@@ -237,7 +237,7 @@ class Scheduler:
         async with self._ticking:
             moment = now or self._clock.now()
             begun = [await self._begin(due) for due in await asyncio.to_thread(self._left_behind)]
-            for due in await asyncio.to_thread(self.due, moment):
+            for due in await asyncio.to_thread(self.list_due, moment):
                 if len(self._under_way) >= self._at_once:
                     break
                 claim = asyncio.to_thread(self.book.claim, due.schedule.id, due.at, run=due.run, missed=due.missed)
@@ -246,10 +246,10 @@ class Scheduler:
                     begun.append(await self._begin(due))
             return [started for started in begun if started is not None]
 
-    def _left_behind(self) -> list[Due]:
+    def _left_behind(self) -> list[DueTime]:
         """Return claimed times without a started journal; those with a journal are marked as started."""
-        found: list[Due] = []
-        for ran in self.book.claimed():
+        found: list[DueTime] = []
+        for ran in self.book.load_claimed_times():
             schedule = self._schedules.get(ran.schedule)
             if ran.run in self._under_way or schedule is None:
                 continue
@@ -261,12 +261,12 @@ class Scheduler:
             if is_begun:
                 self.book.mark(ran.schedule, ran.at, STARTED)
             elif len(found) + len(self._under_way) < self._at_once:
-                found.append(Due(schedule, ran.at))
+                found.append(DueTime(schedule, ran.at))
         return found
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
-    async def _begin(self, due: Due) -> ScheduledRun | None:
+    async def _begin(self, due: DueTime) -> ScheduledRun | None:
         # While it is under way its journal is locked, and a waker that comes too early puts it off.
         await asyncio.to_thread(self._update_wake_index, due, self._clock.now() + LEASE)
         schedule, journal = due.schedule, _make_journal(self._runs, due.run)
@@ -287,7 +287,7 @@ class Scheduler:
         self._under_way[due.run].add_done_callback(lambda _: self._forget_run(due.run))
         return started
 
-    def _update_wake_index(self, due: Due, wakes_at: datetime | None) -> None:
+    def _update_wake_index(self, due: DueTime, wakes_at: datetime | None) -> None:
         """Store when other processes may resume this run, should this one die; ``None`` removes it, as it ended."""
         is_database = parse_database_path(str(self._runs)) is not None
         run, agent = due.run if is_database else f"{due.run}.jsonl", due.schedule.agent
@@ -296,7 +296,7 @@ class Scheduler:
                 if wakes_at is None:
                     index.forget(run)
                 else:
-                    index.note(run, wakes_at, ("process",), agent if isinstance(agent, str) else agent.id)
+                    index.record_sleep(run, wakes_at, ("process",), agent if isinstance(agent, str) else agent.id)
         except StepEngineError as error:
             LOGGER.warning(
                 "run %s of schedule %r: should its process die, nobody is told: %s", due.run, due.schedule.id, error
@@ -322,7 +322,7 @@ class Scheduler:
             LOGGER.error("the run %s of schedule %r failed: %s", due.run, due.schedule.id, result.error)
         await self._mark(due, result.status.value, "" if result.error is None else str(result.error))
 
-    async def _report_start_error(self, due: Due, journal: Journal, run_id: str, error: Exception) -> None:
+    async def _report_start_error(self, due: DueTime, journal: Journal, run_id: str, error: Exception) -> None:
         """Log and store the error of a start, unless another process has this journal or is about to start it."""
         if isinstance(error, JournalLocked):
             return
@@ -333,7 +333,7 @@ class Scheduler:
         LOGGER.error("schedule %r could not start its run of %s: %s", due.schedule.id, due.at.isoformat(), error)
         await self._mark(due, "failed", str(error))
 
-    async def _mark(self, due: Due, status: str, error: str = "") -> None:
+    async def _mark(self, due: DueTime, status: str, error: str = "") -> None:
         try:
             await asyncio.to_thread(self.book.mark, due.schedule.id, due.at, status, error)
         except JournalError as problem:  # the journal says the same
@@ -354,7 +354,7 @@ class Scheduler:
                 LOGGER.exception("schedules could not be looked after; they are looked at again within a minute")
             await self._wait_for_next_time(now)
 
-    async def finished(self) -> None:
+    async def wait_until_idle(self) -> None:
         """Wait until no run that was started here is under way."""
         while self._under_way:
             await asyncio.wait(list(self._under_way.values()))

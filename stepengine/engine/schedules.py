@@ -135,7 +135,7 @@ class Schedule:
         kept = "".join([sign if sign.isascii() and sign.isalnum() else "-" for sign in name[:31]]).strip("-")
         return f"{kept or 'agent'}-{digest}"
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         """Return what the line says, in English, such as ``At 07:00, Monday through Friday``."""
         return str(_iterate_times_after(self.line, LOOKED_FROM).explain())
 

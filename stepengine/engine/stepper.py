@@ -3,7 +3,7 @@
 
 ``Tape`` has the positions in the record, and ``ReplayedTree`` the machines; a ``Stepper`` moves one through the other and looks at both.
 
-It goes forward only, because a generator cannot be copied. To go back, start again with ``anew``, or have steppers or processes that
+It goes forward only, because a generator cannot be copied. To go back, start again with ``copy_at_start``, or have steppers or processes that
 wait at earlier positions.
 """
 
@@ -62,7 +62,7 @@ class Stepper:
         self._tree = ReplayedTree(tape, session, planned.services)
         self._track_divergence(partial(self._tree.start, planned.root.plan, planned.root.state, ""))
 
-    def anew(self) -> Stepper:
+    def copy_at_start(self) -> Stepper:
         """
         Return another stepper at position 0, which shares the parsed record.
 
@@ -89,7 +89,7 @@ class Stepper:
         return self._tree.position
 
     @property
-    def kept(self) -> list[str]:
+    def accepted_changes(self) -> list[str]:
         """The addresses of changed model requests that got the recorded reply; see ``AllowedDifferences``."""
         return self._tree.list_accepted()
 
@@ -111,10 +111,10 @@ class Stepper:
             raise self.diverged
         if self.position >= self.tape.last:
             return False
-        self.go(self.position + 1)
+        self.advance_to(self.position + 1)
         return True
 
-    def go(self, position: int) -> None:
+    def advance_to(self, position: int) -> None:
         """Apply results up to a position; raises as ``advance`` does."""
         if self.diverged is not None and self.position < position:
             raise self.diverged

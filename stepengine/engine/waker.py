@@ -47,9 +47,9 @@ BATCH_RUNS = 100
 
 
 @frozen(kw_only=True)
-class Woken:
+class WakeResult:
     """
-    What became of a run that was due.
+    The result of an attempt to resume a run that was due.
 
     Attributes:
         run: Its name in the place: that of a file, or of a run in a database.
@@ -94,7 +94,7 @@ class Waker:
         resume: Resume,
         *,
         journals: Mapping[str, Journal] | None = None,
-        tell: Callable[[Woken], object] = id,
+        tell: Callable[[WakeResult], object] = id,
         at_once: int = MAX_RUNS,
         clock: TimeSource | None = None,
     ) -> None:
@@ -114,7 +114,7 @@ class Waker:
         seen: set[str] = set()
         try:
             while True:
-                due = await asyncio.to_thread(self._index.due, now, BATCH_RUNS + len(seen))
+                due = await asyncio.to_thread(self._index.list_due, now, BATCH_RUNS + len(seen))
                 new = [one for one in due if one.run not in seen]
                 if not new:
                     break
@@ -140,7 +140,7 @@ class Waker:
                 try:
                     pause = await self._look(every)
                 except StepEngineError as error:
-                    self._tell(Woken(run="", agent_id="", state="failed", error=error))
+                    self._tell(WakeResult(run="", agent_id="", state="failed", error=error))
                 if self._under_way:
                     tasks = list(self._under_way.values())
                     await asyncio.wait(tasks, timeout=pause, return_when=asyncio.FIRST_COMPLETED)
@@ -155,7 +155,7 @@ class Waker:
         if room <= 0:
             return every
         now = self._clock.now()
-        for one in await asyncio.to_thread(self._index.due, now, room + len(self._under_way)):
+        for one in await asyncio.to_thread(self._index.list_due, now, room + len(self._under_way)):
             if one.run in self._under_way:
                 # It takes long, or something came for it that it takes in by itself.
                 await self._set_wake_time(one.run, LEASE)
@@ -187,7 +187,7 @@ class Waker:
     # --- one run ------------------------------------------------------------------------------------------------------
 
     async def _resume_run(self, one: Sleeping) -> None:
-        about = Woken(run=one.run, agent_id=one.agent_id, state="woken", due=one.wakes_at)
+        about = WakeResult(run=one.run, agent_id=one.agent_id, state="woken", due=one.wakes_at)
         try:
             await self._set_wake_time(one.run, LEASE)
             journal = await asyncio.to_thread(open_journal, self._place, one.run, self._journals)
@@ -236,4 +236,4 @@ class Waker:
 
     def _record_as_due_now(self, one: Sleeping) -> None:
         with contextlib.suppress(StepEngineError):
-            self._index.note(one.run, self._clock.now(), one.kinds, one.agent_id)
+            self._index.record_sleep(one.run, self._clock.now(), one.kinds, one.agent_id)

@@ -34,7 +34,7 @@ from stepengine.evaluation.samples import (
     sample,
 )
 from stepengine.evaluation.statistics import wilson_interval
-from stepengine.journal import ForkReport, Journal, JournalLike, Purse, as_journal
+from stepengine.journal import ForkReport, Journal, JournalLike, SharedBudget, as_journal
 from stepengine.journal.history import History
 from stepengine.journal.recorded_part import parse_address
 
@@ -239,7 +239,7 @@ async def blame(
     agent: AgentDefinition | None = None,
     k: int = 8,
     steps: tuple[int, int] | None = None,
-    purse: Purse | None = None,
+    budget: SharedBudget | None = None,
     models: Models | None = None,
     confirm: Confirm | None = None,
     **options: Any,
@@ -255,7 +255,7 @@ async def blame(
         agent: The current agent of the run; by default the engine's agent with the recorded id.
         k: The number of runs from each step; 8 by default.
         steps: The first and the last model step to try, from 1; by default all.
-        purse: The budget; unlimited by default.
+        budget: The budget; unlimited by default.
         models: Creates the models of each run, in place of the engine's.
         confirm: Called with the estimated cost before models are called. It raises to refuse, and may return the budget.
         options: ``tools`` and ``simulate``, as for ``Engine.fork``; tools that may be repeated are performed by default.
@@ -268,7 +268,7 @@ async def blame(
         msg = f"k is {k}; each step has to be asked at least once"
         raise DataError(msg)
     journal, check = as_journal(journal), Check.from_any(check)
-    spent = (purse or Purse()).known
+    spent = (budget or SharedBudget()).known
     options.setdefault("tools", "idempotent")
     recorded = await engine.replay(journal, agent=agent)
     if check.apply(recorded).passed:
@@ -277,11 +277,11 @@ async def blame(
     chosen = _select_steps(model_calls(history), steps)
     if not chosen:
         return Blame(check.text, k, (), None, "this run asked no model, so that no step is to blame", spent)
-    money = await confirm_cost(confirm, partial(_estimate_cost, journal, k, steps), purse)
+    money = await confirm_cost(confirm, partial(_estimate_cost, journal, k, steps), budget)
     first = 1 if steps is None else steps[0]
     search = _BlameSearch(
         [RetriedStep(index, step, a) for index, (step, a) in enumerate(zip(_root_steps(history, chosen), chosen, strict=True), first)],
-        partial(sample, engine, journal, purse=money, models=models, agent=agent, reuse=False,
+        partial(sample, engine, journal, budget=money, models=models, agent=agent, reuse=False,
                 **options),
         check, k,
     )  # fmt: skip

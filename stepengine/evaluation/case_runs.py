@@ -67,7 +67,7 @@ from stepengine.evaluation.criteria import (
     read_text,
 )
 from stepengine.evaluation.samples import run_concurrently, sort_in_program_order
-from stepengine.journal import FileJournal, Journal, Purse
+from stepengine.journal import FileJournal, Journal, SharedBudget
 from stepengine.journal.history import History
 from stepengine.journal.records import format_address
 
@@ -422,7 +422,7 @@ class EvaluationBudget:
         self.budget = budget
         self.spent = Decimal(0)
         self.stopped = ""
-        self.purse = None if budget is None else Purse(budget, allow_unpriced=True)
+        self.shared_budget = None if budget is None else SharedBudget(budget, allow_unpriced=True)
         self._at_once = at_once
         self._reserved: list[Decimal] = []
         self._is_price_known = False
@@ -712,7 +712,7 @@ class _EvaluationRun:
         """Call *run* with a new engine, and store a note about the ended run."""
         began = time.monotonic()
         async with self.bench(slot.side.agent, copy.root, performs=True) as engine:
-            with engine.override(models=models, budget=self.ledger.purse):
+            with engine.override(models=models, budget=self.ledger.shared_budget):
                 result, reused = await run(engine)
         seconds = time.monotonic() - began
         files = await asyncio.to_thread(copy.files, self.evaluation.keep)
@@ -891,7 +891,7 @@ class _EvaluationRun:
         try:
             place.unlink(missing_ok=True)
             async with self.bench(definition, self.root, performs=False) as engine:
-                with engine.override(models=models, budget=self.ledger.purse):
+                with engine.override(models=models, budget=self.ledger.shared_budget):
                     journal = FileJournal(place, sync="write")
                     result = await engine.run(definition, prompt, journal=journal, limits=limits)
         finally:

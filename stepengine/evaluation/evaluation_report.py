@@ -43,7 +43,7 @@ from stepengine.evaluation.report_pages import failed_lines, render_report, summ
 from stepengine.evaluation.result_folders import RESULTS, check_result_folder, read_plan, replace_file
 from stepengine.evaluation.samples import Confirm, CostEstimate, confirm_cost
 from stepengine.evaluation.scoring import PASS, Scores, check_gates, parse_gates, score_outcome
-from stepengine.journal import Purse
+from stepengine.journal import SharedBudget
 from stepengine.models.scripted import ScriptedModel
 from stepengine.redaction import make_redactor
 
@@ -187,13 +187,14 @@ async def evaluate(
     asked = parse_gates(loaded, gates)
     load = load_agent or partial(_load_agent, root=where)
     known = {name: load(agent) for name, agent in loaded.agents.items()}
-    scripted, purse = _script_models(replies), _parse_budget(budget)
+    scripted, shared_budget = _script_models(replies), _parse_budget(budget)
     make = make_engine or partial(_make_engine, models=models, model=model)
     if not recheck:
         await _check_engines(known.values(), make)
         is_live = any(scripted(case) is None for case in loaded.cases)
         runs = len(loaded.cases) * len(known) * loaded.n if is_live else 0
-        purse = await confirm_cost(confirm, partial(CostEstimate, runs, None, None), purse)
+        estimate = partial(CostEstimate, runs, None, None)
+        shared_budget = await confirm_cost(confirm, estimate, shared_budget)
     check_result_folder(place)
     outcome = await run_samples(
         loaded,
@@ -206,7 +207,7 @@ async def evaluate(
         n=loaded.n,
         seed=plan.get("seed", random.randrange(MAX_SEED)) if seed is None else seed,  # noqa: S311 - an order, no secret
         concurrency=concurrency,
-        budget=purse.dollars,
+        budget=shared_budget.dollars,
         mode=mode,
         done=on_sample,
     )
@@ -304,9 +305,9 @@ def _make_engine(agent: AgentDefinition, root: Path, *, models: ModelsLike, mode
     )
 
 
-def _parse_budget(budget: Decimal | float | str | None) -> Purse:
+def _parse_budget(budget: Decimal | float | str | None) -> SharedBudget:
     try:
-        return Purse(budget)
+        return SharedBudget(budget)
     except JournalError:
         msg = f"budget={budget!r} is not an amount of US dollars; a number above 0 is, such as budget=2.50"
         raise DataError(msg) from None

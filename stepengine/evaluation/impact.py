@@ -46,7 +46,7 @@ from stepengine.evaluation.statistics import (
     estimate_rate,
     estimate_ratio,
 )
-from stepengine.journal import ForkReport, Journal, JournalLike, Purse, as_journal
+from stepengine.journal import ForkReport, Journal, JournalLike, SharedBudget, as_journal
 from stepengine.journal.divergence import FieldDifference
 from stepengine.journal.history import History
 from stepengine.journal.recorded_part import parse_address
@@ -399,7 +399,7 @@ async def impact(
     agent: AgentDefinition | None = None,
     old: AgentDefinition | None = None,
     n: int = 5,
-    purse: Purse | None = None,
+    budget: SharedBudget | None = None,
     models: Models | None = None,
     confirm: Confirm | None = None,
     **options: Any,
@@ -413,7 +413,7 @@ async def impact(
         agent: The current agent; by default the engine's agent with the recorded id.
         old: The agent before the change: it is sampled as often from the same place, and the report compares with it.
         n: The number of samples of each run; 5 by default.
-        purse: The budget; unlimited by default.
+        budget: The budget; unlimited by default.
         models: Creates the models of each sample, in place of the engine's.
         confirm: Called with the estimated cost before models are called. It raises to refuse, and may return the budget.
         options: ``tools``, ``simulate`` and ``reuse``, as for ``Engine.fork``.
@@ -431,8 +431,8 @@ async def impact(
         else await first_difference(engine, (journal := as_journal(one)).name, journal, agent)
         for one in journals
     ]
-    money = await confirm_cost(confirm, partial(estimate_calls, found, n * (1 if old is None else 2)), purse)
-    ask = partial(sample, purse=money, models=models, **options)
+    money = await confirm_cost(confirm, partial(estimate_calls, found, n * (1 if old is None else 2)), budget)
+    ask = partial(sample, budget=money, models=models, **options)
     asked = [one for one in found if one.is_asked]
     made_by = [(partial(ask, one.engine or engine), one) for one in asked for _ in range(n)]
     new = [partial(_take_sample, own, one, agent=one.agent or agent) for own, one in made_by]

@@ -27,7 +27,7 @@ from stepengine.errors import DataError, ModelError
 from stepengine.evaluation.checks import Check, load_member
 from stepengine.evaluation.origins import Origin, find_origin
 from stepengine.journal import (
-    Called,
+    ExternalCall,
     FileJournal,
     ForkReport,
     Journal,
@@ -205,7 +205,7 @@ def pinned(
     """
     asked = Check.from_any(check, root)
 
-    def simulate(call: Called, _: Sequence[Called]) -> object:
+    def simulate(call: ExternalCall, _: Sequence[ExternalCall]) -> object:
         made = (results or {}).get(call.name)
         return made(call.input) if callable(made) else made
 

@@ -1,5 +1,5 @@
 """
-Samples: one recorded run again several times, several at once and out of one purse; and what they did from their place on.
+Samples: one recorded run again several times, several at once and out of one budget; and what they did from their place on.
 
 A single fork is made (``stepengine.journal.recorded_forks``); here it becomes something to count.
 """
@@ -18,7 +18,7 @@ from stepengine.data.codec import plain
 from stepengine.data.models import ModelReply
 from stepengine.data.usage import Usage, add_cost
 from stepengine.engine import Engine
-from stepengine.journal import ForkReport, Journal, Purse
+from stepengine.journal import ForkReport, Journal, SharedBudget
 from stepengine.journal.history import History
 from stepengine.journal.programs import get_program
 from stepengine.journal.recorded_forks import ForkTools
@@ -49,26 +49,28 @@ class CostEstimate:
     high: Decimal | None
 
 
-Confirm: TypeAlias = Callable[[CostEstimate], "Awaitable[Purse | None] | Purse | None"]
-"""Approves the cost before models are called, or raises. If it returns a purse, that is the budget."""
+Confirm: TypeAlias = Callable[[CostEstimate], "Awaitable[SharedBudget | None] | SharedBudget | None"]
+"""Approves the cost before models are called, or raises. If it returns a ``SharedBudget``, that pays."""
 
 
-async def confirm_cost(confirm: Confirm | None, estimate: Callable[[], CostEstimate], purse: Purse | None) -> Purse:
-    """Return the purse that pays, after *confirm* has approved the estimate; it is not called if no model will be."""
-    purse = Purse() if purse is None else purse
+async def confirm_cost(
+    confirm: Confirm | None, estimate: Callable[[], CostEstimate], budget: SharedBudget | None
+) -> SharedBudget:
+    """Return the budget that pays, after *confirm* has approved the estimate; it is not called if no model will be."""
+    budget = SharedBudget() if budget is None else budget
     expected = None if confirm is None else estimate()
     if confirm is None or expected is None or not expected.calls:
-        return purse
+        return budget
     given = confirm(expected)
-    approved = given if given is None or isinstance(given, Purse) else await given
-    return purse if approved is None else approved
+    approved = given if given is None or isinstance(given, SharedBudget) else await given
+    return budget if approved is None else approved
 
 
 async def sample(
     engine: Engine,
     journal: Journal,
     *,
-    purse: Purse,
+    budget: SharedBudget,
     models: Models | None = None,
     at: str | None = None,
     tools: ForkTools = "recorded",
@@ -80,13 +82,13 @@ async def sample(
     Returns:
         How it went; ``None`` when there is no money left for it.
     """
-    if purse.is_empty:
+    if budget.is_empty:
         return None
     if at is not None:
         path, seq = parse_address(at)
         options["at"] = format_address(path, seq - 1)
     with nullcontext() if models is None else engine.override(models=models()):
-        made = await engine.fork(journal, tools=tools, budget=purse, **options)
+        made = await engine.fork(journal, tools=tools, budget=budget, **options)
     return None if made.is_unpaid else made
 
 

@@ -33,30 +33,38 @@ from typing import TYPE_CHECKING
 from stepengine.data.late import make_lazy_exports
 
 if TYPE_CHECKING:
-    from stepengine.journal.decided import Decided, JudgedCall, decisions, judge_calls
     from stepengine.journal.event_stream import follow_events
-    from stepengine.journal.file_undo import Undone, undo
+    from stepengine.journal.file_undo import UndoResult, undo
     from stepengine.journal.files import FileJournal
-    from stepengine.journal.follower import Follower, NewRecords, News, Tail
+    from stepengine.journal.follower import AddedRecords, Follower, JournalPosition, NewRecords
     from stepengine.journal.history import History
+    from stepengine.journal.journal_repair import (
+        EditedLine,
+        JournalReport,
+        SealedJournal,
+        check,
+        repair,
+        scrub,
+        seal_journal,
+    )
     from stepengine.journal.line_journal import LineJournal
-    from stepengine.journal.mailbox import Letter, Mailbox
-    from stepengine.journal.mend import Edit, JournalReport, Sealed, check, repair, scrub, sealed
+    from stepengine.journal.mailbox import Mailbox, MailboxMessage
     from stepengine.journal.messages import send_answers, send_cancel, send_input, send_message, send_tool_result
     from stepengine.journal.origins import CallOrigins, call_origins, value_sources
     from stepengine.journal.questions import InDoubt
-    from stepengine.journal.recorded_forks import Called, ForkReport, Purse
+    from stepengine.journal.recorded_decisions import JudgedCall, RecordedDecision, check_recorded_calls, decisions
+    from stepengine.journal.recorded_forks import ExternalCall, ForkReport, SharedBudget
     from stepengine.journal.recorded_runs import RecordedRun, list_runs
     from stepengine.journal.records import Blob, Head, Input, Intent, Record, Result
     from stepengine.journal.run_diff import Difference, diff
     from stepengine.journal.runs import OnDivergence
-    from stepengine.journal.secret_scan import Leak, scan
+    from stepengine.journal.secret_scan import SecretFinding, scan
     from stepengine.journal.show import machine_data
     from stepengine.journal.signing import SigningKey
     from stepengine.journal.sources import JournalLike, as_journal
     from stepengine.journal.sqlite import SqliteJournal
     from stepengine.journal.store import Journal, MemoryJournal, WakePlace, Writer
-    from stepengine.journal.verification import Verified, verify
+    from stepengine.journal.verification import VerificationResult, verify
     from stepengine.redaction import Redact, RedactField, RedactHeader, Redactor, RedactPattern, RedactValue
 else:
     __getattr__, __dir__ = make_lazy_exports(
@@ -66,11 +74,11 @@ else:
                 "Difference",
                 "diff",
             ),
-            "stepengine.journal.decided": (
-                "Decided",
+            "stepengine.journal.recorded_decisions": (
+                "RecordedDecision",
                 "JudgedCall",
                 "decisions",
-                "judge_calls",
+                "check_recorded_calls",
             ),
             "stepengine.journal.files": ("FileJournal",),
             "stepengine.journal.origins": (
@@ -85,20 +93,20 @@ else:
             "stepengine.journal.follower": (
                 "Follower",
                 "NewRecords",
-                "News",
-                "Tail",
+                "AddedRecords",
+                "JournalPosition",
             ),
             "stepengine.journal.history": ("History",),
             "stepengine.journal.line_journal": ("LineJournal",),
-            "stepengine.journal.mailbox": ("Letter", "Mailbox"),
-            "stepengine.journal.mend": (
-                "Edit",
+            "stepengine.journal.mailbox": ("MailboxMessage", "Mailbox"),
+            "stepengine.journal.journal_repair": (
+                "EditedLine",
                 "JournalReport",
-                "Sealed",
+                "SealedJournal",
                 "check",
                 "repair",
                 "scrub",
-                "sealed",
+                "seal_journal",
             ),
             "stepengine.journal.messages": (
                 "send_answers",
@@ -111,13 +119,13 @@ else:
             "stepengine.journal.records": ("Blob", "Head", "Input", "Intent", "Record", "Result"),
             "stepengine.journal.recorded_runs": ("RecordedRun", "list_runs"),
             "stepengine.journal.recorded_forks": (
-                "Called",
-                "Purse",
+                "ExternalCall",
+                "SharedBudget",
                 "ForkReport",
             ),
             "stepengine.journal.runs": ("OnDivergence",),
             "stepengine.journal.secret_scan": (
-                "Leak",
+                "SecretFinding",
                 "scan",
             ),
             "stepengine.journal.show": ("machine_data",),
@@ -130,11 +138,11 @@ else:
                 "Writer",
             ),
             "stepengine.journal.file_undo": (
-                "Undone",
+                "UndoResult",
                 "undo",
             ),
             "stepengine.journal.verification": (
-                "Verified",
+                "VerificationResult",
                 "verify",
             ),
             "stepengine.journal.event_stream": ("follow_events",),
@@ -150,12 +158,12 @@ else:
     )
 
 __all__ = (
+    "AddedRecords",
     "Blob",
     "CallOrigins",
-    "Called",
-    "Decided",
     "Difference",
-    "Edit",
+    "EditedLine",
+    "ExternalCall",
     "FileJournal",
     "Follower",
     "ForkReport",
@@ -166,18 +174,17 @@ __all__ = (
     "Intent",
     "Journal",
     "JournalLike",
+    "JournalPosition",
     "JournalReport",
     "JudgedCall",
-    "Leak",
-    "Letter",
     "LineJournal",
     "Mailbox",
+    "MailboxMessage",
     "MemoryJournal",
     "NewRecords",
-    "News",
     "OnDivergence",
-    "Purse",
     "Record",
+    "RecordedDecision",
     "RecordedRun",
     "Redact",
     "RedactField",
@@ -186,27 +193,28 @@ __all__ = (
     "RedactValue",
     "Redactor",
     "Result",
-    "Sealed",
+    "SealedJournal",
+    "SecretFinding",
+    "SharedBudget",
     "SigningKey",
     "SqliteJournal",
-    "Tail",
-    "Undone",
-    "Verified",
+    "UndoResult",
+    "VerificationResult",
     "WakePlace",
     "Writer",
     "as_journal",
     "call_origins",
     "check",
+    "check_recorded_calls",
     "decisions",
     "diff",
     "follow_events",
-    "judge_calls",
     "list_runs",
     "machine_data",
     "repair",
     "scan",
     "scrub",
-    "sealed",
+    "seal_journal",
     "send_answers",
     "send_cancel",
     "send_input",

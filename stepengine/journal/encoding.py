@@ -437,9 +437,9 @@ class Encoder:
         self._bases = _KnownRequests(self.prints)
         self.add_mac: Callable[[bytes], str] | None = None
 
-    def remember(self, path: str, seq: int, transcript: Transcript) -> None:
+    def set_request_base(self, path: str, seq: int, transcript: Transcript) -> None:
         """Store later requests as differences to this one, which the journal holds already."""
-        self._bases.remember(path, seq, transcript)
+        self._bases.set_request_base(path, seq, transcript)
 
     def lines(self, record: Record) -> list[bytes]:
         """
@@ -550,7 +550,7 @@ class Encoder:
                 record.fp = self.prints.for_effect(form)
             if (record.path, record.seq) == ROOT and form.get("previous"):
                 # Known by its messages, not by its buffer: the run continues from a copy of this state.
-                self._bases.remember(*ROOT, restored(form["previous"]).view)
+                self._bases.set_request_base(*ROOT, restored(form["previous"]).view)
         members = {"kind": "intent", "path": record.path, "seq": record.seq, "fp": record.fp, "effect": form}
         if record.gather is not None:
             members["gather"] = record.gather
@@ -755,7 +755,7 @@ class _KnownRequests:
         self._last: dict[str, _KnownRequest] = {}
         self._known: dict[str, list[_KnownRequest]] = {}
 
-    def remember(self, path: str, seq: int, transcript: Transcript) -> None:
+    def set_request_base(self, path: str, seq: int, transcript: Transcript) -> None:
         """Remember a request; requests of handlers do not displace those of the conversation."""
         kept = self._list_recent_bases(path)
         shared, length = transcript.parts
@@ -795,7 +795,7 @@ class _KnownRequests:
                         self._known[path] = [last]  # nothing else is kept, nor what that was
                 return [said, *[bare(message) for message in transcript.messages_from(before)]]
         items = self._encode_transcript((path, seq), transcript)
-        self.remember(path, seq, transcript)
+        self.set_request_base(path, seq, transcript)
         return [item if isinstance(item, dict) else bare(item) for item in items]
 
     def _encode_transcript(self, address: Address, transcript: Transcript) -> list[Any]:

@@ -567,7 +567,7 @@ class JournalWatch:
 
     def look(self) -> list[Event]:
         """Poll the journal and return the new events."""
-        was_behind, news = self.is_behind, self.follower.news()
+        was_behind, news = self.is_behind, self.follower.read_new()
         self.is_behind = news.is_behind
         told: list[Event] = []
         records = news.records

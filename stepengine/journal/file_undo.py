@@ -55,7 +55,7 @@ ELSEWHERE = "it was written below another folder than those that were given"
 
 
 @frozen(kw_only=True)
-class Undone:
+class UndoResult:
     """
     The result of an undo; paths are relative to their root.
 
@@ -108,7 +108,7 @@ def undo(
     allow_protected: Sequence[str] = (),
     cross_mounts: bool = False,
     allow_wide_root: bool = False,
-) -> Undone:
+) -> UndoResult:
     """
     Restore the files that a run and its children wrote with ``file_tools`` to their earlier content.
 
@@ -148,7 +148,7 @@ def undo(
     options = UndoOptions(partial=partial, dry_run=dry_run, moved=moved, policy=policy)
     history = source.history()
     if history.head is None:
-        raise source.missing()
+        raise source.make_missing_error()
     is_refused = not (dry_run or trust or is_written_by_user(source))
     with ExitStack() as held:
         if not (dry_run or is_refused):
@@ -211,7 +211,7 @@ def undo_writes(
     root: Roots,
     keeps: Callable[[Address], bool],
     options: UndoOptions,
-) -> Undone:
+) -> UndoResult:
     """Undo the writes of a history whose results are not among those that *keeps* accepts; see ``undo``."""
     with ExitStack() as held:
         files = _list_written_files(history, keeps, _open_roots(root, options, held), moved=options.moved)
@@ -225,7 +225,7 @@ def undo_writes(
             file.restore_content()
         removed = list(_find_folders_to_remove(whole) if options.dry_run else _remove_empty_folders(whole))
     written = [file for file in whole if options.dry_run and file.fate in ("restored", "created")]
-    return Undone(
+    return UndoResult(
         restored=_list_paths_by_fate(whole, "restored"),
         removed=(*_list_paths_by_fate(whole, "removed"), *[f"{folder}/" for folder in removed]),
         created=_list_paths_by_fate(whole, "created"),

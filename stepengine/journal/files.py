@@ -16,11 +16,7 @@ from pathlib import Path
 from typing import Any, Literal, get_args
 
 from stepengine.errors import JournalCorrupt, JournalError, JournalMissing
-from stepengine.journal.held import HeldFile, open_closing_idle_files
-from stepengine.journal.line_journal import LineJournal
-from stepengine.journal.line_reader import Reading, read_file
-from stepengine.journal.mailbox import MAIL, MAILBOX_FILE, FileMailbox, Mailbox, mailbox_path
-from stepengine.journal.places import (
+from stepengine.journal.journal_files import (
     check_regular_file,
     close_locked,
     create_file,
@@ -33,6 +29,10 @@ from stepengine.journal.places import (
     open_for_reading,
     read_file_stamp,
 )
+from stepengine.journal.line_journal import LineJournal
+from stepengine.journal.line_reader import Reading, read_file
+from stepengine.journal.locked_file import LockedFile, open_closing_idle_files
+from stepengine.journal.mailbox import MAIL, MAILBOX_FILE, FileMailbox, Mailbox, mailbox_path
 from stepengine.journal.store import Journal, WakePlace
 from stepengine.workspace.atomic import replace_path, sync_folder
 from stepengine.workspace.calls import OWNER_FILE_MODE
@@ -129,7 +129,7 @@ class FileJournal(LineJournal):
         finally:
             os.close(descriptor)
 
-    def reading(self) -> Reading:
+    def read_records(self) -> Reading:
         """Return the stored records, and where the last whole one ends; long texts of a large file stay there."""
         descriptor = open_for_reading(self.path)
         if descriptor is None:
@@ -193,7 +193,7 @@ class FileJournal(LineJournal):
         """Return whether the file is locked."""
         return is_locked(self.path)
 
-    def missing(self) -> JournalMissing:
+    def make_missing_error(self) -> JournalMissing:
         """
         Return the error for a missing or empty file; it names other journals in the folder.
 
@@ -288,7 +288,7 @@ class JournalFile:
         self._name, self._inode, self._device = os.fsencode(path), status.st_ino, status.st_dev
         # The name of a new file is made durable once, with its first records.
         self._is_new = not status.st_size
-        self._held = HeldFile(path, descriptor)
+        self._held = LockedFile(path, descriptor)
 
     def append(self, data: bytes, at: int) -> None:
         """

@@ -31,7 +31,7 @@ Again: TypeAlias = Literal["", "cut", "rewritten", "replaced"]
 
 
 @frozen
-class News:
+class AddedRecords:
     """
     The records added to a journal since the last poll.
 
@@ -53,7 +53,7 @@ class News:
 
 class NewRecords(NamedTuple):
     """
-    The records of a store after a position; ``News`` explains *again*, *kept* and *is_behind* in full.
+    The records of a store after a position; ``AddedRecords`` explains *again*, *kept* and *is_behind* in full.
 
     Attributes:
         records: The records, in order.
@@ -68,7 +68,7 @@ class NewRecords(NamedTuple):
     is_behind: bool = False
 
 
-class Tail(abc.ABC):
+class JournalPosition(abc.ABC):
     """A position in a journal, from which new records are read."""
 
     @property
@@ -119,7 +119,7 @@ class FollowableJournal(Protocol):
     def name(self) -> str:
         """The journal's name for errors."""
 
-    def tail(self) -> Tail:
+    def tail(self) -> JournalPosition:
         """Return a position at its start."""
 
     def read_piece(self, start: int, most: int) -> bytes:
@@ -131,11 +131,11 @@ class FollowableJournal(Protocol):
     def is_there(self) -> bool:
         """Return whether it exists."""
 
-    def missing(self) -> JournalMissing:
+    def make_missing_error(self) -> JournalMissing:
         """Return the error for a missing one."""
 
 
-class OffsetTail(Tail):
+class OffsetPosition(JournalPosition):
     """
     A position in stored bytes, which are read from an offset.
 
@@ -250,7 +250,7 @@ class OffsetTail(Tail):
     def _report_replaced_store(self, again: Again) -> BytesAfter:
         """Return that the store was replaced, and how; raise if it is missing."""
         if not self._store.is_there():
-            raise self._store.missing()
+            raise self._store.make_missing_error()
         return BytesAfter(again=again)
 
     def _advance(self, data: bytes) -> None:
@@ -288,7 +288,7 @@ class Follower:
         self._tail = journal.tail()
         self._given = 0
         self._error: JournalError | None = None
-        self.history = History((), journal.name, journal.missing)
+        self.history = History((), journal.name, journal.make_missing_error)
 
     @property
     def end(self) -> int:
@@ -299,7 +299,7 @@ class Follower:
         """Return whether there may be news, from the file's size and time alone."""
         return self._tail.has_changed()
 
-    def news(self) -> News:
+    def read_new(self) -> AddedRecords:
         """
         Return the records added since the last call; there may be none.
 
@@ -326,14 +326,14 @@ class Follower:
             self._tail.restart()
             raise
 
-    def _read_news(self) -> News:
+    def _read_news(self) -> AddedRecords:
         found = self._tail.read_new_records()
         if found.again:
             kept, self._given = min(found.kept, self._given), 0
-            self.history = History(found.records, self._journal.name, self._journal.missing)
+            self.history = History(found.records, self._journal.name, self._journal.make_missing_error)
         else:
             kept = self._given
             if found.records:
                 self.history.grow(found.records)
         self._given += len(found.records)
-        return News(found.records, found.again, kept, found.is_behind, self.history.is_complete)
+        return AddedRecords(found.records, found.again, kept, found.is_behind, self.history.is_complete)

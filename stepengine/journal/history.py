@@ -18,6 +18,7 @@ from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import KINDS, CallModel
+from stepengine.data.faults import SHOWN_CHARS
 from stepengine.data.json import JsonDict, JsonValue
 from stepengine.data.limits import MAX_LEVELS, Limits
 from stepengine.data.outcomes import Failure, Stop, Value
@@ -197,7 +198,7 @@ class History:
 
     def _append_input(self, record: Input) -> None:
         if record.line is not None:
-            with self.reading(record):
+            with self.report_damage(record):
                 record = attrs.evolve(record, input=self.fill_input(record))
                 check_input(record.input)
         self.inputs.append(record)
@@ -209,7 +210,7 @@ class History:
     def _append_intent(self, record: Intent) -> str:
         path, seq, kind = record.path, record.seq, record.type
         if kind not in KINDS:
-            return f"{kind[:80]!r} is not an effect"
+            return f"{kind[:SHOWN_CHARS]!r} is not an effect"
         if (path, seq) == ROOT:
             problem = "the root run starts twice" if self.intents else ""
         else:
@@ -268,7 +269,7 @@ class History:
         if not intent.is_stored:
             return effect
         address = (intent.path, intent.seq)
-        with self.reading(intent):
+        with self.report_damage(intent):
             form: Mapping[str, object] = unpack_texts(effect, self.blobs.texts_for("intent", intent))
             # A checksum finds damage and no intent: whoever made the file may have put anything into it. So each form
             # is looked at before it is believed, once, and when it is first needed.
@@ -281,7 +282,7 @@ class History:
         return form
 
     @contextlib.contextmanager
-    def reading(self, record: Record) -> Iterator[None]:
+    def report_damage(self, record: Record) -> Iterator[None]:
         """Report a record as damaged when its content cannot be read."""
         try:
             yield
@@ -307,7 +308,7 @@ class History:
         if known is not None:
             return known
         # Not kept: what of it is still needed stands in the state of the run.
-        with self.reading(result):
+        with self.report_damage(result):
             made = outcome_of(self._fill_blobs(result))
             if result.seq == -1 and result.path:
                 check_outcome("agent_call", made)
@@ -328,7 +329,7 @@ class History:
         children = asked["children"]
         for path in told.done:
             if (path, -1) not in self.results:
-                msg = f"it tells of the end of the child at {path[:80]!r}, which has none"
+                msg = f"it tells of the end of the child at {path[:SHOWN_CHARS]!r}, which has none"
                 raise ValueError(msg)
         need = 0 if "timeout" in asked else asked.get("need", len(children))
         if len(told.done) < need or sorted((*told.done, *told.open)) != sorted(children):
@@ -361,7 +362,7 @@ class History:
         Raises:
             JournalCorrupt: when that cannot be read, or a blob of it is missing.
         """
-        with self.reading(result):
+        with self.report_damage(result):
             return [FileWrite.of_form(form) for form in self.extras(result).get("writes", ())]
 
     def extras(self, result: Result) -> Mapping[str, Any]:
@@ -373,13 +374,13 @@ class History:
         """
         if result.given is not None or not result.extras:
             return result.extras
-        with self.reading(result):
+        with self.report_damage(result):
             return cast("Mapping[str, Any]", unpack_texts(result.extras, self.blobs.texts_for("extras", result)))
 
     def model(self, intent: Intent) -> str:
         """Return the model of a recorded model call."""
         # The stored form as it is: putting blobs back in would cost more than the model is worth.
-        with self.reading(intent):
+        with self.report_damage(intent):
             model = intent.subject
         return str(model if isinstance(model, str) else self.form(intent)["request"]["model"])
 
@@ -387,7 +388,7 @@ class History:
 def _check_child_path(intent: Intent, ref: ChildRef) -> None:
     path = child_path(intent.path, intent.seq)
     if ref.path != path:
-        msg = f"the child that is started there is at {path!r}, not at {ref.path[:80]!r}"
+        msg = f"the child that is started there is at {path!r}, not at {ref.path[:SHOWN_CHARS]!r}"
         raise ValueError(msg)
 
 

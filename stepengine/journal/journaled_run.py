@@ -150,7 +150,7 @@ class JournaledRun:
         # Asked before the writer is taken, since taking it makes the file: a misspelt name would leave an empty journal
         # behind.
         if not journal.is_there():
-            raise journal.missing()
+            raise journal.make_missing_error()
         history = writer.attach(journal.writer()).history
         # From here on the journal is locked for this process, so whatever goes wrong must give it back: until the
         # process ends nobody else could go on with the run.

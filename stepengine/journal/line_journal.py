@@ -21,12 +21,12 @@ from typing_extensions import override
 from stepengine.data.record_sizes import MAX_LINE_BYTES
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError, JournalError, JournalWriteFailed
+from stepengine.journal.disk_reserve import FULL, RESERVE_BYTES, DiskReserve
 from stepengine.journal.encoding import Encoder
 from stepengine.journal.history import History
 from stepengine.journal.line_macs import MacChain, load_key, split_into_lines
 from stepengine.journal.line_reader import Reading, parse_head, read_lines
 from stepengine.journal.mailbox import Mailbox, StoreMailbox
-from stepengine.journal.places import FULL, RESERVE_BYTES, DiskReserve
 from stepengine.journal.records import Head, Intent, Record
 from stepengine.journal.store import Journal, Writer
 from stepengine.workspace.after_fork import register_renewable
@@ -87,17 +87,17 @@ class LineJournal(Journal):
         """Keep the first *size* bytes only; the caller has the lock."""
         self.replace_bytes(self.read_bytes(0)[:size])
 
-    def letters(self) -> LineJournal | None:
+    def get_mailbox_store(self) -> LineJournal | None:
         """Return another store, in which other processes leave messages for the run; ``None`` (default) for no mailbox."""
         return None
 
-    def reading(self) -> Reading:
+    def read_records(self) -> Reading:
         """Return the stored records, and where the last whole one ends."""
         return read_lines(self.content(), self.name)
 
     @override
     def records(self) -> list[Record]:
-        return self.reading().records
+        return self.read_records().records
 
     @override
     def content(self) -> bytes:
@@ -127,13 +127,13 @@ class LineJournal(Journal):
 
     @override
     def mailbox(self) -> Mailbox:
-        letters = self.letters()
+        letters = self.get_mailbox_store()
         return super().mailbox() if letters is None else StoreMailbox(self, letters)
 
     @override
     def replace(self, records: Sequence[Record]) -> None:
         History(records, self.name)
-        data = b"".join(self.lines_of(records))
+        data = b"".join(self.encode_lines(records))
         try:
             self.replace_bytes(data)
         except OSError as error:
@@ -143,7 +143,7 @@ class LineJournal(Journal):
     @override
     def discard(self) -> None:
         self.replace([])
-        letters = self.letters()
+        letters = self.get_mailbox_store()
         if letters is not None:
             letters.replace([])
 
@@ -184,7 +184,7 @@ class LockedStore:
 
     def _read(self) -> tuple[Reading, int]:
         """Return the stored records, and the number of stored bytes."""
-        reading = self.journal.reading()
+        reading = self.journal.read_records()
         return reading, reading.end + reading.torn
 
     def open(self) -> Reading:
@@ -285,7 +285,7 @@ class LineWriter(Writer):
     def _open(self, journal: LineJournal) -> None:
         reading = self.store.open()
         self.repaired = self.store.repaired
-        self.history = History(reading.records, journal.name, journal.missing)
+        self.history = History(reading.records, journal.name, journal.make_missing_error)
         head = self.history.head
         self._encoder = Encoder(
             journal.redactor,
@@ -321,9 +321,9 @@ class LineWriter(Writer):
                 chain.add_lines(split_into_lines(self.store.journal.read_piece))
             self._encoder.add_mac = chain.add
 
-    def remember(self, path: str, seq: int, transcript: Transcript) -> None:
+    def set_request_base(self, path: str, seq: int, transcript: Transcript) -> None:
         """Store later requests as differences to this one, which the journal holds already."""
-        self._encoder.remember(path, seq, transcript)
+        self._encoder.set_request_base(path, seq, transcript)
 
     def append(self, record: Record) -> None:
         """
@@ -426,6 +426,6 @@ class LineWriter(Writer):
 def _make_chain(journal: Journal, history: History) -> SignatureChain | None:
     if journal.signing is None:
         return None
-    from stepengine.journal.altered import restore_chain
+    from stepengine.journal.alterations import restore_chain
 
     return restore_chain(journal.signing, journal.content(), history)

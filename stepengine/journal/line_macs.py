@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from stepengine.errors import JournalError
-from stepengine.journal.places import NO_LINK
+from stepengine.journal.journal_files import NO_LINK
 from stepengine.workspace.atomic import make_folder
 from stepengine.workspace.calls import OTHERS_BITS, OWNER_FILE_MODE
 from stepengine.workspace.user_state import is_writable_only_by_user, state_folder

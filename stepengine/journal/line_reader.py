@@ -19,10 +19,11 @@ from math import isfinite
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
+from stepengine.data.faults import SHOWN_CHARS
 from stepengine.data.json import MAX_LINE_DEPTH_LEVELS, is_deep_text
 from stepengine.errors import JournalCorrupt, JournalError
 from stepengine.journal.encoding import unpack_texts
-from stepengine.journal.places import open_for_reading
+from stepengine.journal.journal_files import open_for_reading
 from stepengine.journal.records import (
     EXTRAS,
     MAX_AT_MS,
@@ -70,7 +71,7 @@ def _reject_constant(name: str) -> object:
 def _parse_finite(text: str) -> float:
     value = float(text)
     if not isfinite(value):
-        msg = f"{text[:40]} is too large for a number"
+        msg = f"{text[:SHOWN_CHARS]} is too large for a number"
         raise ValueError(msg)
     return value
 
@@ -272,7 +273,7 @@ def parse_record_lazily(line: bytes, source: JournalBytes, start: int) -> Intent
     return result
 
 
-@lru_cache(maxsize=1024)
+@lru_cache(maxsize=1024)  # the paths and names of one long journal
 def _decode_interned(text: bytes) -> str:
     """Return a path or a name as an interned text."""
     return text.decode()

@@ -4,7 +4,7 @@ The mailbox of a journal: messages to its run from other processes.
 A journal belongs to one process while its run lives. Whoever else has something for the run posts it here, from any process
 and thread, and the holder reads it. Letters are only ever added, and one that was posted survives what its journal survives.
 
-A letter is stored with the id of the run that its journal held when it was posted: one that nobody read before the journal
+A mailbox message is stored with the id of the run that its journal held when it was posted: one that nobody read before the journal
 was removed never reaches another run that takes its name.
 """
 
@@ -45,8 +45,7 @@ from stepengine.errors import (
     JournalWriteFailed,
     StepEngineError,
 )
-from stepengine.journal.line_reader import parse_members
-from stepengine.journal.places import (
+from stepengine.journal.journal_files import (
     CAREFULLY,
     NO_LINK,
     REOPENED,
@@ -54,6 +53,7 @@ from stepengine.journal.places import (
     lock_file,
     make_private,
 )
+from stepengine.journal.line_reader import parse_members
 from stepengine.journal.records import UNREADABLE, Head, check_address, encode_line, to_compact_json, verify_checksum
 from stepengine.redaction import Redactor
 from stepengine.workspace.after_fork import Lock
@@ -62,9 +62,9 @@ from stepengine.workspace.calls import OTHERS_WRITE_BITS, OWNER_FILE_MODE
 from stepengine.workspace.file_formats import FileFormat
 from stepengine.workspace.open_files import describe_os_error
 
-LetterKind: TypeAlias = Literal["message", "answer", "cancel", "input", "result"]
+MailboxMessageKind: TypeAlias = Literal["message", "answer", "cancel", "input", "result"]
 
-KINDS = frozenset(get_args(LetterKind))
+KINDS = frozenset(get_args(MailboxMessageKind))
 MAIL = ".mail"
 """What is put behind the name of a journal's file to get that of its mailbox."""
 MAILBOX_FILE = FileFormat("a mailbox", re.compile(rb'\{"run":"'), JournalCorrupt)
@@ -94,12 +94,12 @@ def _freeze_value(value: Any) -> Any:
     try:
         return freeze(value)
     except DataError as error:
-        msg = f"the value of a letter is JSON: {error}"
+        msg = f"the value of a mailbox message is JSON: {error}"
         raise InputError(msg) from error
 
 
 @frozen(kw_only=True)
-class Letter:
+class MailboxMessage:
     """
     A message to a run from another process.
 
@@ -108,7 +108,7 @@ class Letter:
             for a text that its next model call sees, ``"result"`` for what came of a call of a deferred tool.
         value: JSON of at most 1 MiB. Of a message and a result anything; of an answer a bool, a text, or the stored form of an
             ``Answer``; of the others a text: the reason, or what is said.
-        id: 1 to 200 printable characters, once in a mailbox: whoever is not sure that a letter arrived posts it again with the
+        id: 1 to 200 printable characters, once in a mailbox: whoever is not sure that a mailbox message arrived posts it again with the
             same id. Made up by default.
         path: Which run of the tree it is for, such as ``"3.2"``; ``""`` (default) for the root.
         topic: Of a message 1 to 200 ASCII letters, digits and ``_ - . : /``; of an answer the question's id; of a result the
@@ -119,7 +119,7 @@ class Letter:
         InputError: for anything else.
     """
 
-    kind: LetterKind
+    kind: MailboxMessageKind
     value: JsonValue = attrs.field(default=None, converter=_freeze_value)
     id: str = attrs.field(factory=partial(secrets.token_hex, 16))
     path: str = ""
@@ -134,29 +134,31 @@ class Letter:
 
     @property
     def content(self) -> tuple[object, ...]:
-        """The members in which two letters with one id must agree."""
+        """The members in which two mailbox messages with one id must agree."""
         return self.kind, self.path, self.topic, to_compact_json(self.value)
 
 
-def _find_letter_problem(letter: Letter) -> str:
-    """Return the reason why a letter is invalid, or ``""``."""
+def _find_letter_problem(letter: MailboxMessage) -> str:
+    """Return the reason why a mailbox message is invalid, or ``""``."""
     if type(letter.kind) is not str or letter.kind not in KINDS:
-        return f"a letter is one of {', '.join(get_args(LetterKind))}, not {_shorten_value(letter.kind)}"
+        return (
+            f"a mailbox message is one of {', '.join(get_args(MailboxMessageKind))}, not {_shorten_value(letter.kind)}"
+        )
     if not _is_valid_name(letter.id):
-        return f"the id of a letter has 1 to {MAX_NAME_CHARS} printable characters, which {_shorten_value(letter.id)} has not"
+        return f"the id of a mailbox message has 1 to {MAX_NAME_CHARS} printable characters, which {_shorten_value(letter.id)} has not"
     try:
         is_path = type(letter.path) is str and len(letter.path) <= MAX_PATH_CHARS
         check_address(letter.path if is_path else "?", 0)
     except ValueError:
-        return f'a letter goes to the path of a run, such as "" or "3.2", which {_shorten_value(letter.path)} is not'
+        return f'a mailbox message goes to the path of a run, such as "" or "3.2", which {_shorten_value(letter.path)} is not'
     sent = letter.sent
     # What is near the ends of the calendar cannot be told in another time zone.
     if not isinstance(sent, datetime) or sent.tzinfo is None or not 1 < sent.year < LAST_YEAR:
-        return f"a letter was sent at a time with its zone, not at {_shorten_value(sent)}"
+        return f"a mailbox message was sent at a time with its zone, not at {_shorten_value(sent)}"
     return _find_topic_problem(letter) or _find_value_problem(letter)
 
 
-def _find_topic_problem(letter: Letter) -> str:
+def _find_topic_problem(letter: MailboxMessage) -> str:
     topic, given = letter.topic, _shorten_value(letter.topic)
     if letter.kind == "message":
         if type(topic) is not str or not 1 <= len(topic) <= MAX_NAME_CHARS or not TOPIC.issuperset(topic):
@@ -168,11 +170,11 @@ def _find_topic_problem(letter: Letter) -> str:
         if type(topic) is not str or not topic.isascii() or not topic.isdecimal() or len(topic) > MAX_CALL_DIGITS:
             return f"the topic of a result is the number of its call, such as '3', not {given}"
     elif topic != "":
-        return f"a letter of the kind {letter.kind!r} has no topic, and {given} was given"
+        return f"a mailbox message of the kind {letter.kind!r} has no topic, and {given} was given"
     return ""
 
 
-def _find_value_problem(letter: Letter) -> str:
+def _find_value_problem(letter: MailboxMessage) -> str:
     value: Any = letter.value
     # An answer is restored here as the run will restore it: what is no answer would else stop the run of somebody else,
     # later, and the sender that could mend it would be told that all was well.
@@ -184,10 +186,12 @@ def _find_value_problem(letter: Letter) -> str:
         if not is_answer:
             return f"an answer is a bool, a text or the stored form of an Answer, not {_shorten_value(value)}"
     if letter.kind in ("cancel", "input") and not isinstance(value, str):
-        return f"the value of a letter of the kind {letter.kind!r} is a text, not {_shorten_value(value)}"
+        return f"the value of a mailbox message of the kind {letter.kind!r} is a text, not {_shorten_value(value)}"
     size = len(to_compact_json(value).encode())
     if size > MAX_VALUE_BYTES:
-        return f"the value of a letter has at most {MAX_VALUE_BYTES:,} bytes as JSON, and this one has {size:,}"
+        return (
+            f"the value of a mailbox message has at most {MAX_VALUE_BYTES:,} bytes as JSON, and this one has {size:,}"
+        )
     return ""
 
 
@@ -204,15 +208,15 @@ def _shorten_value(value: object) -> str:
 # --- what is stored -------------------------------------------------------------------------------------------------
 
 
-class StoredLetter(NamedTuple):
-    """A redacted letter and the run it is for, as a mailbox stores it."""
+class StoredMessage(NamedTuple):
+    """A redacted mailbox message and the run it is for, as a mailbox stores it."""
 
     run: str
-    letter: Letter
+    letter: MailboxMessage
 
     @property
     def line(self) -> bytes:
-        """The letter as a line with its newline."""
+        """The mailbox message as a line with its newline."""
         letter = self.letter
         members = {
             "run": self.run, "id": letter.id, "kind": letter.kind, "path": letter.path, "topic": letter.topic,
@@ -222,18 +226,18 @@ class StoredLetter(NamedTuple):
 
     @property
     def key(self) -> bytes:
-        """The start of its line, which only letters with its id have."""
+        """The start of its line, which only mailbox messages with its id have."""
         # `run` and `id` are the first members of a line, so that a sender which looks for its id compares bytes and
-        # reads no JSON: 10,000 letters are looked through for each one that is posted.
+        # reads no JSON: 10,000 mailbox messages are looked through for each one that is posted.
         return to_compact_json({"run": self.run, "id": self.letter.id})[:-1].encode() + b","
 
     @classmethod
-    def read(cls, line: bytes, where: object) -> StoredLetter | None:
+    def read(cls, line: bytes, where: object) -> StoredMessage | None:
         """
-        Parse a line without its newline; return ``None`` for a kind of letter that this version does not know.
+        Parse a line without its newline; return ``None`` for a kind of mailbox message that this version does not know.
 
         Raises:
-            JournalCorrupt: for what is not a letter; it begins with *where*, a text or what has one.
+            JournalCorrupt: for what is not a mailbox message; it begins with *where*, a text or what has one.
         """
         if len(line) >= MAX_LETTER_BYTES or verify_checksum(line, 0) is None:
             msg = f"{where} is damaged: its checksum is wrong"
@@ -242,14 +246,14 @@ class StoredLetter(NamedTuple):
         try:
             if type(members["kind"]) is str and members["kind"] not in KINDS:
                 return None
-            names = [field.name for field in attrs.fields(Letter)]
+            names = [field.name for field in attrs.fields(MailboxMessage)]
             given = {name: members[name] for name in names} | {"sent": datetime.fromisoformat(members["sent"])}
             if type(members["run"]) is not str:
                 msg = "the id of its run should be a text"
                 raise TypeError(msg)
-            return cls(members["run"], Letter(**given))
+            return cls(members["run"], MailboxMessage(**given))
         except (StepEngineError, *UNREADABLE) as error:
-            msg = f"{where} is not a letter: {type(error).__name__}: {error}"
+            msg = f"{where} is not a mailbox message: {type(error).__name__}: {error}"
             raise JournalCorrupt(msg) from error
 
 
@@ -265,13 +269,13 @@ class MailboxOwner(Protocol):
     def head(self) -> Head | None:
         """Return the first record."""
 
-    def missing(self) -> JournalMissing:
+    def make_missing_error(self) -> JournalMissing:
         """Return the error for a missing run."""
 
 
 class Mailbox(abc.ABC):
     """
-    The letters to the run of a journal; ``Journal.mailbox()`` gives it.
+    The mailbox messages to the run of a journal; ``Journal.mailbox()`` gives it.
 
     All of it may be done in any process and thread, and waits for the disk: not to be done in an event loop.
 
@@ -290,30 +294,30 @@ class Mailbox(abc.ABC):
         """The mailbox's name for messages."""
         return f"the mailbox of {self._journal.name}"
 
-    def post(self, letter: Letter) -> bool:
+    def send(self, letter: MailboxMessage) -> bool:
         """
-        Store a letter durably, redacted by the journal's rules; return whether it is new.
+        Store a mailbox message durably, redacted by the journal's rules; return whether it is new.
 
         Returns:
             Whether it was added: ``False`` when it is there already.
 
         Raises:
-            InputError: when another letter has this id; when its id or topic holds a secret.
+            InputError: when another mailbox message has this id; when its id or topic holds a secret.
             SecretFound: as recording does.
             JournalMissing: when the journal holds no run.
             JournalLocked: when a sender of another process holds the mailbox and does nothing.
             JournalCorrupt: when the journal does not begin as one.
-            JournalWriteFailed: when the mailbox is full (10,000 letters or 64 MiB), or cannot be written.
+            JournalWriteFailed: when the mailbox is full (10,000 mailbox messages or 64 MiB), or cannot be written.
             JournalError: when somebody else could have written the mailbox.
         """
-        return self._add_letter(StoredLetter(self._run_id(), self._redact_letter(letter)))
+        return self._add_letter(StoredMessage(self._run_id(), self._redact_letter(letter)))
 
     @abc.abstractmethod
-    def read(self, after: int = 0) -> tuple[list[Letter], int]:
+    def read(self, after: int = 0) -> tuple[list[MailboxMessage], int]:
         """
-        Return the letters after a position, in order of arrival, and the new position.
+        Return the messages after a position, in order of arrival, and the new position.
 
-        Only what is new is read. A letter is given at least once: one that was read before its sender had it on the disk may come
+        Only what is new is read. A mailbox message is given at least once: one that was read before its sender had it on the disk may come
         again at another place after a power cut, so whoever must not take it twice knows it by its id. Letters of kinds
         that this version does not know are left out.
 
@@ -321,56 +325,54 @@ class Mailbox(abc.ABC):
             after: A place that an earlier reading returned; 0 is the beginning.
 
         Raises:
-            JournalCorrupt: when a letter that is not the last one is damaged; it says which.
+            JournalCorrupt: when a mailbox message that is not the last one is damaged; it says which.
             JournalError: when the mailbox cannot be read, or somebody else could have written it.
         """
 
     @abc.abstractmethod
-    def changed(self, after: int) -> bool:
-        """Return whether there may be letters after a position; a cheap check."""
+    def has_changed(self, after: int) -> bool:
+        """Return whether there may be mailbox messages after a position; a cheap check."""
 
     @abc.abstractmethod
-    def _add_letter(self, stored: StoredLetter) -> bool: ...
+    def _add_letter(self, stored: StoredMessage) -> bool: ...
 
     def _run_id(self) -> str:
         # Looked up at each use and not kept: a journal may be removed and another run begin under its name while a
-        # sender keeps its mailbox, and a letter never reaches that run.
+        # sender keeps its mailbox, and a mailbox message never reaches that run.
         head = self._journal.head()
         if head is None:
-            raise self._journal.missing()
+            raise self._journal.make_missing_error()
         return head.run
 
-    def _redact_letter(self, letter: Letter) -> Letter:
-        """Return a letter redacted by the journal's rules."""
+    def _redact_letter(self, letter: MailboxMessage) -> MailboxMessage:
+        """Return a mailbox message redacted by the journal's rules."""
         redactor = self._journal.redactor
-        # Nothing is taken out of an id or a topic: the letter would be found under another name than its sender knows,
+        # Nothing is taken out of an id or a topic: the message would be found under another name than its sender knows,
         # and posted a second time.
         for what, text in (("id", letter.id), ("topic", letter.topic)):
             if redactor.suspicious(text) and redactor.text(text) != text:
-                msg = f"the {what} of a letter holds a secret; it is written as it is, so nothing was sent"
+                msg = f"the {what} of a mailbox message holds a secret; it is written as it is, so nothing was sent"
                 raise InputError(msg)
         text = to_compact_json(letter.value)
         if not redactor.suspicious(text):
             return letter
         value = redactor.redact_for_run(letter.value)
         if redactor.shapes:
-            redactor.check_no_secrets(value, "the letter")
+            redactor.check_no_secrets(value, "the message")
         return attrs.evolve(letter, value=value)
 
-    def _check_same(self, stored: StoredLetter, known: StoredLetter | None) -> None:
-        """Raise if the stored letter with the same id differs."""
+    def _check_same(self, stored: StoredMessage, known: StoredMessage | None) -> None:
+        """Raise if the stored mailbox message with the same id differs."""
         # The time at which it was sent may differ: whoever posts again because it did not hear of the first time does
         # so later.
         if known is None or known.letter.content != stored.letter.content:
-            msg = (
-                f"{self.name} has another letter with the id {stored.letter.id!r}; every letter needs an id of its own"
-            )
+            msg = f"{self.name} has another mailbox message with the id {stored.letter.id!r}; every message needs an id of its own"
             raise InputError(msg)
 
     def _check_room(self, letters: int, size: int) -> None:
-        """Raise if the mailbox would hold too many letters or bytes."""
+        """Raise if the mailbox would hold too many mailbox messages or bytes."""
         if letters > MAX_LETTERS or size > MAX_MAILBOX_BYTES:
-            msg = f"{self.name} is full: it takes {MAX_LETTERS:,} letters and {MAX_MAILBOX_BYTES:,} bytes; nothing was sent"
+            msg = f"{self.name} is full: it takes {MAX_LETTERS:,} mailbox messages and {MAX_MAILBOX_BYTES:,} bytes; nothing was sent"
             raise JournalWriteFailed(msg)
 
 
@@ -382,24 +384,24 @@ class MemoryMailbox(Mailbox):
 
     def __init__(self, journal: MailboxOwner) -> None:
         super().__init__(journal)
-        self._letters: list[StoredLetter] = []
-        self._known: dict[tuple[str, str], StoredLetter] = {}
+        self._letters: list[StoredMessage] = []
+        self._known: dict[tuple[str, str], StoredMessage] = {}
         self._size = 0
         self._lock = Lock()
 
-    def read(self, after: int = 0) -> tuple[list[Letter], int]:
-        """Return the letters after a position, and the new position."""
+    def read(self, after: int = 0) -> tuple[list[MailboxMessage], int]:
+        """Return the messages after a position, and the new position."""
         head = self._journal.head()
         with self._lock:
             new = self._letters[max(after, 0) :]
             place = len(self._letters)
         return [each.letter for each in new if head is not None and each.run == head.run], place
 
-    def changed(self, after: int) -> bool:
-        """Return whether there are letters after a position."""
+    def has_changed(self, after: int) -> bool:
+        """Return whether there are mailbox messages after a position."""
         return len(self._letters) > after
 
-    def _add_letter(self, stored: StoredLetter) -> bool:
+    def _add_letter(self, stored: StoredMessage) -> bool:
         key, size = (stored.run, stored.letter.id), len(stored.line)
         with self._lock:
             known = self._known.get(key)
@@ -416,7 +418,7 @@ class MemoryMailbox(Mailbox):
 # --- in stored bytes --------------------------------------------------------------------------------------------------
 
 
-class LetterStore(Protocol):
+class MailboxStore(Protocol):
     """Bytes of a mailbox, as a ``LineJournal`` stores them."""
 
     @property
@@ -439,7 +441,7 @@ class LetterStore(Protocol):
 class _LinePosition(NamedTuple):
     """The position of a line in a mailbox, formatted on demand."""
 
-    store: LetterStore
+    store: MailboxStore
     start: int
 
     # The number of a line is counted when somebody reads the message: to know it, all that stands before has to be
@@ -453,19 +455,19 @@ class StoreMailbox(Mailbox):
     """
     A mailbox of lines in stored bytes. A position is a number of bytes.
 
-    A line that was cut off when its sender was killed is not a letter, and the next sender removes it.
+    A line that was cut off when its sender was killed is not a mailbox message, and the next sender removes it.
 
     Args:
         journal: The journal.
         store: The bytes, which are no part of the journal's.
     """
 
-    def __init__(self, journal: MailboxOwner, store: LetterStore) -> None:
+    def __init__(self, journal: MailboxOwner, store: MailboxStore) -> None:
         super().__init__(journal)
         self._store = store
 
-    def read(self, after: int = 0) -> tuple[list[Letter], int]:
-        """Return the letters after a position, and the new position; all letters if the store is shorter or new."""
+    def read(self, after: int = 0) -> tuple[list[MailboxMessage], int]:
+        """Return the messages after a position, and the new position; all mailbox messages if the store is shorter or new."""
         data, start = self._read_after(max(after, 0))
         if not data:
             return [], start
@@ -477,14 +479,14 @@ class StoreMailbox(Mailbox):
             # order. A wrong line with another one behind it is damage.
             if not line.endswith(b"\n") or (end == last and verify_checksum(line[:-1], 0) is None):
                 break
-            stored = StoredLetter.read(line[:-1], _LinePosition(self._store, start))
+            stored = StoredMessage.read(line[:-1], _LinePosition(self._store, start))
             if stored is not None and stored.run == run:
                 letters.append(stored.letter)
             start = end
         return letters, start
 
-    def changed(self, after: int) -> bool:
-        """Return whether there are letters after a position."""
+    def has_changed(self, after: int) -> bool:
+        """Return whether there are mailbox messages after a position."""
         return bool(self._read_from_store(after))
 
     def _read_after(self, after: int) -> tuple[bytes, int]:
@@ -493,15 +495,15 @@ class StoreMailbox(Mailbox):
         if not after:
             return data, 0
         # A place that does not stand behind a newline is of another mailbox, which was removed with its journal; all
-        # is read then. That gives letters again in the worst case, and whoever takes them knows them by their ids.
+        # is read then. That gives mailbox messages again in the worst case, and whoever takes them knows them by their ids.
         return (data[1:], after) if data.startswith(b"\n") else (self._read_from_store(0), 0)
 
-    def _add_letter(self, stored: StoredLetter) -> bool:
+    def _add_letter(self, stored: StoredMessage) -> bool:
         unlock = self._lock_store()
         try:
             head = self._journal.head()
             if head is None or head.run != stored.run:
-                raise self._journal.missing()
+                raise self._journal.make_missing_error()
             end = self._prepare_append(stored)
             if end is not None:
                 self._store.append_bytes(stored.line, end)
@@ -511,12 +513,12 @@ class StoreMailbox(Mailbox):
             unlock()
         return end is not None
 
-    def _prepare_append(self, stored: StoredLetter) -> int | None:
+    def _prepare_append(self, stored: StoredMessage) -> int | None:
         """
-        Return where the letter has to be appended, ``None`` if it is stored already. What is behind that is removed.
+        Return where the message has to be appended, ``None`` if it is stored already. What is behind that is removed.
 
         Raises:
-            InputError: when another letter has its id.
+            InputError: when another mailbox message has its id.
             JournalWriteFailed: when the mailbox is full.
         """
         content, key = self._read_from_store(0), stored.key
@@ -525,11 +527,11 @@ class StoreMailbox(Mailbox):
         for line in BytesIO(content):
             if line.endswith(b"\n"):
                 if line.startswith(key) and verify_checksum(line[:-1], 0) is not None:
-                    self._check_same(stored, StoredLetter.read(line[:-1], "it"))
+                    self._check_same(stored, StoredMessage.read(line[:-1], "it"))
                     return None
                 end, count, last = end + len(line), count + 1, line
         # What a killed sender left at the end is removed before anything is written behind it. Behind a line without
-        # its newline the next letter would be the end of that line, and both would be lost.
+        # its newline the next mailbox message would be the end of that line, and both would be lost.
         if end == len(content) and last and verify_checksum(last[:-1], 0) is None:
             end, count = end - len(last), count - 1
         if end < len(content):
@@ -585,7 +587,7 @@ class FileMailbox(StoreMailbox):
         super().__init__(journal, _LetterFile(journal, path, sync, unsafe_no_lock=unsafe_no_lock))
         self._path = mailbox_path(path)
 
-    def changed(self, after: int) -> bool:
+    def has_changed(self, after: int) -> bool:
         """Return whether the file's length differs from the position."""
         try:
             size = os.stat(self._path, follow_symlinks=False).st_size  # noqa: PTH116 - a path object takes its time
@@ -648,7 +650,7 @@ class _LetterFile:
 
     def truncate_bytes(self, size: int) -> None:
         os.ftruncate(self._locked.descriptor, size)
-        # The cut is on the disk before the letter is: after a power cut a file might else have its old length and
+        # The cut is on the disk before the message is: after a power cut a file might else have its old length and
         # the new bytes in the midst of the old ones.
         if self._sync is not None:
             os.fsync(self._locked.descriptor)
@@ -656,7 +658,7 @@ class _LetterFile:
     def lock(self) -> Callable[[], None]:
         """Open and lock the file; a missing one is created."""
         # The file may be removed with its journal between opening and locking it: the lock would be that of a file
-        # without a name, and a letter in it reach nobody. So it is looked at again under the lock, and begun anew when
+        # without a name, and a mailbox message in it reach nobody. So it is looked at again under the lock, and begun anew when
         # it is another one.
         while True:
             descriptor = self._open_file(REOPENED)
@@ -707,7 +709,7 @@ class _LetterFile:
             import fcntl
         except ImportError:
             return lock_file(descriptor, self._path, unsafe_no_lock=self._unsafe_no_lock)
-        # Patience is measured from the last letter and not from the beginning: many senders at once are slow, and none
+        # Patience is measured from the last mailbox message and not from the beginning: many senders at once are slow, and none
         # is stuck. A process that was stopped with the lock makes the file no longer, and five seconds later the error
         # names it.
         until, seen = 0.0, -1
@@ -747,15 +749,15 @@ class _LetterFile:
         if os.name != "posix":
             return
         try:
-            # A letter can allow a tool call. So whoever can write the mailbox can do what the run can: only who owns
+            # A mailbox message can allow a tool call. So whoever can write the mailbox can do what the run can: only who owns
             # the journal, and could write that as well, is believed.
             owner = self._of.stat().st_uid
         except FileNotFoundError:
-            raise self._journal.missing() from None
+            raise self._journal.make_missing_error() from None
         if status.st_uid != owner or status.st_mode & OTHERS_WRITE_BITS:
             whose = "belongs to somebody else" if status.st_uid != owner else "may be written by others"
             msg = (
                 f"{self._path} {whose} than the journal, so anybody may have posted what is in it; remove it, or make it private "
-                "if you trust its letters"
+                "if you trust its messages"
             )
             raise JournalError(msg)

@@ -17,11 +17,11 @@ from stepengine.data.codec import bare
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem, to_answer
 from stepengine.data.yields import check_topic
 from stepengine.errors import AnswerRejected, StepEngineError, ToolError
-from stepengine.journal.mailbox import Letter
+from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.pending_items import open_questions
 from stepengine.journal.sleepers import wake_for_letter
 from stepengine.journal.sources import as_journal
-from stepengine.runtime.mail import make_result_message
+from stepengine.runtime.messages import make_result_message
 
 if TYPE_CHECKING:
     from stepengine.journal.history import History
@@ -49,10 +49,10 @@ def send_message(journal: JournalLike, topic: str, value: Any, *, id: str | None
     Raises:
         BadYield: for what is not a topic.
         InputError: when it is not JSON or over 1 MiB, or something else has its id.
-        JournalError: as ``Engine.post``.
+        JournalError: as ``Engine.send_message``.
         StepEngineError: when the run has ended, or the child at *path*, or there is no such child.
     """
-    letter = Letter(
+    letter = MailboxMessage(
         kind="message", value=value, id=secrets.token_hex(16) if id is None else id, path=path, topic=check_topic(topic)
     )
     found = as_journal(journal)
@@ -75,13 +75,15 @@ def send_answers(journal: JournalLike, answers: Mapping[str, AnswerLike]) -> Non
 
     Raises:
         AnswerRejected: when a question is not open, or is not answered by that.
-        JournalError: as ``Engine.post``.
+        JournalError: as ``Engine.send_message``.
         StepEngineError: when the run has ended.
     """
     found = as_journal(journal)
     questions = {name: question for name, (_, question) in open_questions(_read_open_run(found)).items()}
     given = match_answers(answers, questions)
-    _post_letters(found, [Letter(kind="answer", topic=name, value=bare(answer)) for name, answer in given.items()])
+    _post_letters(
+        found, [MailboxMessage(kind="answer", topic=name, value=bare(answer)) for name, answer in given.items()]
+    )
 
 
 def match_answers(
@@ -122,12 +124,12 @@ def send_input(journal: JournalLike, text: str, *, id: str | None = None) -> boo
 
     Raises:
         InputError: when it is over 1 MiB, or something else has its id.
-        JournalError: as ``Engine.post``.
+        JournalError: as ``Engine.send_message``.
         StepEngineError: when the run has ended.
     """
     found = as_journal(journal)
     _read_open_run(found)
-    return _post_letters(found, [Letter(kind="input", value=text, id=id or secrets.token_hex(16))])
+    return _post_letters(found, [MailboxMessage(kind="input", value=text, id=id or secrets.token_hex(16))])
 
 
 def send_tool_result(journal: JournalLike, call_id: str, result: object, *, path: str | None = None) -> bool:
@@ -146,12 +148,12 @@ def send_tool_result(journal: JournalLike, call_id: str, result: object, *, path
     Raises:
         ToolError: when there is no such call that has no result yet, or several are.
         InputError: when it is over 1 MiB, or the call was given another result.
-        JournalError: as ``Engine.post``.
+        JournalError: as ``Engine.send_message``.
         StepEngineError: when the run has ended.
     """
     found = as_journal(journal)
     message = make_result_message(_find_waiting_call(_read_open_run(found), call_id, path), result)
-    letter = Letter(kind="result", value=message.value, id=message.id, path=message.path, topic=message.topic)
+    letter = MailboxMessage(kind="result", value=message.value, id=message.id, path=message.path, topic=message.topic)
     return _post_letters(found, [letter])
 
 
@@ -181,18 +183,18 @@ def send_cancel(journal: JournalLike, reason: str = "") -> None:
         reason: The reason, which the record keeps.
 
     Raises:
-        JournalError: as ``Engine.post``.
+        JournalError: as ``Engine.send_message``.
         StepEngineError: when the run has ended.
     """
     found = as_journal(journal)
     _read_open_run(found)
-    _post_letters(found, [Letter(kind="cancel", value=reason)])
+    _post_letters(found, [MailboxMessage(kind="cancel", value=reason)])
 
 
 def _read_open_run(journal: Journal, path: str = "") -> History:
     """Return the history of a run; raise if the run, or the child at *path*, has ended or never started."""
     if not journal.is_there():
-        raise journal.missing()
+        raise journal.make_missing_error()
     history = journal.history()
     if history.is_complete or history.tree.has_ended(path):
         which = f"the child at {path!r}" if path and not history.is_complete else "the run"
@@ -201,9 +203,9 @@ def _read_open_run(journal: Journal, path: str = "") -> History:
     return history
 
 
-def _post_letters(journal: Journal, letters: Sequence[Letter]) -> bool:
+def _post_letters(journal: Journal, letters: Sequence[MailboxMessage]) -> bool:
     box = journal.mailbox()
-    is_new = [box.post(letter) for letter in letters]
+    is_new = [box.send(letter) for letter in letters]
     # Also where it was there already: who posted it first may have been killed in between.
     for kind in {letter.kind for letter in letters}:
         wake_for_letter(journal, kind)

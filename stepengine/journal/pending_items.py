@@ -14,6 +14,8 @@ from stepengine.data.waits import Received, Waits, WaitsFor
 from stepengine.journal.encoding import questions_of
 from stepengine.journal.history import History, parse_created
 from stepengine.journal.records import Address, Intent
+from stepengine.journal.store import Journal
+from stepengine.runtime.messages import Message
 
 WAITING: Mapping[str, WaitsFor] = {kind: row.waits_for for kind, row in KINDS.items() if row.waits_for}
 """The subject of each kind of effect that only waits."""
@@ -72,6 +74,21 @@ def find_unread_messages(history: History) -> list[dict[str, Any]]:
     found = [i for i in history.inputs if i.input.get("type") == "message" and i.input["topic"]]
     names = ("id", "topic", "value")
     return [{"path": i.path, **{n: i.input[n] for n in names}} for i in found if i.input["id"] not in gone]
+
+
+def list_unread_messages(journal: Journal) -> list[Message]:
+    """Return the messages that the run of a journal has not received, with those in its mailbox."""
+    history = journal.history()
+    known = {record.input.get("id") for record in history.inputs}
+    letters, _ = journal.mailbox().read()
+    return [
+        *[Message(**one) for one in find_unread_messages(history)],
+        *[
+            Message(letter.id, letter.path, letter.topic, letter.value)
+            for letter in letters
+            if letter.kind == "message" and letter.id not in known
+        ],
+    ]
 
 
 def find_unreceived_input(history: History) -> dict[str, list[str]]:

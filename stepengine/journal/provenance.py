@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Literal, TypeAlias
 
 from stepengine.errors import JournalError
+from stepengine.journal.journal_files import NO_LINK
 from stepengine.journal.line_macs import are_written_by_user, split_into_lines
-from stepengine.journal.places import NO_LINK
 from stepengine.journal.records import Record
 from stepengine.journal.store import Journal
 from stepengine.workspace.atomic import make_folder, replace_path

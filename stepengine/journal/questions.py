@@ -26,7 +26,7 @@ from stepengine.journal.records import Address, Intent, format_address, get_star
 from stepengine.runtime.performer import Item, child_path
 
 InDoubt: TypeAlias = Literal["fail", "retry", "ask"]
-"""What becomes of an effect that was begun, has no result, and is not idempotent; see ``ResumeOptions``."""
+"""How a resumed run treats an effect in doubt that is not idempotent; see ``ResumeOptions``."""
 
 SHOWN_CHARS = 1_000
 """A question or input is quoted up to half a screen: a person must recognize it, and a document must not fill the terminal."""

@@ -25,8 +25,8 @@ from stepengine.journal.recorder import STARTS, Recorder, RunToRecord, add_ended
 from stepengine.journal.records import Input, Result
 from stepengine.journal.replayer import Replayer
 from stepengine.journal.unknown_calls import UnknownCalls, convert_to_denial
+from stepengine.runtime.core_performer import is_deferred
 from stepengine.runtime.failfast import make_race_loss_outcome
-from stepengine.runtime.innermost import is_deferred
 from stepengine.runtime.limits import RecordState
 from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable
 from stepengine.runtime.questions import render_questions
@@ -136,7 +136,7 @@ class RecordPlayer:
         waits = self._replayer.make_cut_future(known, item) if is_of_children else None
         if waits is not None:
             cut, children = waits
-            ended = await io.ends(item, children, cut)
+            ended = await io.wait_for_children(item, children, cut)
             if cut.done():  # one of them left its record: what is recorded of the wait holds no longer
                 return await self._recorder.perform_live(item, io)
             if ended is None:
@@ -159,7 +159,7 @@ class RecordPlayer:
         """Wait until background children reach their recorded ends, and return the outcome with those."""
         if not isinstance(outcome, Value):
             return outcome
-        ended = await io.ends(item, outcome.value.done)
+        ended = await io.wait_for_children(item, outcome.value.done)
         if ended is None:
             return Stop("cancelled", self._timing.last, self._writer.fatal)
         return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=ended))

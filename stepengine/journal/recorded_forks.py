@@ -44,7 +44,7 @@ ForkTools: TypeAlias = Literal["recorded", "idempotent", "working-copy"]
 
 
 @frozen
-class Called:
+class ExternalCall:
     """
     A call of a tool, or of a function of ``Perform``.
 
@@ -61,7 +61,7 @@ class Called:
     result: Any = None
 
 
-Simulator: TypeAlias = Callable[[Called, Sequence[Called]], Any]
+Simulator: TypeAlias = Callable[[ExternalCall, Sequence[ExternalCall]], Any]
 """
 Makes up what a call gives that is not recorded, from the recorded calls of the same name, which have results.
 
@@ -69,7 +69,7 @@ It returns a ``ToolResult``, text or JSON, an error of ``stepengine.errors`` for
 """
 
 
-class Purse:
+class SharedBudget:
     """
     A shared spending limit of several runs. Model calls run together while the most that they may cost fits; the others wait.
 
@@ -127,7 +127,7 @@ class Purse:
             self._ledger.spend(0, known)
         self._queue.end(call)
 
-    async def pay(self, estimate: CallEstimate, perform: Callable[[], Awaitable[Single]]) -> Single:
+    async def perform_within_budget(self, estimate: CallEstimate, perform: Callable[[], Awaitable[Single]]) -> Single:
         """
         Return the outcome of a model call that is performed once there is room for it.
 
@@ -189,7 +189,7 @@ class ForkReport:
     served: int
     simulated: int
     performed: int
-    refused: Called | None
+    refused: ExternalCall | None
     reused: int
     model_calls: int
     cost: Decimal | None
@@ -207,7 +207,7 @@ class _ForkCounts:
     served: int = 0
     simulated: int = 0
     performed: int = 0
-    refused: Called | None = None
+    refused: ExternalCall | None = None
     reused: int = 0
     model_calls: int = 0
     cost: Decimal | None = attrs.field(factory=Decimal)
@@ -232,7 +232,7 @@ async def fork_from_record(
     tools: ForkTools = "recorded",
     simulate: Simulator | None = None,
     reuse: bool = True,
-    budget: Purse | Decimal | float | str | None = None,
+    budget: SharedBudget | Decimal | float | str | None = None,
     into: JournalLike | None = None,
     trust: bool | None = None,
 ) -> ForkReport:
@@ -249,7 +249,7 @@ async def fork_from_record(
             for tools that work on something that may be thrown away.
         simulate: Makes up the results of calls that are not recorded; see ``Simulator``.
         reuse: Whether a model call after the place that equals a recorded one is answered by that.
-        budget: US dollars that model calls may cost, or a ``Purse`` that several forks share.
+        budget: US dollars that model calls may cost, or a ``SharedBudget`` that several forks share.
         into: Where the new journal goes; by default into memory.
         trust: Whether the journal is this user's: if not, a person is asked about each call that only it asks for. ``None``: if the
             user's state folder knows it.
@@ -266,14 +266,14 @@ async def fork_from_record(
     rules = _ForkRules(find_address_after(source, at), tools, simulate, reuse)
     if tools != "recorded":
         refuse_approvals_of_others(source, source.history(), trust=trust)
-    purse = budget if isinstance(budget, Purse) else Purse(budget)
+    shared = budget if isinstance(budget, SharedBudget) else SharedBudget(budget)
     count = _ForkCounts()
     asks_about_calls = tools != "recorded" and not is_resumed_as_own(source, trust=trust)
     leeway = AllowedDifferences(asks_about_calls=asks_about_calls)
     run = JournaledRun.fork(
         source,
         lambda run, past: ForkReplayer(run, past, rules, count),
-        lambda inner, estimate: _CountingPerformer(inner, count, purse, estimate),
+        lambda inner, estimate: _CountingPerformer(inner, count, shared, estimate),
         leeway,
     )
     try:
@@ -363,14 +363,14 @@ class ForkReplayer(Replayer):
         self.ends = _ForkEnds(past, run.timing, is_closed=False)
         # Results that are given to effects which are not recorded at their own address.
         self._given: dict[Address, Result] = {}
-        self._by_name: dict[tuple[str, str], list[Called]] | None = None
+        self._by_name: dict[tuple[str, str], list[ExternalCall]] | None = None
         self._waiting: dict[Address, asyncio.Future[None]] = {}
 
     @property
     def _has_left_record(self) -> bool:
         return bool(self._past.cut)
 
-    def meets(self, item: Item, asked: Intent) -> bool:
+    def needs_no_intent(self, item: Item, asked: Intent) -> bool:
         """
         Return whether an effect needs no intent, because a record answers it or the run stops before it.
 
@@ -476,7 +476,7 @@ class ForkReplayer(Replayer):
             msg = f"simulate= failed for {call.name} {call.address}: {type(error).__name__}: {error}"
             raise self._writer.fail(JournalError(msg)) from error
 
-    def _find_recorded_calls(self, kind: str, name: str) -> Sequence[Called]:
+    def _find_recorded_calls(self, kind: str, name: str) -> Sequence[ExternalCall]:
         """Return the recorded calls of a tool or function, with their results."""
         if self._by_name is None:
             self._by_name = {}
@@ -554,26 +554,28 @@ class ForkReplayer(Replayer):
         return finished
 
 
-def _call_from_form(form: Mapping[str, Any], intent: Intent) -> Called:
+def _call_from_form(form: Mapping[str, Any], intent: Intent) -> ExternalCall:
     where = format_address(intent.path, intent.seq)
     if intent.type == "tool_call":
-        return Called(form["tool_name"], form["input"], where)
-    return Called(form["name"], {"args": form["args"], "kwargs": form["kwargs"]}, where)
+        return ExternalCall(form["tool_name"], form["input"], where)
+    return ExternalCall(form["name"], {"args": form["args"], "kwargs": form["kwargs"]}, where)
 
 
 class PaidPerformer:
     """
-    A performer whose model calls are paid from a purse.
+    A performer whose model calls are paid from a budget.
 
     Args:
         inner: The wrapped performer.
-        purse: The money for the model calls.
+        budget: The money for the model calls.
         estimate: Returns how much a model call may use.
     """
 
-    def __init__(self, inner: Performer, purse: Purse, estimate: Callable[[ModelRequest], CallEstimate]) -> None:
+    def __init__(
+        self, inner: Performer, budget: SharedBudget, estimate: Callable[[ModelRequest], CallEstimate]
+    ) -> None:
         self._inner = inner
-        self._purse = purse
+        self._budget = budget
         self._estimate = estimate
         self.begin = inner.begin
 
@@ -585,7 +587,9 @@ class PaidPerformer:
 
     async def _perform_model_call(self, item: Item, effect: CallModel, io: IO) -> Single:
         try:
-            return await self._purse.pay(self._estimate(effect.request), lambda: self._perform_paid(item, io))
+            return await self._budget.perform_within_budget(
+                self._estimate(effect.request), lambda: self._perform_paid(item, io)
+            )
         except LimitExceeded as refusal:
             return self._make_refusal(refusal)
 
@@ -603,14 +607,18 @@ class _CountingPerformer(PaidPerformer):
     Args:
         inner: The wrapped performer.
         count: The counts of the fork.
-        purse: The money for the model calls.
+        budget: The money for the model calls.
         estimate: Returns how much a model call may use.
     """
 
     def __init__(
-        self, inner: Performer, count: _ForkCounts, purse: Purse, estimate: Callable[[ModelRequest], CallEstimate]
+        self,
+        inner: Performer,
+        count: _ForkCounts,
+        budget: SharedBudget,
+        estimate: Callable[[ModelRequest], CallEstimate],
     ) -> None:
-        super().__init__(inner, purse, estimate)
+        super().__init__(inner, budget, estimate)
         self._count = count
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:

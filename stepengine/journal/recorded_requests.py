@@ -62,7 +62,7 @@ class RecordedRequests:
         if intent.live is not None:
             return [bare(m) for m in intent.live.request.messages]
         # Each request by itself: who looks at all of them keeps none.
-        with self.history.reading(intent):
+        with self.history.report_damage(intent):
             return self._expand_messages(intent, self._limit.renew())
 
     def _expand_messages(self, intent: Intent, limit: ReadingLimit) -> list[Mapping[str, Any]]:
@@ -129,7 +129,7 @@ class RecordedRequests:
         if intent.live is not None:
             return intent.live.request
         members = self.history.form(intent)["request"]
-        with self.history.reading(intent):
+        with self.history.report_damage(intent):
             return self._build_request(intent, members)
 
     def _build_request(self, intent: Intent, members: Mapping[str, Any]) -> ModelRequest:

@@ -106,7 +106,7 @@ class RecordedRun(NamedTuple):
         try:
             os.kill(pid, 0)
         except OSError:
-            with self.locked() as is_mine:  # the number may be one of another container
+            with self.lock() as is_mine:  # the number may be one of another container
                 return not is_mine
         return self.info.get("pid_began") in (
             None,
@@ -114,9 +114,9 @@ class RecordedRun(NamedTuple):
         )  # another process may have the number by now
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[bool]:
+    def lock(self) -> Iterator[bool]:
         """Lock the journal while the block runs; yield whether it was free. A missing journal is free."""
-        from stepengine.journal.places import close_locked, lock_file
+        from stepengine.journal.journal_files import close_locked, lock_file
 
         path = Path(self.journal.rpartition("#")[0] or self.journal)
         try:

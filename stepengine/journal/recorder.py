@@ -52,7 +52,7 @@ from stepengine.journal.records import Address, Input, Intent, Result, make_comp
 from stepengine.journal.run_mailbox import RunMailbox
 from stepengine.journal.run_writer import Outcomes, PendingOutcomes, RunWriter
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.runtime.innermost import has_deferred_results
+from stepengine.runtime.core_performer import has_deferred_results
 from stepengine.runtime.performer import IO, Item, Performer, RetryWait
 
 if TYPE_CHECKING:
@@ -149,7 +149,7 @@ class Recorder:
             intent, must = Intent(path, seq, effect, "", together), False
         else:
             intent, must = _make_intent(item, together)
-        is_new = replayer is None or not replayer.meets(item, intent)
+        is_new = replayer is None or not replayer.needs_no_intent(item, intent)
         if is_new:
             if seq != self._next.get(path, 0):
                 # Numbers that the machine gave to effects which it then did not ask for are recorded.
@@ -451,15 +451,15 @@ class Attempts(tuple[Any, ...]):
         """Return the usage of a stopped model call, or ``None`` if it is unknown."""
         return self._io.find_stopped_call(item)
 
-    def waits(self, item: Item) -> Awaitable[None]:
+    def note_waiting_call(self, item: Item) -> Awaitable[None]:
         """Pass on that a call waits."""
-        return self._io.waits(item)
+        return self._io.note_waiting_call(item)
 
-    def ends(
+    def wait_for_children(
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
     ) -> Awaitable[dict[str, Any] | None]:
         """Return the ends of children."""
-        return self._io.ends(item, paths, cut)
+        return self._io.wait_for_children(item, paths, cut)
 
     def note_suspension(self, item: Item) -> None:
         """Pass on that the tree is suspended for this wait."""
@@ -476,14 +476,23 @@ quick_attempts = partial(tuple.__new__, Attempts)
 class DeferredIO:
     """The ``IO`` of one call of a deferred tool: says when its body has returned, passes everything on."""
 
-    __slots__ = ("_io", "attempt", "drive", "emit", "ends", "find_stopped_call", "note_suspension", "waits")
+    __slots__ = (
+        "_io",
+        "attempt",
+        "drive",
+        "emit",
+        "find_stopped_call",
+        "note_suspension",
+        "note_waiting_call",
+        "wait_for_children",
+    )
 
-    def __init__(self, io: IO, waits: Callable[[Item], Awaitable[None]]) -> None:
+    def __init__(self, io: IO, note_waiting_call: Callable[[Item], Awaitable[None]]) -> None:
         self._io = io
-        self.waits = waits
+        self.note_waiting_call = note_waiting_call
         self.emit, self.attempt, self.drive = io.emit, io.attempt, io.drive
         self.find_stopped_call = io.find_stopped_call
-        self.ends, self.note_suspension = io.ends, io.note_suspension
+        self.wait_for_children, self.note_suspension = io.wait_for_children, io.note_suspension
 
     @property
     def watched(self) -> bool:

@@ -19,6 +19,7 @@ from attrs import frozen
 
 from stepengine.data.codec import restored
 from stepengine.data.effects import KINDS, CallModel
+from stepengine.data.faults import SHOWN_CHARS
 from stepengine.data.json import compact
 from stepengine.data.limits import Limits
 from stepengine.data.messages import AssistantMessage, ToolMessage, UserMessage
@@ -34,7 +35,7 @@ from stepengine.errors import JournalCorrupt, JournalVersion, StepEngineError
 SIGNED = "signature"
 """The type of the input that a signature is recorded as."""
 UNREADABLE = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError)
-"""What reading foreign data raises when they are not what they should be; ``DataError`` is said apart."""
+"""The errors of reading malformed data from outside, except ``DataError``, which is handled separately."""
 
 # Bounds for numbers that come from a file: whoever wrote it may have put in one with a million digits.
 MAX_SEQ = 10**9
@@ -87,7 +88,7 @@ def check_members(value: object, shape: Shape, what: str) -> None:
 def check_address(path: str, seq: int, at: int = 0) -> None:
     """Raise unless these are a valid address and time."""
     if PATH.fullmatch(path) is None:
-        msg = f"{path[:80]!r} is not a path of a run"
+        msg = f"{path[:SHOWN_CHARS]!r} is not a path of a run"
         raise ValueError(msg)
     if not (-1 <= seq < MAX_SEQ and 0 <= at < MAX_AT_MS):
         msg = f"seq {seq} and at {at} should be below {MAX_SEQ} and {MAX_AT_MS}"
@@ -117,7 +118,7 @@ def check_effect(form: Mapping[str, Any], *, is_start: bool) -> None:
     # What is not known here is refused and not left out, as an input is: an effect of a newer version may have changed
     # the world, and a run that goes on without it would do it again.
     if row is None or (is_start and form["type"] != "agent_call"):
-        msg = f"{form['type'][:80]!r} is not an effect that may stand here"
+        msg = f"{form['type'][:SHOWN_CHARS]!r} is not an effect that may stand here"
         raise ValueError(msg)
     check_members(form, row.members, "the effect")
     check = _check_root_start if is_start else MORE.get(form["type"])
@@ -140,7 +141,7 @@ def _check_root_start(form: Mapping[str, Any]) -> None:
 def _check_child_paths(paths: Sequence[object]) -> None:
     for path in paths:
         if not isinstance(path, str) or not path or PATH.fullmatch(path) is None:
-            msg = f"{str(path)[:80]!r} is not a path of a child"
+            msg = f"{str(path)[:SHOWN_CHARS]!r} is not a path of a child"
             raise ValueError(msg)
 
 
@@ -214,7 +215,7 @@ def parse_stopped_usage(said: Mapping[str, Any]) -> PartialUsage:
     _check_stored_types([said["usage"]], Usage)
     cost = parse_amount(said["cost"]) if "cost" in said else None
     if "cost" in said and (cost is None or cost < 0):
-        msg = f"a cost is a number of dollars, not {said['cost'][:80]!r}"
+        msg = f"a cost is a number of dollars, not {said['cost'][:SHOWN_CHARS]!r}"
         raise ValueError(msg)
     return PartialUsage(restored(said["usage"]), cost)
 
@@ -231,7 +232,7 @@ def _check_computed_values(said: Mapping[str, Any]) -> None:
 
 def _check_stop_input(said: Mapping[str, Any]) -> None:
     if said["kind"] not in get_args(StopKind):
-        msg = f"a run stops for one of {', '.join(get_args(StopKind))}, not {said['kind'][:80]!r}"
+        msg = f"a run stops for one of {', '.join(get_args(StopKind))}, not {said['kind'][:SHOWN_CHARS]!r}"
         raise ValueError(msg)
     _check_stored_types([said["error"]] if "error" in said else [], StepEngineError)
 
@@ -719,7 +720,7 @@ def _parse_since(members: Mapping[str, object]) -> int:
 def _parse_public_key(members: Mapping[str, object]) -> str:
     key: str = _get_member(members, "signed", str)
     if KEY.fullmatch(key) is None:
-        msg = f"{key[:80]!r} is not a public key"
+        msg = f"{key[:SHOWN_CHARS]!r} is not a public key"
         raise ValueError(msg)
     return key
 

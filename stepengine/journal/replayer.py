@@ -119,7 +119,7 @@ class Replayer:
         self._permissions = RecordedPermissions(past, run.mode, run.writer, run.answers)
         self._errors = DivergenceErrors(past.history, past.prints, run.machines.running)
 
-    def meets(self, item: Item, asked: Intent) -> bool:
+    def needs_no_intent(self, item: Item, asked: Intent) -> bool:
         """
         Return whether an effect needs no intent: it is recorded, or the replay ends before it.
 
@@ -168,7 +168,7 @@ class Replayer:
         # Nothing is written again, but later requests are stored as differences to this one, so its messages have to be
         # known.
         elif is_equal:
-            self._writer.remember(asked)
+            self._writer.set_request_base(asked)
         return True
 
     def _accepts_difference(self, known: Intent, asked: Intent, item: Item) -> bool:
@@ -299,7 +299,7 @@ class Replayer:
 
     def halts_before_run(self, item: Item) -> bool:
         """Return whether the run stops before starting another one that has no record."""
-        return type(item.effect) in RUNS and self._past.intent(item.address) is None and self.halts(item)
+        return isinstance(item.effect, RUNS) and self._past.intent(item.address) is None and self.halts(item)
 
     def has_begun(self, address: Address) -> bool:
         """Return whether a child or tool body has a recorded end or first effect."""
@@ -443,7 +443,7 @@ class ParallelRecord:
 
     def has_outcome(self, item: Item) -> bool:
         """Return whether an effect has a recorded result, or its run is recorded to have ended before it."""
-        if type(item.effect) in RUNS:
+        if isinstance(item.effect, RUNS):
             return self.has_begun(item)
         return self.past.result(item.address) is not None or self.replayer.halts(item)
 

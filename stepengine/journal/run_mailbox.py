@@ -1,7 +1,7 @@
 """
 ``RunMailbox``: the mailbox messages of one recorded run, from before it was resumed and while it runs.
 
-A run tree has it as its ``PostBox``. Each message is recorded once, before it takes effect.
+A run tree has it as its ``MessageStore``. Each message is recorded once, before it takes effect.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from stepengine.data.questions import Question, answer_problem, to_answer
 from stepengine.errors import JournalError, JournalMissing
 from stepengine.journal.encoding import bare, questions_of
 from stepengine.journal.history import History
-from stepengine.journal.mailbox import Letter, Mailbox
+from stepengine.journal.mailbox import Mailbox, MailboxMessage
 from stepengine.journal.modes import Mode
 from stepengine.journal.pending_items import (
     find_unread_messages,
@@ -28,7 +28,7 @@ from stepengine.journal.questions import GivenAnswers
 from stepengine.journal.recorded_clock import RunClock
 from stepengine.journal.records import Address, Input, get_start_address
 from stepengine.journal.run_writer import RunWriter
-from stepengine.runtime.mail import Message, parse_answer
+from stepengine.runtime.messages import Message, parse_answer
 
 if TYPE_CHECKING:
     from stepengine.journal.recorded_part import RecordedPart
@@ -59,7 +59,7 @@ class RunMailbox:
         self._place = 0
         self._looking = asyncio.Lock()
         self._known: set[str] = set()
-        self._came, self._early = list[Letter](), list[Letter]()
+        self._came, self._early = list[MailboxMessage](), list[MailboxMessage]()
         self.results_sent = set[Address]()
         self._first: list[Message] = []
         self._unreceived: dict[str, list[str]] | None = None
@@ -74,7 +74,7 @@ class RunMailbox:
         kept = [] if past is None else [Message(**one) for one in find_unread_messages(past.history)]
         return [*kept, *first]
 
-    def unheard(self, path: str) -> Sequence[str]:
+    def list_unreceived(self, path: str) -> Sequence[str]:
         """Return the texts sent to the run at *path* before this process resumed it and not received."""
         past = self._run.recorded_part
         if past is None or not self._run.mode.appends_to_source(past.history):
@@ -92,13 +92,13 @@ class RunMailbox:
         box = self.open_mailbox()
         if box is None or not self._run.writer.has_opened:
             return ()
-        async with self._looking:  # two at once would find the same letters, and each do what they say
+        async with self._looking:  # two at once would find the same mailbox messages, and each do what they say
             letters, self._place = await self._run.writer.run_blocking(partial(_read_new_letters, box, self._place))
         # Letters to a child that had not begun when they were read: they are looked at again each time, until it has.
         early, self._early = self._early, []
         return [*self._cancels.values(), *self._record_letters([*early, *letters])]
 
-    def keep(self, message: Message) -> bool:
+    def store_message(self, message: Message) -> bool:
         """Record a message of this process; return ``False`` if its run has not started."""
         if not self._has_started(message.path):
             return False
@@ -112,7 +112,7 @@ class RunMailbox:
         return not path or known or get_start_address(path) in self._begun
 
     def register_run(self, address: Address) -> None:
-        """Register a started run, so that its letters are delivered."""
+        """Register a started run, so that its messages are delivered."""
         self._begun.add(address)
 
     def refuse(self, message: Message, why: str) -> None:
@@ -122,18 +122,20 @@ class RunMailbox:
             Input(message.path, -1, self._run.timing.last, {"type": "rejected_message", "id": message.id, "why": why})
         )
 
-    def post(self, message: Message) -> bool:
+    def send(self, message: Message) -> bool:
         """Put a message into the mailbox; return whether it is new."""
         box = self.open_mailbox()
         if box is None:
             return message.id not in self._known
-        letter = Letter(kind=message.kind, value=message.value, id=message.id, path=message.path, topic=message.topic)
+        letter = MailboxMessage(
+            kind=message.kind, value=message.value, id=message.id, path=message.path, topic=message.topic
+        )
         try:
-            return box.post(letter)
+            return box.send(letter)
         except JournalMissing:
             # A run that has begun nothing yet need not be on the disk; whoever posts to it wants it to be.
             self._run.writer.commit()
-            return box.post(letter)
+            return box.send(letter)
 
     def register_open_questions(self, address: Address, questions: Sequence[Question]) -> None:
         """Register questions whose answers no one in this process waits for."""
@@ -144,14 +146,14 @@ class RunMailbox:
         if not self._run.mode.takes_letters or self._run.writer.source.stable:
             return None
         # Opened when first asked for, since most runs are never posted to; a journal of a kind that has no mailbox is
-        # no error here, only nobody can post to it.
+        # no error here, only nobody can send to it.
         if self._box is None:
             with contextlib.suppress(JournalError):
                 self._box = self._run.writer.journal.mailbox()
         return self._box
 
     def collect(self, history: History, *, asks_again: bool) -> None:
-        """Read the letters posted while no process ran the run; answers apply now, others wait for its start."""
+        """Read the messages posted while no process ran the run; answers apply now, others wait for its start."""
         self._known = list_message_ids(history)
         box = self.open_mailbox()
         if box is None or not self._run.mode.appends_to_source(history):
@@ -174,11 +176,11 @@ class RunMailbox:
             elif letter.topic not in asked:
                 self._record_refusal(letter, f"{letter.topic!r} is not a question of this run")
 
-    def _apply_answer(self, letter: Letter, question: Question, *, asks_again: bool) -> None:
-        """Use a letter as the answer to a question, unless the caller answers it."""
+    def _apply_answer(self, letter: MailboxMessage, question: Question, *, asks_again: bool) -> None:
+        """Use a mailbox message as the answer to a question, unless the caller answers it."""
         answer = parse_answer(letter.value)
         problem = answer_problem(answer, question)
-        # Whoever wrote the journal could put a letter beside it, and say of a permission that it is another question.
+        # Whoever wrote the journal could put a mailbox message beside it, and say of a permission that it is another question.
         if asks_again:
             problem = f"{question.id!r} is asked again, since whoever posted the answer may be anybody"
         if problem:
@@ -186,15 +188,15 @@ class RunMailbox:
         elif not self._run.answers.has(question):
             self._run.answers.by_question[question.id] = answer
 
-    def _record_refusal(self, letter: Letter, why: str) -> None:
+    def _record_refusal(self, letter: MailboxMessage, why: str) -> None:
         self._run.writer.unwritten.append(
             Input("", -1, self._run.timing.last, {"type": "rejected_message", "id": letter.id, "why": why})
         )
         self._known.add(letter.id)
         self._run.writer.warnings.append(f"an answer that was sent was left out: {why}")
 
-    def _record_letters(self, letters: Sequence[Letter]) -> list[Message]:
-        """Record letters, each once, and return the messages that need action."""
+    def _record_letters(self, letters: Sequence[MailboxMessage]) -> list[Message]:
+        """Record mailbox messages, each once, and return the messages that need action."""
         found = []
         for letter in self._select_deliverable(letters):
             message = Message(letter.id, letter.path, letter.topic, letter.value, letter.kind)
@@ -202,11 +204,11 @@ class RunMailbox:
                 found.append(message)
         return found
 
-    def _record_letter(self, letter: Letter, message: Message) -> bool:
-        """Record a letter; return whether its message needs action."""
+    def _record_letter(self, letter: MailboxMessage, message: Message) -> bool:
+        """Record a mailbox message; return whether its message needs action."""
         match letter.kind:
             case "message":
-                self.keep(message)
+                self.store_message(message)
             case "input":
                 self._append_letter_record(message)
             case "answer" if letter.topic in self._left_open:
@@ -221,8 +223,8 @@ class RunMailbox:
                 pass
         return True
 
-    def _select_deliverable(self, letters: Sequence[Letter]) -> Iterator[Letter]:
-        """Yield the letters to started runs; the others wait."""
+    def _select_deliverable(self, letters: Sequence[MailboxMessage]) -> Iterator[MailboxMessage]:
+        """Yield the messages to started runs; the others wait."""
         for letter in letters:
             if letter.kind == "answer" or self._has_started(letter.path):
                 yield letter
@@ -236,7 +238,7 @@ class RunMailbox:
         said = {"type": "mailbox_message", "id": message.id, "kind": message.kind, "value": message.value}
         self._run.writer.append(Input(message.path, -1, self._run.timing.last, said))
 
-    def _append_answer_record(self, letter: Letter) -> None:
+    def _append_answer_record(self, letter: MailboxMessage) -> None:
         """Record the answer to a question that this process does not wait for; a resumed run finds it."""
         (path, seq), question = self._left_open[letter.topic]
         answer = parse_answer(letter.value)
@@ -250,7 +252,7 @@ class RunMailbox:
         self._run.writer.append(Input(path, seq, self._run.timing.last, {"type": "answer", **said}))
 
     def record_earlier_letters(self) -> None:
-        """Record the collected letters once the run has started; ``unread`` returns them."""
+        """Record the collected mailbox messages once the run has started; ``unread`` returns them."""
         if self._came:
             self._first = self._record_letters(self._came)
             self._came = []
@@ -265,6 +267,6 @@ class RunMailbox:
         return {one.id for one in self._early}
 
 
-def _read_new_letters(box: Mailbox, place: int) -> tuple[list[Letter], int]:
-    """Return the letters after a position and the next position; waits for the disk."""
-    return box.read(place) if box.changed(place) else ([], place)
+def _read_new_letters(box: Mailbox, place: int) -> tuple[list[MailboxMessage], int]:
+    """Return the messages after a position and the next position; waits for the disk."""
+    return box.read(place) if box.has_changed(place) else ([], place)

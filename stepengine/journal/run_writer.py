@@ -155,10 +155,10 @@ class RunWriter:
         assert self._commits is not None  # noqa: S101 - made with the writer
         return await self._commits.apart(work) if self._writer.blocks or blocks else work()
 
-    def remember(self, intent: Intent) -> None:
+    def set_request_base(self, intent: Intent) -> None:
         """Store later requests as differences to this recorded one."""
         if self._writer is not None and intent.live is not None:
-            self._writer.remember(intent.path, intent.seq, intent.live.request.messages)
+            self._writer.set_request_base(intent.path, intent.seq, intent.live.request.messages)
 
     def fail(self, error: StepEngineError) -> StepEngineError:
         """Stop everything with an error; return the first error that stopped the run."""

@@ -24,7 +24,7 @@ TEXT_TEST_BYTES = 8 * 1024
 
 
 @frozen
-class Leak:
+class SecretFinding:
     """
     Something that looks like a secret.
 
@@ -72,7 +72,7 @@ def scan(
     *,
     allow_secrets: Iterable[str] = (),
     environment: dict[str, str] | None = None,
-) -> Iterator[Leak]:
+) -> Iterator[SecretFinding]:
     """
     Yield the likely secrets in files and folders.
 
@@ -93,7 +93,7 @@ def scan(
             yield from _find_leaks(file, texts, others)
 
 
-def _find_leaks(file: Path, texts: Redactor, others: Redactor) -> Iterator[Leak]:
+def _find_leaks(file: Path, texts: Redactor, others: Redactor) -> Iterator[SecretFinding]:
     try:
         data = read_regular_file(file, MAX_SCANNED_BYTES)
     except OSError as error:
@@ -109,4 +109,4 @@ def _find_leaks(file: Path, texts: Redactor, others: Redactor) -> Iterator[Leak]
         if is_text:
             line, counted = line + text.count("\n", counted, start), start
         secret = text[start:end]
-        yield Leak(str(file), line, rule, len(secret), digest_secret(secret))
+        yield SecretFinding(str(file), line, rule, len(secret), digest_secret(secret))

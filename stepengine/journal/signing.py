@@ -34,6 +34,10 @@ BLOB_BEGIN = b"\0\0\0\x0bssh-ed25519\0\0\0\x20"
 """What stands before the 32 bytes of a public key, as OpenSSH writes it."""
 MAX_KEY_BYTES = 16 * 1024
 """An ed25519 key in OpenSSH's form has some 400 bytes; a list of allowed keys may have a hundred."""
+SIGNED_RECORDS = 32
+"""A signature is a line of its own, so many records share one. A crash leaves at most so many records unsigned."""
+SIGNED_SECONDS = 30.0
+"""A slow run may take hours for its next 32 records; at most half a minute of it is unsigned."""
 MARK_DIGITS = 16
 """64 bits of a digest tell which record was changed; that one was changed is known from the whole digest."""
 MAX_MARKS = 50_000
@@ -68,7 +72,9 @@ class SigningKey:
         JournalError: when the file cannot be read, others may read it, or it holds no such key; without the extra ``sign``.
     """
 
-    def __init__(self, path: str | os.PathLike[str], *, records: int = 32, seconds: float = 30.0) -> None:
+    def __init__(
+        self, path: str | os.PathLike[str], *, records: int = SIGNED_RECORDS, seconds: float = SIGNED_SECONDS
+    ) -> None:
         if type(records) is not int or records < 1 or not seconds > 0:
             msg = f"a signature follows after a number of records from 1 on and of seconds above 0, not {records!r} and {seconds!r}"
             raise JournalError(msg)

@@ -27,7 +27,7 @@ from stepengine.journal.wake_index import MAX_NAME_CHARS, WAKING, Sleeping, Wake
 
 if TYPE_CHECKING:
     from stepengine.journal.history import History
-    from stepengine.journal.mailbox import Letter, LetterKind
+    from stepengine.journal.mailbox import MailboxMessage, MailboxMessageKind
     from stepengine.journal.run_mailbox import RunMailbox
     from stepengine.journal.store import Journal
 
@@ -37,7 +37,7 @@ Journals: TypeAlias = "Mapping[str, Journal]"
 """The journals of a store by the names of their runs."""
 SUFFIX = ".jsonl"
 ASIDE = "before-"
-"""What stands before the number in the name of what ``extend`` put aside: nobody goes on with that."""
+"""The prefix of the file names of journals that ``extend`` replaced; their runs are never resumed."""
 
 
 @frozen
@@ -64,7 +64,7 @@ class WakeEntry:
         found = make_row(self.run, waits, agent_id)
         assert found is not None  # noqa: S101 - it waits
         with self.index() as index:
-            index.note(found.run, found.wakes_at, found.kinds, found.agent_id)
+            index.record_sleep(found.run, found.wakes_at, found.kinds, found.agent_id)
 
     def record_unread(self, journal: Journal, mail: RunMailbox) -> None:
         """Make the suspended run due at once if *mail* has messages that this process did not deliver."""
@@ -73,7 +73,7 @@ class WakeEntry:
         box = mail.open_mailbox()
         has_unread = (
             box is not None
-            and box.changed(0)
+            and box.has_changed(0)
             and find_first_unread_time(journal, journal.history(), mail.list_undelivered_ids()) is not None
         )
         if has_unread or mail.was_answered:
@@ -181,7 +181,7 @@ def make_row_from_journal(journal: Journal, name: str) -> Sleeping | None:
 
 def find_first_unread_time(journal: Journal, history: History, early: Collection[str] = ()) -> datetime | None:
     """
-    Return the time of the first letter that the run has not received, or ``None``.
+    Return the time of the first mailbox message that the run has not received, or ``None``.
 
     Letters whose ids are in *early* are for runs that have not begun, and wake nobody.
     """
@@ -189,7 +189,7 @@ def find_first_unread_time(journal: Journal, history: History, early: Collection
         box = journal.mailbox()
     except JournalError:
         return None  # a store without mailboxes
-    letters = box.read()[0] if box.changed(0) else []
+    letters = box.read()[0] if box.has_changed(0) else []
     known, open_ = list_message_ids(history) if letters else set(), open_questions(history) if letters else {}
     known -= _find_receivable_ids(history, find_waits(history)) if letters else set()
     gone = {*known, *early}
@@ -197,8 +197,8 @@ def find_first_unread_time(journal: Journal, history: History, early: Collection
     return min([one.sent for one in new], default=None)
 
 
-def _can_have_effect(letter: Letter, history: History, open_questions: Collection[str]) -> bool:
-    """Return whether a letter can still have an effect."""
+def _can_have_effect(letter: MailboxMessage, history: History, open_questions: Collection[str]) -> bool:
+    """Return whether a mailbox message can still have an effect."""
     if letter.kind == "answer":
         return letter.topic in open_questions
     return letter.kind != "result" or (letter.path, int(letter.topic)) in history.open
@@ -210,8 +210,8 @@ def _find_receivable_ids(history: History, waits: Sequence[Waits]) -> set[str]:
     return {one["id"] for one in find_unread_messages(history) if (one["path"], one["topic"]) in topics}
 
 
-def wake_for_letter(journal: Journal, kind: LetterKind = "message") -> None:
-    """Make the run of a journal due if it waits for a letter of this kind."""
+def wake_for_letter(journal: Journal, kind: MailboxMessageKind = "message") -> None:
+    """Make the run of a journal due if it waits for a mailbox message of this kind."""
     entry = locate_wake_entry(journal)
     # A folder without an index needs no entry: the mailboxes are read when its index is made.
     if entry is not None and (not entry.place.is_dir() or (entry.place / WAKING).exists()):
@@ -229,7 +229,7 @@ def make_row(name: str, waits: Sequence[Waits], agent_id: str) -> Sleeping | Non
 
 
 def is_due(journal: Journal, waits: Sequence[Waits], now: datetime) -> bool:
-    """Return whether one of the wake times has passed, or a letter with a message is unread."""
+    """Return whether one of the wake times has passed, or a mailbox message with a message is unread."""
     if any(one.wakes_at is not None and one.wakes_at <= now for one in waits):
         return True
     known = {one.input.get("id") for one in journal.history().inputs}

@@ -20,12 +20,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from stepengine.data.alike import list_names
 from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
-from stepengine.journal.follower import OffsetTail, Tail
-from stepengine.journal.held import HeldFile, open_closing_idle_files
-from stepengine.journal.line_journal import LineJournal, LineWriter, LockedStore
-from stepengine.journal.line_reader import Reading, read_lines
-from stepengine.journal.mailbox import Mailbox
-from stepengine.journal.places import (
+from stepengine.journal.follower import JournalPosition, OffsetPosition
+from stepengine.journal.journal_files import (
     check_regular_file,
     create_file,
     find_similar,
@@ -38,6 +34,10 @@ from stepengine.journal.places import (
     missing_file,
     read_file_stamp,
 )
+from stepengine.journal.line_journal import LineJournal, LineWriter, LockedStore
+from stepengine.journal.line_reader import Reading, read_lines
+from stepengine.journal.locked_file import LockedFile, open_closing_idle_files
+from stepengine.journal.mailbox import Mailbox
 from stepengine.journal.sqlite_mailbox import SqliteMailbox, delete_letters
 from stepengine.journal.store import Journal, WakePlace, Writer
 from stepengine.workspace.atomic import sync_folder
@@ -106,7 +106,7 @@ class SqliteJournal(LineJournal):
         with _open_for_reading(self.path) as database:
             if not _has_lines_table(database):
                 return []
-            # No letter of an id comes after the tilde.
+            # No mailbox message of an id comes after the tilde.
             # By a range and not by LIKE: the index serves a range, and `%` and `_` in an id are letters.
             found = database.execute(
                 "SELECT DISTINCT run FROM lines WHERE run >= ? AND run < ? ORDER BY run", (prefix, f"{prefix}~")
@@ -124,7 +124,7 @@ class SqliteJournal(LineJournal):
         except FileNotFoundError:
             return False
 
-    def missing(self) -> JournalMissing:
+    def make_missing_error(self) -> JournalMissing:
         """Return the error for a run that the file lacks; it names the runs in the file, or files in the folder."""
         known = self.runs() if self.path.exists() else []
         if not known:
@@ -186,7 +186,7 @@ class SqliteJournal(LineJournal):
         path = _lock_file_path(self.path, status, run)
         # A lock of the operating system beside the database, one for each run: SQLite locks the whole file, and a lock
         # in a table would outlive its process (replay:J2).
-        held = HeldFile(path, _open_locked(path, self.path))
+        held = LockedFile(path, _open_locked(path, self.path))
         database = Database.open(self.path, status, seconds=BUSY_SECONDS)
 
         def unlock() -> None:
@@ -209,9 +209,9 @@ class SqliteJournal(LineJournal):
             raise
         return run, database, unlock
 
-    def tail(self) -> Tail:
+    def tail(self) -> JournalPosition:
         """Return a position at the start of this run."""
-        return OffsetTail(self.bound(self._find_only_run()))
+        return OffsetPosition(self.bound(self._find_only_run()))
 
     def mailbox(self) -> Mailbox:
         """Return the mailbox of this run, in the same file."""
@@ -246,7 +246,7 @@ class SqliteJournal(LineJournal):
             return self.run
         known = self.runs()
         if not known:
-            raise self.missing()
+            raise self.make_missing_error()
         if len(known) != 1:
             listed = list_names(known)
             msg = (

@@ -1,7 +1,7 @@
 """
 The mailbox of a run in an SQLite file: a table for all runs of the file.
 
-Senders commit as the runs do, so a letter survives what a record survives. The number of a letter is given once, in the order of
+Senders commit as the runs do, so a mailbox message survives what a record survives. The number of a mailbox message is given once, in the order of
 the commits, and never again: whoever has read up to one has missed none before it.
 """
 
@@ -15,22 +15,22 @@ from typing import TYPE_CHECKING
 
 from stepengine.data.json import MAX_INT
 from stepengine.errors import JournalCorrupt, JournalWriteFailed
+from stepengine.journal.journal_files import check_regular_file
 from stepengine.journal.mailbox import (
     MAX_LETTER_BYTES,
     MAX_LETTERS,
     MAX_MAILBOX_BYTES,
-    Letter,
     Mailbox,
+    MailboxMessage,
     MailboxOwner,
-    StoredLetter,
+    StoredMessage,
 )
-from stepengine.journal.places import check_regular_file
 from stepengine.workspace.write_ahead import Database, describe_error
 
 if TYPE_CHECKING:
     import sqlite3
 
-# `nth` and `bytes` count the run's letters up to this one, so that nobody has to count them to know whether there is room.
+# `nth` and `bytes` count the run's mailbox messages up to this one, so that nobody has to count them to know whether there is room.
 TABLE = (
     "CREATE TABLE IF NOT EXISTS letters (number INTEGER PRIMARY KEY AUTOINCREMENT, run TEXT NOT NULL, id TEXT NOT NULL, "
     "nth INTEGER NOT NULL, bytes INTEGER NOT NULL, line BLOB NOT NULL)"
@@ -56,8 +56,8 @@ class SqliteMailbox(Mailbox):
         self._name = run
         self._seconds = seconds
 
-    def read(self, after: int = 0) -> tuple[list[Letter], int]:
-        """Return the letters after a position, and the new position."""
+    def read(self, after: int = 0) -> tuple[list[MailboxMessage], int]:
+        """Return the messages after a position, and the new position."""
         name = self._name()
         with self._open_for_reading() as database:
             found = list(self._read_lines(database, name, after)) if _has_letters_table(database) else []
@@ -65,13 +65,13 @@ class SqliteMailbox(Mailbox):
             return [], after
         run, letters = self._run_id(), []
         for number, line in found:
-            stored = StoredLetter.read(line.removesuffix(b"\n"), f"letter {number} of {self._path}")
+            stored = StoredMessage.read(line.removesuffix(b"\n"), f"mailbox message {number} of {self._path}")
             if stored is not None and stored.run == run:
                 letters.append(stored.letter)
         return letters, found[-1][0]
 
-    def changed(self, after: int) -> bool:
-        """Return whether there is a letter after a position."""
+    def has_changed(self, after: int) -> bool:
+        """Return whether there is a mailbox message after a position."""
         name = self._name()
         with self._open_for_reading() as database:
             return _has_letters_table(database) and _has_letter_after(database, name, after)
@@ -82,36 +82,36 @@ class SqliteMailbox(Mailbox):
         given = (MAX_LETTER_BYTES + 1, name, min(after, MAX_INT), MAX_LETTERS + 1)
         for count, (number, line) in enumerate(database.execute(wanted, given), 1):
             if not isinstance(line, bytes):
-                msg = f"letter {number} of {self._path} is damaged: it is no bytes"
+                msg = f"mailbox message {number} of {self._path} is damaged: it is no bytes"
                 raise JournalCorrupt(msg)
             size += len(line)
             if count > MAX_LETTERS or size > MAX_MAILBOX_BYTES:
-                msg = f"letter {number} of {self._path} is one more than anybody can have posted"
+                msg = f"mailbox message {number} of {self._path} is one more than anybody can have posted"
                 raise JournalCorrupt(msg)
             yield number, line
 
-    def _add_letter(self, stored: StoredLetter) -> bool:
+    def _add_letter(self, stored: StoredMessage) -> bool:
         name, line = self._name(), stored.line
         with self._open_for_writing() as database:
             if not _has_letters_table(database):
                 for statement in (TABLE, INDEX, IDS):
                     database.execute(statement)
             if database.execute("SELECT 1 FROM lines WHERE run = ? LIMIT 1", (name,)).fetchone() is None:
-                raise self._journal.missing()
+                raise self._journal.make_missing_error()
             same = database.execute(
                 "SELECT number, substr(line, 1, ?) FROM letters WHERE run = ? AND id = ?",
                 (MAX_LETTER_BYTES + 1, name, stored.letter.id),
             )
             for number, known in same:
                 if isinstance(known, bytes) and known.startswith(stored.key):
-                    where = f"letter {number} of {self._path}"
-                    self._check_same(stored, StoredLetter.read(known.removesuffix(b"\n"), where))
+                    where = f"mailbox message {number} of {self._path}"
+                    self._check_same(stored, StoredMessage.read(known.removesuffix(b"\n"), where))
                     return False
             last = database.execute(
                 "SELECT nth, bytes FROM letters WHERE run = ? ORDER BY number DESC LIMIT 1", (name,)
             ).fetchone() or (0, 0)
             if not all(type(count) is int for count in last):
-                msg = f"the last letter to the run {name!r} in {self._path} is damaged"
+                msg = f"the last mailbox message to the run {name!r} in {self._path} is damaged"
                 raise JournalCorrupt(msg)
             count, size = last[0] + 1, last[1] + len(line)
             self._check_room(count, size)
@@ -150,13 +150,13 @@ class SqliteMailbox(Mailbox):
         try:
             status = self._path.lstat()
         except FileNotFoundError:
-            raise self._journal.missing() from None
+            raise self._journal.make_missing_error() from None
         check_regular_file(self._path, status)
         return status
 
 
 def delete_letters(database: sqlite3.Connection, run: str) -> None:
-    """Delete the letters to a run, in a transaction."""
+    """Delete the messages to a run, in a transaction."""
     if _has_letters_table(database):
         database.execute("DELETE FROM letters WHERE run = ?", (run,))
 

@@ -29,12 +29,12 @@ from stepengine.errors import (
     JournalMissing,
 )
 from stepengine.journal.encoding import Encoder
-from stepengine.journal.follower import Again, NewRecords, OffsetTail, Tail
+from stepengine.journal.follower import Again, JournalPosition, NewRecords, OffsetPosition
 from stepengine.journal.history import History
+from stepengine.journal.journal_files import TO_RECORD
 from stepengine.journal.line_macs import MacChain, load_key
 from stepengine.journal.line_reader import read_lines
 from stepengine.journal.mailbox import Mailbox, MemoryMailbox
-from stepengine.journal.places import TO_RECORD
 from stepengine.journal.records import Head, Input, Intent, Record, Result, to_compact_json
 from stepengine.journal.redacted_records import redact_records
 from stepengine.redaction import Redact, Redactor, RedactRule, make_redactor
@@ -122,7 +122,7 @@ class Writer(abc.ABC):
         """Commit and release the journal; may be called twice."""
 
     @abc.abstractmethod
-    def remember(self, path: str, seq: int, transcript: Transcript) -> None:
+    def set_request_base(self, path: str, seq: int, transcript: Transcript) -> None:
         """Store later requests as differences to this one, which the journal holds already."""
 
 
@@ -288,7 +288,7 @@ class Journal(abc.ABC):
 
     def history(self) -> History:
         """Return the parsed history of the journal; raises as ``records`` does."""
-        return History(self.records(), self.name, self.missing)
+        return History(self.records(), self.name, self.make_missing_error)
 
     def head(self) -> Head | None:
         """
@@ -302,7 +302,7 @@ class Journal(abc.ABC):
 
     def mailbox(self) -> Mailbox:
         """
-        Return the mailbox of this journal, to which other processes post messages for its run.
+        Return the mailbox of this journal, to which other processes send messages for its run.
 
         Raises:
             JournalError: when this kind of journal has none.
@@ -310,9 +310,9 @@ class Journal(abc.ABC):
         msg = f"{self.name} has no mailbox; a FileJournal, SqliteJournal or MemoryJournal has one"
         raise JournalError(msg)
 
-    def tail(self) -> Tail:
+    def tail(self) -> JournalPosition:
         """Return a position at the start of this journal, for reading new records."""
-        return OffsetTail(self)
+        return OffsetPosition(self)
 
     def read_piece(self, start: int, most: int) -> bytes:
         """Return at most *most* stored bytes from offset *start* on; a store that cannot read pieces returns all of them."""
@@ -330,15 +330,15 @@ class Journal(abc.ABC):
         """Return whether a process is writing the run now; False if that is unknown."""
         return False
 
-    def missing(self) -> JournalMissing:
+    def make_missing_error(self) -> JournalMissing:
         """Return the error for a missing run; it names existing ones."""
         return JournalMissing(f"{self.name} holds no run; {TO_RECORD}")
 
     def lines(self) -> list[bytes]:
         """Return the journal as lines, each with its newline."""
-        return self.lines_of(self.records())
+        return self.encode_lines(self.records())
 
-    def lines_of(self, records: Sequence[Record]) -> list[bytes]:
+    def encode_lines(self, records: Sequence[Record]) -> list[bytes]:
         """
         Return *records* as this journal stores them, each line with its newline.
 
@@ -383,7 +383,7 @@ class Journal(abc.ABC):
         Replace the content of *other* by this journal's, under *other*'s redaction rules.
 
         Raises:
-            JournalError: when this journal cannot be read, or *other* not be written; see ``records`` and ``lines_of``.
+            JournalError: when this journal cannot be read, or *other* not be written; see ``records`` and ``encode_lines``.
         """
         other.replace(self.records())
 
@@ -463,7 +463,7 @@ class MemoryJournal(Journal):
         """Replace all records."""
         History(records, self.name)
         self.is_own, self.macs = None, "kept"
-        self.keep(list(records))
+        self.replace_records(list(records))
 
     def head(self) -> Head | None:
         """Return the first record, or ``None`` while there is none."""
@@ -474,9 +474,9 @@ class MemoryJournal(Journal):
         first = records[0] if records else None
         return first if isinstance(first, Head) else None
 
-    def tail(self) -> Tail:
+    def tail(self) -> JournalPosition:
         """Return a position at the start of the records."""
-        return _MemoryTail(self)
+        return _MemoryPosition(self)
 
     def mailbox(self) -> Mailbox:
         """Return the mailbox of this journal, in memory."""
@@ -487,12 +487,12 @@ class MemoryJournal(Journal):
         self.replace([])
         self._mailbox = MemoryMailbox(self)
 
-    def keep(self, records: list[Record]) -> None:
+    def replace_records(self, records: list[Record]) -> None:
         """Replace all records, without checking them."""
         self._records = records
 
 
-class _MemoryTail(Tail):
+class _MemoryPosition(JournalPosition):
     def __init__(self, journal: MemoryJournal) -> None:
         self._journal = journal
         self._records: list[Record] = journal._records  # noqa: SLF001 - one of its parts
@@ -532,7 +532,7 @@ class _MemoryWriter(Writer):
     def __init__(self, journal: MemoryJournal) -> None:
         self._journal = journal
         self._records = journal._records  # noqa: SLF001 - one of its two halves
-        self.history = History(self._records, journal.name, journal.missing)
+        self.history = History(self._records, journal.name, journal.make_missing_error)
 
     def append(self, record: Record) -> None:
         """
@@ -553,7 +553,7 @@ class _MemoryWriter(Writer):
             Encoder(journal.redactor, link=False, inline=journal.inline).lines(record)
         self._records.append(record)
 
-    def remember(self, path: str, seq: int, transcript: Transcript) -> None:
+    def set_request_base(self, path: str, seq: int, transcript: Transcript) -> None:
         """Do nothing: lines are encoded on demand."""
 
     def commit(self) -> None:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 from attrs import frozen
 
+from stepengine.data.faults import SHOWN_CHARS
 from stepengine.errors import JournalError, StepEngineError
-from stepengine.journal.altered import JournalScan, parse_head_line, shorten_list
+from stepengine.journal.alterations import JournalScan, parse_head_line, shorten_list
 from stepengine.journal.history import History
 from stepengine.journal.line_reader import read_lines
 from stepengine.journal.signing import BLOB_BEGIN, MAX_KEY_BYTES, key_fingerprint
@@ -21,10 +22,12 @@ from stepengine.workspace.open_files import describe_os_error
 TYPE = "ssh-ed25519"
 DIGEST_DIGITS = 64
 """SHA-256 as hexadecimal digits."""
+SEEN_DIGITS = 12
+"""Digits of a digest in a message: enough to find it in a list."""
 
 
 @frozen
-class Verified:
+class VerificationResult:
     """
     The result of checking signatures; true if all of the journal is signed and unaltered to its end.
 
@@ -66,7 +69,7 @@ class Verified:
 
 def verify(
     journal: JournalLike, keys: str | os.PathLike[str] | Iterable[str | os.PathLike[str]], *, seen: str = ""
-) -> Verified:
+) -> VerificationResult:
     """
     Check a journal against its signatures.
 
@@ -84,11 +87,11 @@ def verify(
     paths = [keys] if isinstance(keys, str | os.PathLike) else list(keys)
     trusted = [key for path in paths for key in read_public_keys(path)]
     if seen and (len(seen) != DIGEST_DIGITS or not set(seen) <= set("0123456789abcdef")):
-        msg = f"the digest that was seen is {DIGEST_DIGITS} hexadecimal digits, not {seen[:80]!r}"
+        msg = f"the digest that was seen is {DIGEST_DIGITS} hexadecimal digits, not {seen[:SHOWN_CHARS]!r}"
         raise JournalError(msg)
     source = as_journal(journal)
     if not source.is_there():
-        raise source.missing()
+        raise source.make_missing_error()
     content = source.content()
     scan = JournalScan(trusted)
     scan.scan_lines(content)
@@ -100,10 +103,10 @@ def verify(
         problems.append(f"nothing in it is signed by {names}{by}")
     if seen and seen not in scan.digests:
         problems.append(
-            f"it does not begin with what was seen before ({seen[:12]}...): it was cut off, or is another journal"
+            f"it does not begin with what was seen before ({seen[:SEEN_DIGITS]}...): it was cut off, or is another journal"
         )
     head = parse_head_line(content, source.name)
-    return Verified(
+    return VerificationResult(
         name=source.name,
         run="" if head is None else head.run,
         agent="" if head is None else head.agent,
@@ -141,7 +144,7 @@ def read_public_keys(path: str | os.PathLike[str]) -> list[str]:
             continue
         blob = _decode_base64(rest.strip().partition(" ")[0]) if kind == TYPE else b""
         if not blob.startswith(BLOB_BEGIN) or len(blob) != len(BLOB_BEGIN) + 32:
-            msg = f"{os.fspath(path)!r} holds a line that is not a public ed25519 key: {line[:40]!r}; {fine}"
+            msg = f"{os.fspath(path)!r} holds a line that is not a public ed25519 key: {line[:SHOWN_CHARS]!r}; {fine}"
             raise JournalError(msg)
         found.append(base64.b64encode(blob).decode())
     if not found or len(data) > MAX_KEY_BYTES:

@@ -5,7 +5,7 @@ Whoever wakes runs asks it in place of ten thousand journals. It is only an inde
 is missing, damaged or of another version is made anew from them, and a row that is wrong costs one look at its journal.
 
 So that no run sleeps for ever: note a run *before* its suspension is durable, and look into its mailbox once *after* that;
-tell the index of a letter *after* it was posted, also when it was there already.
+tell the index of a mailbox message *after* it was posted, also when it was there already.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.errors import InputError, JournalError, JournalWriteFailed
-from stepengine.journal.mailbox import LetterKind
+from stepengine.journal.mailbox import MailboxMessageKind
 from stepengine.journal.records import UNREADABLE
 from stepengine.journal.sources import parse_database_path
 from stepengine.journal.sqlite import BUSY_SECONDS, ensure_database
@@ -42,12 +42,14 @@ EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
 AT_ONCE = 0
 """A due time that has passed, in microseconds since 1970: the run is resumed at the next look."""
-WAITED_FOR: dict[LetterKind, str] = {"message": "message", "answer": "question"}
-"""What a run waits for that a letter of this kind wakes; the other kinds wake every run."""
+WAITED_FOR: dict[MailboxMessageKind, str] = {"message": "message", "answer": "question"}
+"""What a run waits for that a mailbox message of this kind wakes; the other kinds wake every run."""
 MAX_NAME_CHARS = 1_000
 """File names have at most 255 bytes and ids of agents are short; a longer name is damage or an attack."""
 MAX_KINDS = 20
 """A run waits for fewer kinds of things than this; a longer list is damage."""
+DUE_RUNS = 100
+"""Runs that one look resumes: those that are due later are found by the next look."""
 MAX_ATTEMPTS = 3
 """Another process may remove the index once, and damage is removed once; a third failure means that somebody keeps doing so."""
 TABLES = (
@@ -158,7 +160,7 @@ class WakeIndex:
         with self._using:
             self._close_database()
 
-    def note(self, run_name: str, wakes_at: datetime | None, kinds: Iterable[str], agent_id: str) -> None:
+    def record_sleep(self, run_name: str, wakes_at: datetime | None, kinds: Iterable[str], agent_id: str) -> None:
         """
         Insert or replace the wake time of a run.
 
@@ -181,9 +183,9 @@ class WakeIndex:
             lambda database: database.execute("UPDATE sleeping SET due = ? WHERE run = ?", given).rowcount
         )
 
-    def post_arrived(self, run_name: str, kind: LetterKind = "message") -> bool:
+    def post_arrived(self, run_name: str, kind: MailboxMessageKind = "message") -> bool:
         """
-        Make a sleeping run due at once if it waits for a letter of this kind; return whether it does.
+        Make a sleeping run due at once if it waits for a mailbox message of this kind; return whether it does.
 
         Letters that end or steer a run make any sleeping run due.
         """
@@ -198,7 +200,7 @@ class WakeIndex:
 
         return self._write_with_retries(arrive)
 
-    def due(self, now: datetime, limit: int = 100) -> list[Sleeping]:
+    def list_due(self, now: datetime, limit: int = DUE_RUNS) -> list[Sleeping]:
         """Return at most *limit* runs to wake at *now*, by time."""
         given = (_to_microseconds(now), limit)
         return self._read_with_retries(

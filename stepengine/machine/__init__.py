@@ -1,5 +1,5 @@
 """
-The pure machine: a generator that turns what a handler yields into effects, and outcomes into what the handler is sent.
+The pure machine: a generator that translates the yields of a handler into effects, and outcomes into the values sent to the handler.
 
 ``run_agent(plan, state)`` returns a ``Machine``. ``Machine.send(outcome)`` returns the next effect, and at the end the machine returns
 ``Finished``. It knows no clock, no ids, no files and no model: time and chance are in the outcomes. So every driver runs the same

@@ -47,7 +47,7 @@ OTHER_KINDS = {
     "STEP_TEXT": "StepText(text)",
     "GENERATE_N": "GenerateN(n)",
 }
-"""What the members of a dict are called that stands for something to yield elsewhere, and what is written here."""
+"""Kinds of dicts that are yielded in other frameworks, with the value to yield here instead; for error messages."""
 PASSES_ON = Parallel.__iter__.__code__
 """The code in which a generator waits at ``yield from Parallel(...)``."""
 

@@ -65,7 +65,7 @@ class BackgroundChildRefs:
 
 
 NO_CHILDREN = BackgroundChildRefs()
-"""What runs have in the background that started nothing there; one that does has its own from then on."""
+"""The shared, empty references of all runs without background children; a run that starts one creates its own."""
 
 
 class Children:

@@ -66,10 +66,9 @@ C = TypeVar("C", bound=CallTool)
 
 EXAMPLES = "Examples: "
 """How the line begins in the description of a tool that shows inputs."""
-# Above difflib's own 0.6, at which `write_file` is "near" `delete_file` and `read_url` near `read_files`: a wrong
+# Above `SIMILAR_RATIO`, at which `write_file` is "near" `delete_file` and `read_url` near `read_files`: a wrong
 # suggestion is worse than none. Nothing that is near is ever executed; this only words an error.
 NEAR_RATIO = 0.7
-"""How alike names are of which one was probably meant as the other."""
 # The steps of a tool are no actions of its author, which are counted, so without a bound of its own one that never ends
 # would hold its run for ever.
 MAX_TOOL_YIELDS = 100

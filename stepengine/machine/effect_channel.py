@@ -15,7 +15,7 @@ from stepengine.machine.history import RunHistory
 from stepengine.machine.protocol import Flow
 from stepengine.machine.signals import Stopped
 from stepengine.machine.sources import RunSources
-from stepengine.machine.spent import UsageTotals
+from stepengine.machine.usage_totals import UsageTotals
 
 
 class EffectChannel:

@@ -65,7 +65,7 @@ def get_final_output(run: RunState, returned: object) -> object:
     if mode == "structured_output":
         if returned is not None and not output.is_checked:
             return returned
-        return output.decoded() if output.is_given else None
+        return output.get_typed_value() if output.is_given else None
     if returned is not None:
         return returned
     if mode == "all_messages":
@@ -99,7 +99,7 @@ def require_output(run: RunState, returned: object) -> Flow[None]:
     if run.progress.has_asked or (run.output.issues and run.plan.model):
         yield from _correct_output(run, returned, remedy)
     if not run.output.is_given and run.budget.reached is None:
-        raise run.output.missing(remedy)
+        raise run.output.make_missing_error(remedy)
 
 
 def _correct_output(run: RunState, returned: object, remedy: str) -> Flow[None]:
@@ -209,7 +209,7 @@ def _request_correction(run: RunState, remedy: str, *, is_last: bool) -> Flow[No
         while run.budget.steps_left > 0 and not (ended or output.is_given):
             ended = yield from run_step_within_budget(run, plain)
     except ModelError as error:
-        raise output.missing(remedy) from error
+        raise output.make_missing_error(remedy) from error
 
 
 def _format_refused_output(value: object) -> str:

@@ -239,7 +239,7 @@ def _make_step_result(
     output, complete = run.output, run.progress.steps_complete
     if not output.is_given:
         return y.StepResult(run.snapshot.moment(), results, complete, texts, value)
-    of_turn = output.decoded() if output.is_of_turn else None
+    of_turn = output.get_typed_value() if output.is_of_turn else None
     return y.StepResult(output.with_decoded_output(run.snapshot.state()), results, complete, texts, value, of_turn)
 
 
@@ -512,4 +512,4 @@ ANSWERS: Mapping[type, Callable[[RunState, Author, Any], Answer]] = {
     y.GenerateN: _answer_generate,
     y.StepText: _answer_step_text,
 }
-"""How what is yielded is carried out; what is not named stands alone."""
+"""The function that carries out each kind of yield. Kinds without a row of their own are performed as single effects."""

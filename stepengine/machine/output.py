@@ -112,7 +112,7 @@ class Output:
             return state
         # The same object for the same state: whoever compares two states compares no transcripts.
         if self._shown is None or self._shown[0] is not state:
-            self._shown = state, _copy_with_output(state, self.decoded())
+            self._shown = state, _copy_with_output(state, self.get_typed_value())
         return self._shown[1]
 
     def mark_missing(self) -> None:
@@ -123,7 +123,7 @@ class Output:
         """Record that the handler's return value is the output, although it is not JSON."""
         self.is_given = True
 
-    def missing(self, remedy: str = "") -> OutputMissing:
+    def make_missing_error(self, remedy: str = "") -> OutputMissing:
         """Return the error for a run that ends without its required output; *remedy* ends its message."""
         why = f"; the last attempt was refused: {'; '.join(self.issues)}" if self.issues else ""
         where = f" (run {self._plan.path})" if self._plan.path else ""
@@ -136,7 +136,7 @@ class Output:
         msg = f"agent {definition.id!r}{where} ended without the output that its {source} requires{why}{remedy}"
         return OutputMissing(msg, issues=self.issues)
 
-    def decoded(self) -> object:
+    def get_typed_value(self) -> object:
         """
         Return the output in the author's own type, if the schema is of one.
 

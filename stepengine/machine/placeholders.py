@@ -15,7 +15,7 @@ from stepengine.machine.state import RunState
 
 
 def fill_prompts(run: RunState, placeholders: Placeholders) -> Flow[None]:
-    """Look up what *placeholders* stand for, fill the system prompt, and warn of each that stays as it is."""
+    """Look up the values of *placeholders*, fill the system prompt, and warn of each placeholder without a value."""
     plan = run.plan
     of_project = [name for name in placeholders.names if name in PROJECT_NAMES]
     found = (yield from _read_project(run, placeholders, of_project)) if of_project else {}

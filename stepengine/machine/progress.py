@@ -58,7 +58,7 @@ class Progress:
         program = self.authors[0].program if self.authors else None
         return None if program is None or program.file or not program.line else (program.code, program.line)
 
-    def begin_run(self) -> None:
+    def start_run(self) -> None:
         """Record that the ``pre_run`` hooks let the run start."""
         self.began = True
 

@@ -1,5 +1,5 @@
 """
-The protocol of a run as tables: what a called tool becomes, which phase an effect enters, and what comes next.
+The protocol of a run as tables: how called tools run, the phase of each effect, and the allowed order of effects and events.
 
 ``YIELDS`` in ``data/yields.py`` has a row for everything that a handler may yield, ``EFFECTS`` in ``data/effects.py`` one for everything
 that the machine hands out. Here, ``CALLS`` has a row for each way in which a called tool runs, ``PHASES`` for each effect the phase that
@@ -150,12 +150,9 @@ HOOKS = ("AskPerson:limit", "CallTool:hook", "HookFailed", *_tokens_allowed("hoo
 FIRST_HOOKS = tuple([token for token in HOOKS if token not in ("SendToRun", "EndRuns")])
 """What they may cause before the handler began, when there are no children yet."""
 BATCH = ("PermissionDecided", "AskPerson:permission", "CallTool:model", "Gather")
-"""What the calls of one reply may cause, beside those that stand between a ``ToolStarted`` and its ``ToolFinished``."""
+"""The tokens that the calls of one reply may cause outside of the spans from ``ToolStarted`` to ``ToolFinished``."""
 OWN = ("AskPerson:limit", *_tokens_allowed("tool"))
-"""
-What the machine asks for in the middle of a call that it carries out itself, or that goes on after its tool's body: children, a
-person, I/O, a model, a time.
-"""
+"""The effects within a call that the machine carries out itself, or within the body of a tool: children, a person, I/O, a model, a time."""
 
 
 def _make_self_loops(state: str, *tokens: str) -> dict[str, str]:

@@ -138,7 +138,7 @@ def _run_body(run: RunState, body: ToolBody) -> Flow[Finished]:
     """
     done = cast("BodyProgress", run.body)
     try:
-        run.progress.begin_run()
+        run.progress.start_run()
         ending = yield from _run_with_time_limit(run, body, _run_body_to_end(run, body))
         if run.children.background is not NO_CHILDREN:
             ending = yield from _end_children(run, ending)
@@ -276,7 +276,7 @@ def _run_to_end(run: RunState) -> Flow[_Ending]:
         yield from _append_opening(run)
         if run.plan.hooks.pre_run:
             yield from hooks.pre_run(run)
-        run.progress.begin_run()
+        run.progress.start_run()
         returned = yield from (
             run_without_handler(run)
             if run.plan.definition.handle_steps is None

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 NO_PERSON = (REMEMBERED, NOBODY, REFUSED)
 """Who gave an answer in place of a person."""
 COMPARED_TOKENS = 8
-"""A result that repeats so many tokens of what a call has written is taken for its echo."""
+"""A result that repeats so many tokens of a call's input is its echo: fewer, such as a path or a name, occur in any text."""
 
 
 def needs_provenance(hooks: Hooks) -> bool:
@@ -186,7 +186,7 @@ class RunSources:
     def _add_children(self, effect: Any, value: Any) -> None:
         if isinstance(value, ChildResult):
             self._add_child(value, effect.tool_call_id if isinstance(effect, Spawn) else "")
-        elif type(effect) in CHILD_ENDS:
+        elif isinstance(effect, CHILD_ENDS):
             for child in value.ended.values():
                 self._add_child(child, "")
 
@@ -248,11 +248,11 @@ class RunSources:
     # --- what is handed on ------------------------------------------------------------------------------------------
 
     def make_body_index(self) -> Provenance:
-        """Return what the body of a tool knows when it begins: what its caller does."""
+        """Return the provenance that the body of a tool starts with: that of its caller."""
         return Provenance(self.index)
 
     def make_child_index(self, prompt: str, params: JsonValue, *, inherits: bool = False) -> Provenance:
-        """Return what a child knows when it begins; one that continues the conversation knows what this run does."""
+        """Return the provenance that a child starts with; a child that inherits the conversation starts with that of this run."""
         child = Provenance(self.index) if inherits else self.index.for_prompt([prompt, params])
         if inherits:
             child.add(Source("prompt"), [prompt, params], taints=False)

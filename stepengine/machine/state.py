@@ -47,7 +47,7 @@ from stepengine.machine.progress import Progress
 from stepengine.machine.run_tools import ResultShortener, RunTools
 from stepengine.machine.side_events import SideEvents
 from stepengine.machine.sources import make_run_sources, needs_provenance
-from stepengine.machine.spent import UsageTotals
+from stepengine.machine.usage_totals import UsageTotals
 
 
 class Prompt:

@@ -23,7 +23,7 @@ Tools that one search returns: each is added to every further request, and a mod
 MAX_QUERY_WORDS = 50
 """Of a query; each is looked for in the text of every tool."""
 SHORT_WORD_CHARS = 4
-"""Words of fewer letters count as whole words only."""
+"""Words of fewer letters count as whole words only: as parts of words, letters such as "in" or "get" are everywhere."""
 MAX_QUERY_CHARS = 4_000
 """The rest of a query is ignored: no useful one is longer than a page, and a model may put a whole document there."""
 BETWEEN = re.compile(r"[\W_]+")

@@ -72,7 +72,7 @@ class ActiveRuns:
         self.by_path: dict[str, Run] = {}
         self.elsewhere: dict[str, asyncio.Future[Stop]] = {}
         self.spawned_by: dict[str, str] = {}
-        self.belongings = RunBelongings(warnings)
+        self.belongings = RunToolObjects(warnings)
         self.signal = _StopSignal(root)
 
     def stop(self, path: str, stop: Stop) -> None:
@@ -132,7 +132,7 @@ class ActiveRuns:
         self.by_path.clear()
 
 
-class RunBelongings:
+class RunToolObjects:
     """
     The objects that tools keep for the runs of one tree until these end.
 

@@ -18,11 +18,11 @@ from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult, RunStatus, cancel_suspended
 from stepengine.errors import AgentError
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.machine.spent import cancel_stopped
+from stepengine.machine.usage_totals import cancel_stopped
 from stepengine.runtime.effect_events import make_child_end_events
 from stepengine.runtime.performer import Item, Performer
 from stepengine.runtime.run_protocol import Run
-from stepengine.runtime.standstill import TreeWithStandstill
+from stepengine.runtime.suspension import TreeWithSuspension
 
 
 class BackgroundChild:
@@ -68,7 +68,7 @@ class BackgroundChildren:
         suspended: The open questions of those that were suspended, by id.
     """
 
-    def __init__(self, tree: TreeWithStandstill) -> None:
+    def __init__(self, tree: TreeWithSuspension) -> None:
         self._tree = tree
         self.children: dict[str, BackgroundChild] = {}
         self.of: dict[str, list[BackgroundChild]] = {}
@@ -104,7 +104,7 @@ class BackgroundChildren:
             outcome = tree.root.make_stop()
         child.outcome = outcome
         if isinstance(outcome, Value):
-            tree.standstill.drop(child.path)
+            tree.suspension.drop(child.path)
         if tree.hub.watched:
             for event in make_child_end_events(item, outcome):
                 tree.emit(event)
@@ -112,7 +112,7 @@ class BackgroundChildren:
         for future in ends:
             if not future.done():
                 future.set_result(None)
-        tree.standstill.release_or_suspend()
+        tree.suspension.release_or_suspend()
 
     def at_work(self) -> Iterator[str]:
         """Yield the paths of running children, the youngest first."""
@@ -165,7 +165,7 @@ class BackgroundChildren:
             await asyncio.wait(tasks)
         return all(self.children[path].result is not None for path in paths)
 
-    async def ends(
+    async def wait_for_children(
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
     ) -> dict[str, Any] | None:
         """
@@ -184,7 +184,7 @@ class BackgroundChildren:
         """Wait until these have ended; return False if *cut* is done first or the tree is suspended."""
         while not self.has_ended(paths):
             # Shielded: this wait may be given up, and others wait for the same end.
-            came = await self._tree.standstill.wait_for_first(
+            came = await self._tree.suspension.wait_for_first(
                 item, (), self.future_of_next_end, lambda: asyncio.shield(cut)
             )
             if cut.done() or not came:
@@ -224,13 +224,13 @@ class BackgroundChildren:
         Its children are stopped where it was. Where it came to the end of what is recorded of it, each of them does so by itself,
         after all that is recorded of that one.
         """
-        # Said to the standstill: this run is at its end and only waits for its children, so it does not count as one
+        # The detector is told: this run is at its end and only waits for its children, so it does not count as one
         # that is at work, or a tree whose children all wait could never lie down.
         run.start_waiting()
         is_spared = self._tree.root.is_in_grace and not run.is_cut
         stop = None if is_spared or run.stopping is None else _make_stop_for_children(run)
         work = asyncio.create_task(self.end_with(run.path, stop))
-        self._tree.standstill.release_or_suspend()
+        self._tree.suspension.release_or_suspend()
         while not work.done():
             try:
                 await asyncio.wait((work,))
@@ -258,7 +258,7 @@ class BackgroundChildren:
 
     def _stop(self, path: str, stop: Stop) -> None:
         self._tree.runs.stop(path, stop)
-        self._tree.standstill.release(path)
+        self._tree.suspension.release(path)
 
     def forget(self, path: str) -> None:
         """Forget the children of a run that has ended."""
@@ -266,7 +266,7 @@ class BackgroundChildren:
             del self.children[child.path]
 
 
-class TreeWithBackground(TreeWithStandstill, Protocol):
+class TreeWithBackground(TreeWithSuspension, Protocol):
     """A run tree with its children in the background."""
 
     @property

@@ -39,6 +39,7 @@ from stepengine.errors import ReplayDivergence
 from stepengine.machine.plan import Finished
 from stepengine.machine.signals import belongs_to_caller
 from stepengine.runtime.background import TreeWithBackground
+from stepengine.runtime.core_performer import NOTHING, has_deferred_results
 from stepengine.runtime.effect_events import (
     make_end_events,
     make_model_finished,
@@ -48,8 +49,7 @@ from stepengine.runtime.effect_events import (
     make_tool_started,
 )
 from stepengine.runtime.failfast import FailFastGroup, StopOnFailure
-from stepengine.runtime.innermost import NOTHING, has_deferred_results
-from stepengine.runtime.mail import find_received_message
+from stepengine.runtime.messages import find_received_message
 from stepengine.runtime.performer import (
     CALLS,
     IO,
@@ -142,7 +142,7 @@ class TaskCancellation:
     def leave(self) -> None:
         """Release the task without the cancellation of this run."""
         if self._is_requested:
-            self.take_back()
+            self.revoke()
         self.task = None
 
     def schedule(self, cancel: Callable[[], None]) -> bool:
@@ -159,7 +159,7 @@ class TaskCancellation:
             self._is_requested = True
             self.task.cancel()
 
-    def take_back(self) -> None:
+    def revoke(self) -> None:
         """Take back the cancellation by ``cancel``, if there was one."""
         # `uncancel` takes back one count of the task, so it may be called exactly as often as we cancelled: once too
         # seldom, and the caller's next `await` behind a finished run sees a cancellation that nobody asked for; once too
@@ -284,7 +284,7 @@ class RunTask:
         """Account for a ``CancelledError`` that reached the run's own task; return the outcome in its place."""
         # Ours first, so that what is left of the count is from outside. Where no stop of ours is known, it can only
         # have been the caller.
-        self.cancellation.take_back()
+        self.cancellation.revoke()
         self.record_outside_cancel(certain=self.stopping is None)
         return self.make_stop()
 
@@ -498,14 +498,14 @@ async def _perform_alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single: 
     outcome: Single
     run.busy = item
     try:
-        if tree.standstill.is_replaying:
-            await tree.standstill.hold_if_new(item, begins=True)
+        if tree.suspension.is_replaying:
+            await tree.suspension.hold_if_new(item, begins=True)
         beginning = performer.begin((item,))
         # Mostly there is nothing to wait for, and to await that would take two calls more.
         if beginning is not NOTHING:
             await beginning
-        if tree.standstill.is_replaying:
-            await tree.standstill.hold_if_new(item, begins=False)
+        if tree.suspension.is_replaying:
+            await tree.suspension.hold_if_new(item, begins=False)
         if shows and began is None:
             # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
             began = _show_start(tree, item, kind)
@@ -539,8 +539,8 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
     began = _show_start(tree, item, type(item.effect)) if shows else None
     outcome: Single
     try:
-        if tree.standstill.is_replaying:
-            await tree.standstill.hold_if_new(item, begins=False)
+        if tree.suspension.is_replaying:
+            await tree.suspension.hold_if_new(item, begins=False)
         outcome = await tree.performers.outermost.perform(item, tree)
     # As for a single effect, but what reaches this task is never a cancellation of the run: that reaches the run's own
     # task, which then cancels this one.
@@ -573,7 +573,7 @@ def _record_receipt(tree: DrivenTree, item: Item, outcome: Single) -> None:
     """Record that a run has received a message, live or replayed."""
     message = find_received_message(item, outcome)
     if message is not None:
-        tree.mail.take(message)
+        tree.mail.remove(message)
 
 
 def _is_already_asked(tree: DrivenTree, item: Item) -> bool:
@@ -747,7 +747,7 @@ class _RunningGroup:
         """Admit the next members."""
         batch = self._next_admissible()
         items, tree = [self.items[index] for index in batch], self._run.tree
-        if tree.standstill.is_replaying:
+        if tree.suspension.is_replaying:
             # What was begun before goes on to the end of its record, while what is new waits for that of every run.
             record = tree.services.record
             known = [item for item in items if record is None or record.has_begun(item)]
@@ -755,7 +755,7 @@ class _RunningGroup:
                 items, batch = known, range(batch.start, batch.start + len(known))
             else:
                 self._beginning = items[:1]
-                await tree.standstill.hold_if_new(items[0], begins=True)
+                await tree.suspension.hold_if_new(items[0], begins=True)
         if len(items) > 1:
             # A model call without room waits before it begins, and so before it is recorded as sent.
             count = tree.performers.count_startable(items)
@@ -818,7 +818,7 @@ class _RunningGroup:
         for n, outcome in zip(race, outcomes, strict=True):
             message = find_received_message(self.items[n], outcome)
             if message is not None and n != won:
-                self._run.tree.mail.give_back(message)
+                self._run.tree.mail.return_message(message)
 
     def _on_member_end(self, task: asyncio.Task[None]) -> None:
         kind = type(self._running.pop(task).effect)
@@ -831,9 +831,9 @@ class _RunningGroup:
         self._start_members()
         if self._ended is not None and not self._ended.done():
             self._ended.set_result(None)
-        standstill = self._run.tree.standstill
-        if standstill.parked or standstill.held:
-            standstill.release_or_suspend()
+        suspension = self._run.tree.suspension
+        if suspension.parked or suspension.held:
+            suspension.release_or_suspend()
 
     async def _wait_for_one_end(self) -> None:
         """Wait until a member ends."""

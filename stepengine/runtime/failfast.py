@@ -21,7 +21,7 @@ from stepengine.data.state import ChildResult, RunStatus, cancel_suspended
 from stepengine.errors import AgentError, RaceLost
 from stepengine.machine.plan import stopped_body_result
 from stepengine.runtime.performer import IO, Item, Performer, child_path
-from stepengine.runtime.standstill import TreeWithStandstill, list_waits
+from stepengine.runtime.suspension import TreeWithSuspension, list_waits
 
 if TYPE_CHECKING:
     from stepengine.runtime.limits import Refusals
@@ -92,7 +92,7 @@ class StopOnFailure:
         tree: The tree, which ends runs.
     """
 
-    def __init__(self, inner: Performer, refusals: Refusals, now: Callable[[], int], tree: TreeWithStandstill) -> None:
+    def __init__(self, inner: Performer, refusals: Refusals, now: Callable[[], int], tree: TreeWithSuspension) -> None:
         self._inner = inner
         self._tree = tree
         self._refusals = refusals
@@ -229,12 +229,12 @@ class StopOnFailure:
         if not isinstance(outcome, Stop) or outcome.kind != "suspended":
             return outcome
         # Another one may have won at the moment at which this one was suspended: then there is nothing to wait for.
-        if not lost.done() and not await self._tree.standstill.wait_for_first(
+        if not lost.done() and not await self._tree.suspension.wait_for_first(
             item, list_waits(item), lambda: asyncio.shield(lost)
         ):
             return outcome
         if type(item.effect) in RUNS:
-            self._tree.standstill.drop(child_path(item.path, item.effect.seq))
+            self._tree.suspension.drop(child_path(item.path, item.effect.seq))
         return make_race_loss_outcome(item, self._now(), outcome)
 
     async def _wait_for_racer(self, item: Item, work: asyncio.Future[Single], lost: asyncio.Future[None]) -> None:

@@ -25,7 +25,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.data.yields import check_topic
 from stepengine.errors import InputError, StepEngineError
 from stepengine.runtime.logs import LOGGER
-from stepengine.runtime.mail import Message, make_result_message
+from stepengine.runtime.messages import Message, make_result_message
 from stepengine.runtime.performer import Item
 from stepengine.runtime.tree import RunTree
 
@@ -87,7 +87,7 @@ class TurnSequence:
     def _start(self, tree: RunTree, runner: ResultMaker) -> None:
         """Start the task of a turn."""
         tree.hub.keep()
-        tree.standstill.is_reachable = True
+        tree.suspension.is_reachable = True
         self.tree = tree
         for _ in range(self._attending):
             tree.questions.attend()
@@ -138,9 +138,9 @@ class TurnSequence:
         """Count a reader who can answer questions as arrived (1) or gone (-1)."""
         self._attending += change
         (self.tree.questions.attend if change > 0 else self.tree.questions.remove_attendant)()
-        if self.tree.standstill.parked:
+        if self.tree.suspension.parked:
             # Whoever attended kept a run here that only waits.
-            self.tree.standstill.release_or_suspend()
+            self.tree.suspension.release_or_suspend()
 
     def _receive_message(self, message: UserMessage) -> None:
         if not self.task.done():
@@ -389,12 +389,12 @@ class RunHandle(Generic[Out]):
         """
         self._tree.deferred.deliver(tool_call_id, result, path)
 
-    def post(self, topic: str, value: object, *, id: str | None = None, path: str = "") -> bool:
+    def send_message(self, topic: str, value: object, *, id: str | None = None, path: str = "") -> bool:
         """
         Send a message to the run, for its next ``Receive`` on that topic; return False if *id* was sent before.
 
         To a run that is recorded it is sent once and for all: it is on the disk, in the mailbox beside the journal, when this
-        returns. ``await engine.post(handle, ...)`` does not wait for that in the event loop.
+        returns. ``await engine.send_message(handle, ...)`` does not wait for that in the event loop.
 
         Args:
             topic: The topic.
@@ -414,15 +414,15 @@ class RunHandle(Generic[Out]):
         """
         message = Message(secrets.token_hex(16) if id is None else id, path, check_topic(topic), value)
         if self.done:
-            msg = f"the run {self.run_id!r} has ended here and takes no messages; engine.post(journal, ...) keeps one for whoever resumes it"
+            msg = f"the run {self.run_id!r} has ended here and takes no messages; engine.send_message(journal, ...) keeps one for whoever resumes it"
             raise StepEngineError(msg)
         mail = self._tree.mail
-        is_new = mail.post(message)
+        is_new = mail.send(message)
         if is_new:
             self._turns.call_in_loop(mail.arrive, message)
         return is_new
 
-    def post_tool_result(self, tool_call_id: str, result: object, *, path: str | None = None) -> bool:
+    def store_tool_result(self, tool_call_id: str, result: object, *, path: str | None = None) -> bool:
         """
         Store the result of a deferred tool call durably; return False if the same result was sent before.
 
@@ -445,7 +445,7 @@ class RunHandle(Generic[Out]):
         """
         place = self._tree.deferred.place(tool_call_id, path)
         message = make_result_message(place, result)
-        is_new = self._tree.mail.post(message)
+        is_new = self._tree.mail.send(message)
         self._turns.call_in_loop(self._tree.mail.apply, message)
         return is_new
 

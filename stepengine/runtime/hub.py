@@ -54,7 +54,7 @@ from stepengine.runtime.logs import LOGGER, write
 MAX_QUEUED_EVENTS = 10_000
 """Some minutes of a fast reply, at about a kilobyte for each event: 10 MB for a reader that never reads."""
 MAX_KEPT_CHARS = 1_048_576
-"""How much text the events hold at most that are kept for late subscribers; the newest event stays whatever its size."""
+"""Text of events for late subscribers: a megabyte, in which a long reply fits. The newest event stays whatever its size."""
 # Each of them costs a queue and a turn of the loop at each event; who has more readers fans one of them out.
 MAX_SUBSCRIBERS = 100
 MAX_OBSERVER_ERRORS = 10
@@ -309,7 +309,7 @@ class _StoredDeltas:
         return attrs.evolve(self.last, text="".join(self._pieces[bisect_right(self._indices, index) :]))
 
 
-class Ring:
+class EventBuffer:
     """
     The newest events of a run, for subscribers that arrive late or reconnect.
 
@@ -683,7 +683,7 @@ class Hub:
             self.numbers.draw_epoch()
         self.only: Subscription | None = None
         self._news: NewsFilter | None = None
-        self._ring: Ring | None = None
+        self._ring: EventBuffer | None = None
         self._last: RunFinished | None = None
         self._is_over = False
         self._event_redactor = EventRedactor()
@@ -701,7 +701,7 @@ class Hub:
     def keep(self) -> None:
         """Store the newest events from now on, for later subscribers."""
         if self._ring is None:
-            self._ring = Ring()
+            self._ring = EventBuffer()
             self._add_receiver(self._ring)
 
     def _add_receiver(self, receiver: Receiver) -> None:

@@ -470,12 +470,22 @@ def estimate_call(
 class _MeteredIO:
     """The ``IO`` of a model call: settles its failed attempts, passes everything on."""
 
-    __slots__ = ("_io", "_settle", "drive", "emit", "ends", "find_stopped_call", "note_suspension", "waits")
+    __slots__ = (
+        "_io",
+        "_settle",
+        "drive",
+        "emit",
+        "find_stopped_call",
+        "note_suspension",
+        "note_waiting_call",
+        "wait_for_children",
+    )
 
     def __init__(self, io: IO, settle: Callable[[Usage | None], RetryWait | None]) -> None:
         self._io = io
         self._settle = settle
-        self.emit, self.drive, self.ends, self.waits = io.emit, io.drive, io.ends, io.waits
+        self.emit, self.drive = io.emit, io.drive
+        self.wait_for_children, self.note_waiting_call = io.wait_for_children, io.note_waiting_call
         self.find_stopped_call, self.note_suspension = io.find_stopped_call, io.note_suspension
 
     @property

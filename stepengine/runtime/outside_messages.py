@@ -11,7 +11,7 @@ from stepengine.runtime.active_runs import ActiveRuns
 from stepengine.runtime.background import BackgroundChildren
 from stepengine.runtime.deferred_calls import DeferredCalls
 from stepengine.runtime.hub import Hub
-from stepengine.runtime.mail import Inboxes, Mail, Message, parse_answer
+from stepengine.runtime.messages import Inboxes, Message, RunMessages, parse_answer
 from stepengine.runtime.questions import OpenQuestions
 
 # Such a message comes from somebody who does not hold the run and cannot press again, so what is under way gets a chance
@@ -31,7 +31,7 @@ class SteerableTree(Protocol):
     inboxes: Inboxes
     questions: OpenQuestions
     deferred: DeferredCalls
-    mail: Mail
+    mail: RunMessages
     hub: Hub
 
 
@@ -47,7 +47,9 @@ def apply_outside_message(tree: SteerableTree, message: Message) -> None:
             known = tree.background.is_at_work(message.path)
             tree.background.end((message.path,), said) if known else tree.runs.cancel(message.path, said)
         case "cancel":
-            tree.hub.failures.warnings.append(f"the run was cancelled by a letter{f': {said}' if said else ''}")
+            tree.hub.failures.warnings.append(
+                f"the run was cancelled by a mailbox message{f': {said}' if said else ''}"
+            )
             tree.runs.interrupt(GRACE_SECONDS)
         case "answer":
             _deliver_answer(tree, message)

@@ -81,10 +81,10 @@ class IO(Protocol):
     def find_stopped_call(self, item: Item) -> PartialUsage | None:
         """Return the usage of a stopped model call, or ``None`` if it is unknown."""
 
-    def waits(self, item: Item) -> Awaitable[None]:
+    def note_waiting_call(self, item: Item) -> Awaitable[None]:
         """Record that the body of a deferred tool has returned and its call only waits."""
 
-    def ends(
+    def wait_for_children(
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
     ) -> Awaitable[dict[str, Any] | None]:
         """

@@ -14,8 +14,8 @@ from stepengine.data.models import ModelRequest
 from stepengine.data.outcomes import Single
 from stepengine.data.questions import Answer, Question
 from stepengine.machine.plan import RunPlan
+from stepengine.runtime.core_performer import CorePerformer
 from stepengine.runtime.failfast import StopOnFailure
-from stepengine.runtime.innermost import Innermost
 from stepengine.runtime.limits import Ledgers, LimitGate, RecordState, Refusals, Repeats, SpendingLedger, UsageMeter
 from stepengine.runtime.performer import IO, Item, Middleware, Performer
 from stepengine.runtime.prices import Prices
@@ -54,7 +54,7 @@ class PerformerStack:
 
     def __init__(
         self,
-        innermost: Innermost,
+        innermost: CorePerformer,
         prices: Prices,
         middlewares: Sequence[Middleware],
         tracers: Sequence[Middleware],

@@ -41,7 +41,7 @@ from stepengine.workspace.threads import ThreadPool
 
 # An interactor may be a person who mistyped, or a program that will never do better.
 MAX_REPEATED_QUESTIONS = 3
-"""How often an interactor that gives no valid answer is asked the same question again."""
+"""A person who mistyped needs one or two more attempts; a program that answers wrongly three times always will."""
 
 
 IN_PROGRAM = "in the program"

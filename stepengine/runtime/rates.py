@@ -64,7 +64,7 @@ RateLimitsLike: TypeAlias = "RateLimit | Mapping[str, RateLimit] | None"
 """One limit that holds for each provider by itself, or limits by provider prefix; ``None`` for no limits."""
 
 
-class Obstacle(NamedTuple):
+class WaitReason(NamedTuple):
     """
     Why a request must wait.
 
@@ -77,7 +77,7 @@ class Obstacle(NamedTuple):
     seconds: float | None = None
 
 
-class Ticket:
+class AdmittedRequest:
     """A request that was let through: when, and how many tokens it counts for."""
 
     __slots__ = ("at", "counts", "tokens")
@@ -91,7 +91,7 @@ class Ticket:
 class RequestLimiter(Protocol):
     """Lets the requests to one provider through."""
 
-    async def enter(self, tokens: int, notice: Callable[[Obstacle], None]) -> Any:
+    async def enter(self, tokens: int, notice: Callable[[WaitReason], None]) -> Any:
         """Wait for a turn as ``Limiter.enter`` does, and return the ticket for ``leave``."""
 
     def leave(self, ticket: Any, used: int | None) -> None:
@@ -136,7 +136,7 @@ class Limiter:
         self._limit = limit
         self._clock = clock
         self._lock = Lock()
-        self._recent: deque[Ticket] = deque()
+        self._recent: deque[AdmittedRequest] = deque()
         self._tokens = 0
         self._running = 0
         self._queue: deque[_Waiter] = deque()
@@ -147,7 +147,7 @@ class Limiter:
         self._running = 0
         self._queue.clear()
 
-    async def enter(self, tokens: int, notice: Callable[[Obstacle], None]) -> Ticket:
+    async def enter(self, tokens: int, notice: Callable[[WaitReason], None]) -> AdmittedRequest:
         """
         Wait for a turn; a cancelled wait leaves its place in the queue.
 
@@ -158,7 +158,7 @@ class Limiter:
         with self._lock:
             # Whoever comes while others wait stands behind them, also where there is room for a small request: else a large
             # one would wait for ever.
-            obstacle = Obstacle("queue") if self._queue else self._find_current_obstacle(tokens)
+            obstacle = WaitReason("queue") if self._queue else self._find_current_obstacle(tokens)
             if obstacle is None:
                 return self._admit_request(tokens)
             waiter = _Waiter()
@@ -173,7 +173,7 @@ class Limiter:
                     self._queue.remove(waiter)
                 self._wake_first_waiter()
 
-    def leave(self, ticket: Ticket, used: int | None) -> None:
+    def leave(self, ticket: AdmittedRequest, used: int | None) -> None:
         """Record that a request has ended and used *used* tokens; ``None`` if unknown."""
         with self._lock:
             self._running -= 1
@@ -184,10 +184,10 @@ class Limiter:
                 ticket.tokens = used
             self._wake_first_waiter()
 
-    async def _wait_in_queue(self, waiter: _Waiter, tokens: int) -> Ticket:
+    async def _wait_in_queue(self, waiter: _Waiter, tokens: int) -> AdmittedRequest:
         while True:
             with self._lock:
-                obstacle = self._find_current_obstacle(tokens) if self._queue[0] is waiter else Obstacle("queue")
+                obstacle = self._find_current_obstacle(tokens) if self._queue[0] is waiter else WaitReason("queue")
                 if obstacle is None:
                     return self._admit_request(tokens)
                 waiter.woken.clear()
@@ -207,7 +207,7 @@ class Limiter:
             asleep.cancel()
             await asyncio.wait((asleep,))
 
-    def _find_current_obstacle(self, tokens: int) -> Obstacle | None:
+    def _find_current_obstacle(self, tokens: int) -> WaitReason | None:
         limit, recent, now = self._limit, self._recent, self._clock.now_ms()
         # The last 60 seconds and not the calendar's minute: at the turn of a minute twice the limit could go out within
         # a second.
@@ -217,14 +217,14 @@ class Limiter:
             self._tokens -= old.tokens
         most = limit.max_concurrency
         if most is not None and self._running >= most:
-            return Obstacle("concurrency")
+            return WaitReason("concurrency")
         most = limit.requests_per_minute
         if most is not None and len(recent) >= most:
-            return Obstacle("requests", (recent[0].at + WINDOW_MS - now) / 1000)
+            return WaitReason("requests", (recent[0].at + WINDOW_MS - now) / 1000)
         most = limit.tokens_per_minute
         # One that is larger than the limit goes alone, when nothing else counts: it would otherwise never go.
         if most is not None and recent and self._tokens + tokens > most:
-            return Obstacle("tokens", (self._start_of_expiring_request(most - tokens) + WINDOW_MS - now) / 1000)
+            return WaitReason("tokens", (self._start_of_expiring_request(most - tokens) + WINDOW_MS - now) / 1000)
         return None
 
     def _start_of_expiring_request(self, most: int) -> int:
@@ -236,8 +236,8 @@ class Limiter:
                 return ticket.at
         return self._recent[-1].at
 
-    def _admit_request(self, tokens: int) -> Ticket:
-        ticket = Ticket(self._clock.now_ms(), tokens)
+    def _admit_request(self, tokens: int) -> AdmittedRequest:
+        ticket = AdmittedRequest(self._clock.now_ms(), tokens)
         self._running += 1
         self._tokens += tokens
         self._recent.append(ticket)
@@ -280,7 +280,7 @@ class RateLimits:
         return self._limiters.get(provider) or self._limiters.setdefault(provider, Limiter(limit, self._clock))
 
 
-Notice: TypeAlias = Callable[[str, Obstacle], None]
+Notice: TypeAlias = Callable[[str, WaitReason], None]
 """Told the provider and the obstacle when a request must wait."""
 
 

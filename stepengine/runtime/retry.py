@@ -26,24 +26,29 @@ class RetryPolicy:
 
     Attributes:
         attempts: Requests per model call at most, the first included.
-        base: Seconds; the bound of the first random wait, doubled for each further one.
-        cap: Seconds; the bound that no random wait exceeds.
-        obey: Seconds up to which a provider's ``retry-after`` is waited for; above it the call fails at once.
-        extra: Further attempts of all calls of a run tree together.
+        base_seconds: The bound of the first random wait, doubled for each further one.
+        cap_seconds: The bound that no random wait exceeds.
+        max_retry_after_seconds: The longest ``retry-after`` of a provider that is waited for; after a longer one the call fails at once.
+        extra_attempts: Further attempts of all calls of a run tree together.
 
     Raises:
         DefinitionError: when there is no first attempt, or a number is negative.
     """
 
+    # Most overloads pass at once. Four attempts with these waits span 3.5 s at most; a caller who waits longer has to hear of it.
     attempts: int = 4
-    base: float = 0.5
-    cap: float = 30.0
-    obey: float = 60.0
-    extra: int = 20
+    base_seconds: float = 0.5
+    # Rate limits of providers are by the minute, and a request after half of one may pass again.
+    cap_seconds: float = 30.0
+    # For the same reason; a longer time is a quota of hours or days.
+    max_retry_after_seconds: float = 60.0
+    # A provider that fails for all children of a tree is down. Each of them would otherwise repeat its requests three times.
+    extra_attempts: int = 20
 
     def __attrs_post_init__(self) -> None:
-        if self.attempts < 1 or not all(value >= 0 for value in (self.base, self.cap, self.obey, self.extra)):
-            msg = f"{self} cannot be followed: attempts is at least 1, base, cap, obey and extra are at least 0"
+        seconds = (self.base_seconds, self.cap_seconds, self.max_retry_after_seconds)
+        if self.attempts < 1 or not all(value >= 0 for value in (*seconds, self.extra_attempts)):
+            msg = f"{self} cannot be followed: attempts is at least 1, and the other numbers are at least 0"
             raise DefinitionError(msg)
 
 
@@ -60,7 +65,7 @@ class Retries:
     def __init__(self, policy: RetryPolicy, seed: str) -> None:
         self._policy = policy
         self._seed = seed
-        self._left = policy.extra
+        self._left = policy.extra_attempts
 
     def next_delay(self, error: ModelError, attempt: int, address: tuple[str, int]) -> float | None:
         """
@@ -76,10 +81,10 @@ class Retries:
             return None
         if asked is None or not asked >= 0:
             asked = 0.0
-        if asked > policy.obey:
+        if asked > policy.max_retry_after_seconds:
             return None
         self._left -= 1
         path, seq = address
         random = Random(f"{self._seed}:{path}:{seq}:{attempt}")  # noqa: S311
-        jitter = random.uniform(0, min(policy.cap, policy.base * 2 ** (attempt - 1)))
-        return min(asked + jitter, max(policy.obey, jitter))
+        jitter = random.uniform(0, min(policy.cap_seconds, policy.base_seconds * 2 ** (attempt - 1)))
+        return min(asked + jitter, max(policy.max_retry_after_seconds, jitter))

@@ -17,7 +17,7 @@ from stepengine.errors import StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.clock import SystemClock, TimeSource
 from stepengine.runtime.limits import CallEstimate, estimate_call
-from stepengine.runtime.mail import PostBox
+from stepengine.runtime.messages import MessageStore
 from stepengine.runtime.performer import Item, Middleware
 from stepengine.runtime.prices import Prices, Pricing
 from stepengine.runtime.questions import RememberedRules
@@ -151,12 +151,13 @@ class Services:
     middlewares: Sequence[Middleware] = ()
     outermost: Sequence[Middleware] = ()
     keep_write: Callable[[str, int, FileWrite], None] | None = None
+    # A suspended run costs a second to resume, and a process that only waits costs memory: at a minute the one is worth the other.
     sleep_in_process: float = 60.0
     since: int | None = 0
     is_timed: bool = True
     resumable: bool = False
     wakes_now: bool = False
-    mail: PostBox | None = None
+    mail: MessageStore | None = None
     record: ReplayProgress | None = None
 
     def estimate_call(self, request: ModelRequest) -> CallEstimate:

@@ -8,7 +8,7 @@ It starts and ends runs, and is the ``IO`` of its performers. Everything else is
 - ``performers`` (``performer_stack``): performers, ledgers of spending, prices.
 - ``mail`` and ``inboxes`` (``mail``): messages; ``outside_messages`` carries out those for the tree itself.
 - ``questions`` (``questions``): questions. ``deferred`` (``deferred_calls``): calls that wait for their results from outside.
-- ``standstill``: the waits of the runs, and when the tree is suspended. ``background``: children in the background.
+- ``suspension``: the waits of the runs, and when the tree is suspended. ``background``: children in the background.
 - ``hub``: the event stream. ``leftovers``: data that cancelled waits could not return.
 """
 
@@ -32,13 +32,13 @@ from stepengine.machine.signals import belongs_to_caller
 from stepengine.runtime.active_runs import ActiveRuns, TreeLoop
 from stepengine.runtime.background import BackgroundChildren
 from stepengine.runtime.clock import TreeClock, stop_for_time
+from stepengine.runtime.core_performer import NOTHING, CorePerformer, OutcomeMaker
 from stepengine.runtime.deferred_calls import DeferredCalls
 from stepengine.runtime.driver import RunTask, drive
 from stepengine.runtime.failfast import StopOnFailure
 from stepengine.runtime.hub import Hub
-from stepengine.runtime.innermost import NOTHING, Innermost, OutcomeMaker
 from stepengine.runtime.leftovers import Leftovers
-from stepengine.runtime.mail import Inboxes, Mail, Message
+from stepengine.runtime.messages import Inboxes, Message, RunMessages
 from stepengine.runtime.outside_messages import apply_outside_message
 from stepengine.runtime.performer import Item, RetryWait, wrap_error
 from stepengine.runtime.performer_stack import PerformerStack
@@ -46,7 +46,7 @@ from stepengine.runtime.prices import Prices
 from stepengine.runtime.questions import AdvanceAnswers, OpenQuestions
 from stepengine.runtime.retry import Retries
 from stepengine.runtime.services import Services
-from stepengine.runtime.standstill import Standstill, list_waits
+from stepengine.runtime.suspension import SuspensionDetector, list_waits
 from stepengine.runtime.waiting_effects import WaitingEffects
 from stepengine.runtime.watchdog import Watchdog
 
@@ -75,7 +75,7 @@ class RunTree:
         mail: The messages that were sent to them.
         inboxes: User messages that they have not received yet.
         deferred: The tool calls that wait for their results from outside.
-        standstill: Their waits.
+        suspension: Their waits.
         background: The children in the background.
         leftovers: Data that cancelled waits could not return.
     """
@@ -97,7 +97,7 @@ class RunTree:
         "root",
         "runs",
         "services",
-        "standstill",
+        "suspension",
     )
 
     def __init__(
@@ -118,7 +118,7 @@ class RunTree:
         self.leftovers = Leftovers()
         self.inboxes = Inboxes()
         self.deferred = DeferredCalls()
-        self.standstill = Standstill(self)
+        self.suspension = SuspensionDetector(self)
         self.background = BackgroundChildren(self)
         self.root = RunTask(self, plan, state, plan.path)
         self.loop = TreeLoop()
@@ -146,12 +146,12 @@ class RunTree:
         self.services = services
         self.hub.set_run(plan.run_id)
         self.clock = TreeClock(services.clock, plan.created, services.since)
-        self.mail = Mail(services.mail, partial(apply_outside_message, self), self.hub.failures.warnings.append)
-        self.standstill.is_replaying = services.record is not None
+        self.mail = RunMessages(services.mail, partial(apply_outside_message, self), self.hub.failures.warnings.append)
+        self.suspension.is_replaying = services.record is not None
         prices = Prices(services.pricing, self.clock.now)
         retries, outcomes = Retries(services.retry, services.seed or plan.run_id), OutcomeMaker(self)
         self.performers = PerformerStack(
-            Innermost(self, retries, prices, outcomes, WaitingEffects(self, outcomes).perform),
+            CorePerformer(self, retries, prices, outcomes, WaitingEffects(self, outcomes).perform),
             prices,
             services.middlewares,
             services.outermost,
@@ -169,25 +169,25 @@ class RunTree:
         """Ignore a failed attempt; a recorder wraps this method."""
         return None
 
-    def waits(self, item: Item) -> Awaitable[None]:
+    def note_waiting_call(self, item: Item) -> Awaitable[None]:
         """Ignore that a call only waits for its result; a recorder wraps this method."""
         return NOTHING
 
-    def ends(
+    def wait_for_children(
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
     ) -> Awaitable[dict[str, Any] | None]:
         """Wait for background children and return their results; see ``BackgroundChildren.ends``."""
-        return self.background.ends(item, paths, cut)
+        return self.background.wait_for_children(item, paths, cut)
 
     def note_suspension(self, item: Item) -> None:
         """Store the waits of *item*, for which the tree is suspended."""
-        self.standstill.waits[item.address] = list_waits(item)
+        self.suspension.waits[item.address] = list_waits(item)
 
-    def post(self, message: Message) -> bool:
+    def send(self, message: Message) -> bool:
         """Send a message to a running run of the tree; return whether it is new. Not from the loop's thread."""
         # Kept first, told then: what the sender was told is kept must not be lost when this process ends in between.
         # The loop is told afterwards, and finds the message in the mailbox if this is too late.
-        is_new = self.mail.post(message)
+        is_new = self.mail.send(message)
         if is_new:
             self.loop.call_soon(self.mail.arrive, message)
         return is_new
@@ -244,7 +244,7 @@ class RunTree:
         """Break reference cycles, so that a finished tree is freed without the garbage collector."""
         self.runs.close()
         self.mail.close()
-        self.standstill.close()
+        self.suspension.close()
         self.background.close()
         del self.performers
         self.hub.failures.on_crash = self.hub.root.history = None
@@ -284,7 +284,7 @@ class RunTree:
         run.cancellation.enter()
         if self.mail.is_kept:
             # What was said to a resumed run before and did not reach it.
-            self.inboxes.add(run.path, *map(UserMessage, self.mail.unheard(run.path)))
+            self.inboxes.add(run.path, *map(UserMessage, self.mail.list_unreceived(run.path)))
         seconds = plan.limits.max_seconds if self.services.is_timed else None
         timer = None if seconds is None else self.clock.start_timer(run.path, seconds, run.stop)
         try:
@@ -318,8 +318,8 @@ class RunTree:
         self.runs.by_path.pop(path, None)
         self.clock.deadlines.pop(path, None)
         self.inboxes.by_path.pop(path, None)
-        if self.standstill.parked or self.standstill.held:
-            self.standstill.release_or_suspend()
+        if self.suspension.parked or self.suspension.held:
+            self.suspension.release_or_suspend()
         if self.leftovers.stopped_calls:
             self.leftovers.forget(path)
         self.performers.forget(path)

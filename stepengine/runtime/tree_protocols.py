@@ -15,7 +15,7 @@ from stepengine.runtime.clock import TreeClock
 from stepengine.runtime.deferred_calls import DeferredCalls
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.leftovers import Leftovers
-from stepengine.runtime.mail import Inboxes, Mail
+from stepengine.runtime.messages import Inboxes, RunMessages
 from stepengine.runtime.performer import IO, Item, Performer
 from stepengine.runtime.questions import OpenQuestions
 from stepengine.runtime.run_protocol import Run
@@ -35,7 +35,7 @@ class Background(Protocol):
         """Return whether a background child of the run at *path* is still running."""
 
 
-class Brake(Protocol):
+class GroupStopper(Protocol):
     """Stops the members of groups; ``StopOnFailure`` is the implementation."""
 
     def is_given_up(self, item: Item) -> bool:
@@ -46,7 +46,7 @@ class Performers(Protocol):
     """The performers of a tree; ``PerformerStack`` is the implementation."""
 
     @property
-    def brake(self) -> Brake:
+    def brake(self) -> GroupStopper:
         """The performer that stops the members of groups."""
 
     @property
@@ -60,7 +60,7 @@ class Tree(IO, Protocol):
     services: Services
     hub: Hub
     questions: OpenQuestions
-    mail: Mail
+    mail: RunMessages
     inboxes: Inboxes
     deferred: DeferredCalls
     clock: TreeClock

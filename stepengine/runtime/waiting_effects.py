@@ -1,7 +1,7 @@
 """
 ``WaitingEffects``: performs what only waits, and what concerns children in the background.
 
-A wait ends with what it waits for, with its time, or with a standstill: then the tree is suspended.
+A wait ends with what it waits for, with its time, or when the tree is suspended.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from stepengine.data.state import RunStatus, cancel_suspended, label_warning
 from stepengine.data.waits import Awaited, Received
 from stepengine.errors import AgentError, StepEngineError
 from stepengine.runtime.background import TreeWithBackground
-from stepengine.runtime.innermost import OutcomeMaker, drop_frames
-from stepengine.runtime.mail import Message, make_message_checker
+from stepengine.runtime.core_performer import OutcomeMaker, drop_frames
+from stepengine.runtime.messages import Message, make_message_checker
 from stepengine.runtime.performer import IO, Item
-from stepengine.runtime.standstill import list_waits
+from stepengine.runtime.suspension import list_waits
 
 
 class WaitingEffects:
@@ -88,7 +88,7 @@ class WaitingEffects:
                 while (message := mail.first(path, topic)) is not None:
                     problem = misfit(message.value)
                     if not problem:
-                        mail.take(message)
+                        mail.remove(message)
                         return self._outcomes.value(item, Received(message.id, message.value))
                     # Left out, and that is recorded: the next message may fit, and one that never fits would else stand
                     # before all others for ever.
@@ -129,7 +129,7 @@ class WaitingEffects:
     ) -> Single | None:
         """Wait until something has arrived and return ``None``, else return the outcome that ends the wait."""
         if effect.wakes is None:
-            came = await self._tree.standstill.wait_for_first(item, list_waits(item), coming)
+            came = await self._tree.suspension.wait_for_first(item, list_waits(item), coming)
             return None if came else Stop("suspended", self._outcomes.elapsed())
         seconds = self._tree.clock.seconds_until(effect.wakes, effect.asked)
         if seconds <= 0 or (item.has_begun and self._services.wakes_now):
@@ -157,7 +157,7 @@ class WaitingEffects:
         # A short wait is waited for here. A long one suspends the tree, once nothing else of it is at work: a process
         # that only sleeps for a day would have to live for a day.
         if seconds > self._services.sleep_in_process:
-            return await self._tree.standstill.wait_for_first(item, list_waits(item), *coming, sleep)
+            return await self._tree.suspension.wait_for_first(item, list_waits(item), *coming, sleep)
         if coming:
             await _wait_for_first_of(sleep(), *[one() for one in coming])
         else:
@@ -188,7 +188,7 @@ class WaitingEffects:
         # One that waits is no end: its parent may still send it what it waits for. So it stands here until the whole
         # tree lies down.
         if finished.status is RunStatus.SUSPENDED and known.stopping is None:
-            await self._tree.standstill.wait_for_first(item, (), asyncio.get_running_loop().create_future)
+            await self._tree.suspension.wait_for_first(item, (), asyncio.get_running_loop().create_future)
         if finished.status is RunStatus.SUSPENDED and known.is_ended:
             error = known.stopping.error if known.stopping is not None else None
             child = attrs.evolve(child, status=RunStatus.CANCELLED, questions=(), error=cast("Any", error))

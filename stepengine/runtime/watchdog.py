@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from stepengine.data.events import Warned
 from stepengine.data.functions import PACKAGE, find_author_line, is_installed_file
-from stepengine.runtime.innermost import Innermost
+from stepengine.runtime.core_performer import CorePerformer
 from stepengine.runtime.logs import LOGGER
 from stepengine.workspace.after_fork import Lock, call_after_fork
 
@@ -36,7 +36,7 @@ RUNS_A_LOOP = frozenset(
     fn.__code__
     for fn in (asyncio.Runner.run, asyncio.BaseEventLoop.run_forever, asyncio.BaseEventLoop.run_until_complete)
 )
-"""Below these stands whoever started the loop and waits for its end; that is nobody who blocks it."""
+"""The frames below these started the loop and wait for its end; they do not block it."""
 
 
 MODELS = f"{PACKAGE}models/"
@@ -171,7 +171,7 @@ def _find_blocking_code(frame: FrameType | None) -> _BlockingCode:
             # An SDK, which is loaded when it is first needed and makes its client then; what the author gave it counts.
             places = [place for place in places if not is_installed_file(place[0])]
         places.append((file, frame.f_lineno))
-        if frame.f_code is Innermost._call_tool.__code__:  # noqa: SLF001
+        if frame.f_code is CorePerformer._call_tool.__code__:  # noqa: SLF001
             # The loop goes on meanwhile: at first there are only arguments, and a call that is over has lost them too.
             item = frame.f_locals.get("item")
             tool = "" if item is None else item.effect.tool_name

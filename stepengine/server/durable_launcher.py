@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from stepengine.data.codec import plain
 from stepengine.data.visible import cut_end
 from stepengine.durable.register import RegisteredRun
-from stepengine.errors import DatabaseAway, InputError, StepEngineError
+from stepengine.errors import DatabaseUnavailable, InputError, StepEngineError
 from stepengine.runtime.logs import LOGGER
 from stepengine.server.durable_store import make_unsupported_problem, refuse_run_errors
 from stepengine.server.ledger import OPEN, RunRow
@@ -63,7 +63,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
     async def _start_or_remove(self, row: RegisteredRun) -> None:
         try:
             await self._submit(row)
-        except DatabaseAway as error:
+        except DatabaseUnavailable as error:
             LOGGER.warning("run %s is registered, and is submitted when the database is back: %s", row.run, error)
         except StepEngineError:
             await self._store.register.remove(row.run)
@@ -86,7 +86,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         """Submit a run that a server registered and did not submit before it died; a run that is refused is recorded so."""
         try:
             await self._submit(row)
-        except DatabaseAway:
+        except DatabaseUnavailable:
             raise
         except StepEngineError as error:
             LOGGER.error("run %s could not be submitted: %s", row.run, error.message)

@@ -42,7 +42,7 @@ class DurableMessenger:
             Problem: when *caller* may not give such an answer.
         """
         check_not_ended(row)
-        asked = await self._store.operator.waiting(row.run)
+        asked = await self._store.operator.list_questions(row.run)
         open_ = {question.id: question for each in asked for question in each.questions}
         await self._store.operator.answer_first(row.run, check_answers(caller, answers, open_))
 
@@ -54,14 +54,14 @@ class DurableMessenger:
         """
         Send a message to the receiver of *topic*; return False if *id* was sent before.
 
-        Errors are those of ``DurableEngine.post``, and ``Problem`` over a quota.
+        Errors are those of ``DurableEngine.send_message``, and ``Problem`` over a quota.
         """
         check_not_ended(row)
         await self._launcher.ensure_submitted(row)
         size = json_size(value)
         async with self._quotas.use(row.owner, size) as use:
             with refuse_run_errors(status=409, kind="not_possible"):
-                is_new = await self._store.operator.post(row.run, topic, value, id=id, path=path)
+                is_new = await self._store.operator.send_message(row.run, topic, value, id=id, path=path)
             if is_new:
                 await self._store.register.add_bytes(row.run, size)
             else:
@@ -75,7 +75,7 @@ class DurableMessenger:
         size = json_size(text)
         async with self._quotas.use(row.owner, size):
             with refuse_run_errors(status=409, kind="not_possible"):
-                await self._store.operator.say(row.run, text)
+                await self._store.operator.send_input(row.run, text)
             await self._store.register.add_bytes(row.run, size)
 
     async def cancel(self, row: RunRow, reason: str) -> None:
@@ -84,7 +84,7 @@ class DurableMessenger:
             return
         await self._launcher.ensure_submitted(row)
         if reason:
-            await self._store.register.note(row.run, reason)
+            await self._store.register.record_cancellation(row.run, reason)
         await self._store.operator.cancel(row.run)
 
     async def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:

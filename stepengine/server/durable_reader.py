@@ -125,7 +125,7 @@ class DurableReader:
         operator = self._store.operator
         suspended = await operator.run_waits.list_suspended([row.run]) if row.status != "started" else {}
         is_suspended = row.run in suspended
-        asked, left = suspended[row.run] if is_suspended else (await operator.waiting(row.run), [])
+        asked, left = suspended[row.run] if is_suspended else (await operator.list_questions(row.run), [])
         return ServedRun(
             row=row,
             status="suspended" if is_suspended else "running",

@@ -15,10 +15,10 @@ from collections.abc import Iterable
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from stepengine.durable import DurableEngine, DurableScheduler, Upkeep, migrate
+from stepengine.durable import DeploymentMaintenance, DurableEngine, DurableScheduler, migrate
 from stepengine.durable.register import create_register_tables
 from stepengine.durable.schedules import list_schedule_states
-from stepengine.errors import DatabaseAway, JournalError
+from stepengine.errors import DatabaseUnavailable, JournalError
 from stepengine.runtime.logs import LOGGER
 from stepengine.server.background_tasks import BackgroundTasks
 from stepengine.server.durable_launcher import DurableLauncher
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from stepengine.engine import Engine
     from stepengine.engine.scheduler import ScheduleStatus
     from stepengine.engine.schedules import Schedule
-    from stepengine.journal.file_undo import Undone
+    from stepengine.journal.file_undo import UndoResult
     from stepengine.runtime.hub import ObserverLike
     from stepengine.server.access import Caller
     from stepengine.server.ledger import RunRow, SessionRow
@@ -161,7 +161,7 @@ class DurableRuns:
         Connect, start to execute runs unless the engine only submits, and submit what a dead server registered.
 
         Raises:
-            DatabaseAway: when the database cannot be reached, or has no tables.
+            DatabaseUnavailable: when the database cannot be reached, or has no tables.
             ExecutorBusy: when another process has the same executor id.
             StepEngineError: when the extra is not installed.
         """
@@ -209,12 +209,12 @@ class DurableRuns:
                 async with asyncio.timeout(ANSWER_SECONDS):
                     unsubmitted = await self._store.register.list_unsubmitted()
                     if time.monotonic() - tidied >= TIDY_SECONDS:
-                        await self._store.register.tidy()
+                        await self._store.register.remove_stale_entries()
                         tidied = time.monotonic()
                 self.state.is_ready, self.state.is_away = True, False
                 for row in unsubmitted:
                     await self.launcher.submit_left_behind(row)
-            except (DatabaseAway, TimeoutError):
+            except (DatabaseUnavailable, TimeoutError):
                 self.state.is_ready, self.state.is_away = False, True
             except Exception:  # noqa: BLE001 - nobody awaits this loop, and without it registered runs are lost
                 LOGGER.exception("runs could not be looked after; they are looked at again within seconds")
@@ -223,10 +223,12 @@ class DurableRuns:
 
     async def _reassign_dead_workers_runs(self) -> None:
         """Move the runs of dead workers to live ones; of all servers one does so at a time."""
-        async for taken in Upkeep(self._store.operator).watch():
+        async for taken in DeploymentMaintenance(self._store.operator).watch():
             LOGGER.warning("run %s of worker %s, which is gone: %s", taken.run, taken.executor, taken.outcome)
 
-    async def undo(self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False) -> Undone:
+    async def undo(
+        self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False
+    ) -> UndoResult:
         """
         Refuse to undo.
 
@@ -241,6 +243,6 @@ class DurableRuns:
         try:
             return await list_schedule_states(self._store.operator, self._schedules, now=datetime.now(UTC))
         except JournalError as error:
-            if isinstance(error.__cause__, DatabaseAway):
+            if isinstance(error.__cause__, DatabaseUnavailable):
                 raise error.__cause__ from None
             raise

@@ -114,10 +114,10 @@ class ServerCallRunner:
         self._turns = turns
         self._ending: set[asyncio.Task[None]] = set()
 
-    async def begin(
-        self, ctx: Any, offered: Offered, prompt: str, params: Any, tell: OnEvent
+    async def start(
+        self, ctx: Any, offered: Offered, prompt: str, params: Any, on_event: OnEvent
     ) -> tuple[OfferedCall, RunResult]:  # fmt: skip
-        """Start a run and wait until it ends or is suspended; *tell* receives its events."""
+        """Start a run and wait until it ends or is suspended; *on_event* receives its events."""
         caller, asked = (
             caller_of(ctx.request),
             StartRequest(agent=offered.definition.id, prompt=prompt, params=params, is_patient=False),
@@ -126,7 +126,7 @@ class ServerCallRunner:
             run, _ = await self._runs.launcher.start(caller, asked)
             row = await self._runs.reader.find(caller, run)
         events = self._turns.events(caller, row)
-        return _make_offered_call(offered, run), await self._wait_for_end(caller, run, events, tell)
+        return _make_offered_call(offered, run), await self._wait_for_end(caller, run, events, on_event)
 
     async def answer(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
         """Answer a suspended run, and wait until it ends or is suspended again."""
@@ -138,13 +138,13 @@ class ServerCallRunner:
         return await self._wait_for_end(caller, row.run, events, _ignore_event)
 
     async def _wait_for_end(
-        self, caller: Caller, run: str, events: AsyncGenerator[Event, None], tell: OnEvent
+        self, caller: Caller, run: str, events: AsyncGenerator[Event, None], on_event: OnEvent
     ) -> RunResult:
         """Return the result of a run; cancel the run if the client cancels its call."""
         result: RunResult | None = None
         try:
             async for event in events:
-                await tell(event)
+                await on_event(event)
                 if isinstance(event, RunFinished) and not event.path:
                     result = event.result
         except asyncio.CancelledError:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from stepengine.data.visible import cut_after, visible
 from stepengine.errors import (
     AnswerRejected,
-    DatabaseAway,
+    DatabaseUnavailable,
     DataError,
     DefinitionError,
     InputError,
@@ -170,7 +170,7 @@ def _problem_of_model_error(error: ModelError) -> Problem:
     return Problem("the provider of the model failed", status=502, kind=snake_case_name(error), headers=headers)
 
 
-def _problem_of_database_error(error: DatabaseAway) -> Problem:
+def _problem_of_database_error(error: DatabaseUnavailable) -> Problem:
     said = "the database of the runs cannot be reached; ask again in a moment"
     return Problem(said, status=503, kind=snake_case_name(error), headers={"Retry-After": "5"})
 
@@ -197,7 +197,7 @@ TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
     TranscriptError: _make_message_converter(422),
     DefinitionError: _make_message_converter(422),
     UnknownModel: _make_message_converter(422),
-    DatabaseAway: _problem_of_database_error,
+    DatabaseUnavailable: _problem_of_database_error,
     MissingKey: _make_fixed_text_converter(
         503, "the server has no key for this model; where it was started it says which, and what would do instead"
     ),

@@ -330,10 +330,10 @@ def find_recorded_end(journal: Journal) -> str | None:
         JournalMissing: when it never started.
     """
     if not journal.is_there():
-        raise journal.missing()
+        raise journal.make_missing_error()
     history = journal.history()
     if history.head is None:
-        raise journal.missing()
+        raise journal.make_missing_error()
     if history.is_complete:
         return status_of(history)
     # Its server was killed before it could record the end. A cancel by a person is a message of the mailbox, recorded with

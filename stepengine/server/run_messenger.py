@@ -12,7 +12,7 @@ from stepengine.data.codec import bare, restored
 from stepengine.data.json import thaw
 from stepengine.data.questions import DOUBT, AnswerLike, Question
 from stepengine.errors import AnswerRejected, InputError, JournalMissing, StepEngineError, ToolError
-from stepengine.journal.mailbox import Letter
+from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.messages import send_tool_result
 from stepengine.journal.sleepers import wake_for_letter
 from stepengine.server.ledger import OPEN, RunRow, make_decisions_act, make_message_arrived_act
@@ -92,12 +92,12 @@ class RunMessenger:
         given = check_answers(caller, answers, await self._find_open_questions(row, answers), by)
         letters = [
             # The same id for two people who answer one question at the same time, so that the second is refused.
-            Letter(kind="answer", topic=question, value=bare(answer), id=f"{question}@{row.changed}")
+            MailboxMessage(kind="answer", topic=question, value=bare(answer), id=f"{question}@{row.changed}")
             for question, answer in given.items()
             if not question.startswith(DOUBT)
         ]
         if say:
-            letters.append(Letter(kind="input", value=say, id=f"{min(given)}@{row.changed}"))
+            letters.append(MailboxMessage(kind="input", value=say, id=f"{min(given)}@{row.changed}"))
         # In the ledger and not in the mailbox: a run that is killed while it repeats an effect would find the decision
         # there again, and repeat the effect once more.
         decided = {question: answer for question, answer in given.items() if question.startswith(DOUBT)}
@@ -149,7 +149,7 @@ class RunMessenger:
         """
         Send a message to the receiver of *topic*; return False if *id* was sent before.
 
-        Errors are those of ``Engine.post``, and ``Problem`` over a quota.
+        Errors are those of ``Engine.send_message``, and ``Problem`` over a quota.
         """
         check_not_ended(row)
         journal = self._store.journal(row.run)
@@ -158,12 +158,12 @@ class RunMessenger:
             try:
                 try:
                     engine = self._engines.engine_for_run(row.run)
-                    is_new = await engine.post(handle or journal, topic, value, id=id, path=path)
+                    is_new = await engine.send_message(handle or journal, topic, value, id=id, path=path)
                 except StepEngineError:
                     if handle is None or not handle.done:
                         raise
                     # It was suspended in the meantime, and still has its mailbox.
-                    is_new = await self._engines.engine.post(journal, topic, value, id=id, path=path)
+                    is_new = await self._engines.engine.send_message(journal, topic, value, id=id, path=path)
             except StepEngineError as error:
                 raise error_for_client(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
             if not is_new:
@@ -175,14 +175,14 @@ class RunMessenger:
         """Send user input to a run: its next model call gets it."""
         check_not_ended(row)
         async with self._quotas.use(row.owner, json_size(text)):
-            if await self._send(row, Letter(kind="input", value=text)) is None:
+            if await self._send(row, MailboxMessage(kind="input", value=text)) is None:
                 self._live.handles[row.run].send_input(text)
 
     async def cancel(self, row: RunRow, reason: str) -> None:
         """Cancel a run; one that has ended stays as it is."""
         if row.status not in OPEN:
             return
-        if await self._send(row, Letter(kind="cancel", value=reason, id=f"cancel@{row.changed}")) is None:
+        if await self._send(row, MailboxMessage(kind="cancel", value=reason, id=f"cancel@{row.changed}")) is None:
             self._live.handles[row.run].interrupt()
 
     async def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
@@ -203,7 +203,7 @@ class RunMessenger:
             raise error_for_client(error, StepEngineError, row, journal, status=409, kind="not_possible") from None
         await self._deliver_mail(row)
 
-    async def _send(self, row: RunRow, letter: Letter) -> Letter | None:
+    async def _send(self, row: RunRow, letter: MailboxMessage) -> MailboxMessage | None:
         """Send a mailbox message and return it; ``None`` if the run is here, did nothing and has no mailbox yet."""
         try:
             await asyncio.to_thread(self._write_letters, row, [letter])
@@ -216,10 +216,10 @@ class RunMessenger:
         await self._deliver_mail(row)
         return letter
 
-    def _write_letters(self, row: RunRow, letters: Iterable[Letter]) -> None:
+    def _write_letters(self, row: RunRow, letters: Iterable[MailboxMessage]) -> None:
         box = self._store.journal(row.run).mailbox()
         for letter in letters:
-            box.post(letter)
+            box.send(letter)
 
     async def _deliver_mail(self, row: RunRow) -> None:
         """Have a run read its mailbox: here if it executes here, else by resuming it unless another process has it."""
@@ -247,7 +247,7 @@ def _give_result(
     """
     if handle is not None:
         with contextlib.suppress(ToolError):
-            return handle.post_tool_result(call_id, result, path=path)
+            return handle.store_tool_result(call_id, result, path=path)
     return send_tool_result(journal, call_id, result, path=path)
 
 

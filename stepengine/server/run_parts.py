@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from stepengine.data.usage import Spending
     from stepengine.engine import Engine
     from stepengine.engine.scheduler import ScheduleStatus
-    from stepengine.journal.file_undo import Undone
+    from stepengine.journal.file_undo import UndoResult
     from stepengine.journal.store import Journal
     from stepengine.runtime.hub import ObserverLike
     from stepengine.server.access import Caller
@@ -252,7 +252,9 @@ class RunService(Protocol):
     async def reload(self) -> None:
         """Rebuild the engine if its files were saved and can be loaded; otherwise keep it."""
 
-    async def undo(self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False) -> Undone:
+    async def undo(
+        self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False
+    ) -> UndoResult:
         """Restore the files that a run wrote: all of them or none, unless *partial*."""
 
     async def load_schedule_statuses(self) -> list[ScheduleStatus]:

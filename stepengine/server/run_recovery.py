@@ -86,7 +86,7 @@ class RunRecovery:
         limit = MAX_DUE + len(self._third_party) + len(self._live)
         while True:
             with open_wake_index(self._store.place) as index:
-                due = index.due(datetime.now(UTC), limit)
+                due = index.list_due(datetime.now(UTC), limit)
             names = [one.run if self._store.is_database else one.run.removesuffix(".jsonl") for one in due]
             known = self._store.ledger.find_owners(names)
             chosen = self._choose_due_runs(names, known)

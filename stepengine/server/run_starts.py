@@ -95,7 +95,7 @@ class RunStarts(ABC, Generic[Row]):
         Start a run, and return its id and whether it is new: a repeated *key* returns the earlier run.
 
         Raises:
-            DatabaseAway: when the database cannot be reached; nothing was registered.
+            DatabaseUnavailable: when the database cannot be reached; nothing was registered.
             InputError: when prompt, params or metadata cannot be used.
             Problem: when there is no such agent, too many runs are executed, the server stops, the caller's quota is exceeded,
                 or the key belongs to another request.

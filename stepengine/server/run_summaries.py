@@ -120,7 +120,7 @@ class _JournalSummary:
     def look(self) -> RunListSummary:
         is_behind = True
         while is_behind:
-            news = self._follower.news()
+            news = self._follower.read_new()
             is_behind = news.is_behind
             if news.again:
                 self._reset_counts()

@@ -14,7 +14,7 @@ from stepengine.server.problems import Problem
 from stepengine.server.run_requests import error_for_client
 
 if TYPE_CHECKING:
-    from stepengine.journal.file_undo import Undone
+    from stepengine.journal.file_undo import UndoResult
     from stepengine.server.ledger import RunRow
     from stepengine.server.live_runs import LiveRuns
     from stepengine.server.run_store import RunStore
@@ -36,7 +36,7 @@ class RunUndo:
         self._live = live
         self._roots = tuple(roots)
 
-    async def restore(self, row: RunRow, *, at: int | str, dry_run: bool, partial: bool) -> Undone:
+    async def restore(self, row: RunRow, *, at: int | str, dry_run: bool, partial: bool) -> UndoResult:
         """
         Restore the files that a run wrote: all of them or none, unless *partial*.
 

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from stepengine.engine import Engine
     from stepengine.engine.scheduler import ScheduleStatus
     from stepengine.engine.schedules import Schedule
-    from stepengine.journal.file_undo import Undone
+    from stepengine.journal.file_undo import UndoResult
     from stepengine.runtime.hub import ObserverLike
     from stepengine.server.ledger import Ledger, RunRow
     from stepengine.server.problems import Problem
@@ -193,6 +193,8 @@ class Runs:
         """Return the state of each schedule."""
         return await self._schedules.load_statuses()
 
-    async def undo(self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False) -> Undone:
+    async def undo(
+        self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False
+    ) -> UndoResult:
         """Restore the files that a run wrote, by default all; arguments and errors are those of ``RunUndo.restore``."""
         return await self._undo.restore(row, at=at, dry_run=dry_run, partial=partial)

@@ -25,7 +25,7 @@ from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage
 from stepengine.errors import AgentError
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.runtime.innermost import NOTHING
+from stepengine.runtime.core_performer import NOTHING
 from stepengine.runtime.limits import Ledgers, LimitGate, Refusals, UsageMeter
 from stepengine.runtime.performer import IO, Item, Middleware, Performer, RetryWait
 from stepengine.runtime.prices import Prices
@@ -100,11 +100,11 @@ class _SilentIO:
     def find_stopped_call(self, item: Item) -> PartialUsage | None:
         """Return ``None``: no stopped call is known."""
 
-    def waits(self, item: Item) -> Awaitable[None]:
+    def note_waiting_call(self, item: Item) -> Awaitable[None]:
         """Do nothing."""
         return NOTHING
 
-    async def ends(
+    async def wait_for_children(
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
     ) -> dict[str, Any] | None:
         """Run the background children *paths* to their end, and return their results."""

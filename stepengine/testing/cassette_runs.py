@@ -58,7 +58,7 @@ class CassetteJournal(MemoryJournal):
     def __init__(self, path: Path, records: Sequence[Record]) -> None:
         self._path = path
         super().__init__()
-        self.keep(list(records))
+        self.replace_records(list(records))
 
     @property
     def name(self) -> str:

@@ -41,7 +41,7 @@ from stepengine.data.yields import (
 from stepengine.errors import DataError, PerformError, StepEngineError
 from stepengine.machine.author import make_handler_error
 from stepengine.machine.calls import EFFECT_OF
-from stepengine.runtime.mail import make_message_checker
+from stepengine.runtime.messages import make_message_checker
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 

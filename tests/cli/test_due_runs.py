@@ -19,7 +19,7 @@ import pytest
 from stepengine import Engine, load_agent
 from stepengine.cli.state_folder import list_recorded_runs
 from stepengine.journal import FileJournal, SqliteJournal
-from stepengine.journal.mailbox import Letter
+from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.recorded_runs import runs_folder
 from stepengine.journal.sleepers import open_wake_index
 from tests.cli.command import command
@@ -162,7 +162,7 @@ def test_resume_due_reports_runs_as_json() -> None:
     stems = {entry.text("agent", "id"): f"{entry.stem}.jsonl" for entry in list_recorded_runs()}
     for agent in ("naps", "waits"):
         make_due(stems[agent], place())
-    FileJournal(place() / stems["fails"]).mailbox().post(Letter(kind="answer", topic="q0", value="yes"))
+    FileJournal(place() / stems["fails"]).mailbox().send(MailboxMessage(kind="answer", topic="q0", value="yes"))
     with open_wake_index(place()) as index:
         index.post_arrived(stems["fails"], "answer")
     result = command("resume", "--due", "--json", code=1)
@@ -186,7 +186,7 @@ def test_resume_due_takes_a_database_and_its_agents(work: Path) -> None:
     with Engine(agents.values()) as engine:
         for run in ("a", "b"):
             engine.run_sync("waits", journal=SqliteJournal(work / "R.db", run))
-            engine.post_sync(SqliteJournal(work / "R.db", run), "go", run)
+            engine.send_message_sync(SqliteJournal(work / "R.db", run), "go", run)
     lost = command("resume", "--due", "R.db", code=1)
     for run in ("a", "b"):
         make_due(run, work / "R.db")
@@ -242,7 +242,7 @@ def test_resume_due_starts_schedules_of_its_agents(work: Path) -> None:
 
     (schedule,) = load_schedules(work / "agents/hourly.py")
     lines = {"hourly": f"{schedule.line} {schedule.timezone}"}
-    ScheduleBook(work / "R.db").passed(lines, datetime.now(UTC) - timedelta(hours=1))
+    ScheduleBook(work / "R.db").register_schedules(lines, datetime.now(UTC) - timedelta(hours=1))
     SqliteJournal(work / "R.db").runs()
     command("resume", "--due", "R.db", "--agents", "agents/hourly.py")
 

@@ -62,7 +62,7 @@ def test_diverging_run_is_reported_and_the_others_move(
         def __init__(self, operator: Any) -> None:
             assert operator is engine
 
-        async def unfinished(self, release: str) -> list[str]:
+        async def list_unfinished(self, release: str) -> list[str]:
             return runs
 
     def with_agents(module: str, db: str, act: Any, **_: Any) -> Exit:
@@ -70,7 +70,7 @@ def test_diverging_run_is_reported_and_the_others_move(
             act(engine).send(None)
         return stop.value.value
 
-    monkeypatch.setattr("stepengine.durable.Upkeep", Found)
+    monkeypatch.setattr("stepengine.durable.DeploymentMaintenance", Found)
     monkeypatch.setattr(durable_runs, "_run_with_agents", with_agents)
     code = durable_runs.move("1", "2", check=check, as_json=True)
     told = json.loads(capsys.readouterr().out)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from stepengine import AgentCall, AgentDefinition, Engine, Perform, ToolCall, tool
-from stepengine.journal import FileJournal, judge_calls
+from stepengine.journal import FileJournal, check_recorded_calls
 from stepengine.permissions import Call, Policy, Rule
 from tests.cli.command import command, typed
 
@@ -86,7 +86,7 @@ def test_policy_against_runs_reports_denials_without_running_tools(tmp_path: Pat
     told = typed("config", "policy", file, "--against", recorded, CASSETTE)
     lines = told.stdout.splitlines()
 
-    calls = judge_calls(str(recorded), Policy.load(file), {})
+    calls = check_recorded_calls(str(recorded), Policy.load(file), {})
 
     assert (1, before) == (told.exit_code, recorded.read_bytes())
     assert [("lead", "ask"), ("kid", "deny")] == [(call.agent, call.decision) for call in calls]

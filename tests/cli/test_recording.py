@@ -21,7 +21,7 @@ from stepengine.cli.state_folder import list_recorded_runs
 from stepengine.engine.trust import trust_folder
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal, MemoryJournal, list_runs
-from stepengine.journal.mailbox import Letter
+from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.recorded_runs import runs_folder
 from stepengine.workspace.environment import MARKER
 from tests.cli.command import command
@@ -309,7 +309,7 @@ def test_oldest_ended_runs_are_removed_and_resumable_ones_kept() -> None:
     user.write_text("journal.keep_bytes = 1")
     (runs() / f"{last}.before-1.jsonl").write_text("as it was before it was extended")
     for stem in (last, waiting):
-        FileJournal(runs() / f"{stem}.jsonl").mailbox().post(Letter(kind="input", value="to whoever holds it"))
+        FileJournal(runs() / f"{stem}.jsonl").mailbox().send(MailboxMessage(kind="input", value="to whoever holds it"))
     newest = done("newest")
 
     assert {waiting, newest} == {entry.stem for entry in list_recorded_runs()}

@@ -48,7 +48,7 @@ async def ran(runs: Path) -> None:
         scheduler = Scheduler(engine, schedules, runs=runs)
         for day in (1, 8):
             await scheduler.tick(datetime(2026, 5, day, 12, tzinfo=UTC))
-            await scheduler.finished()
+            await scheduler.wait_until_idle()
 
 
 @pytest.mark.spec("waiting:WT30")

@@ -337,7 +337,7 @@ from stepengine import Engine, load_agent
 
 agent = load_agent("counted.py")
 with Engine([agent]) as engine:
-    engine.stepper("run.jsonl", agent=agent).go(5198)
+    engine.stepper("run.jsonl", agent=agent).advance_to(5198)
 """
 
 

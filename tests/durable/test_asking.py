@@ -44,7 +44,7 @@ async def test_first_of_concurrent_answers_wins(db: str):
     """
 
     async def answering(operator: Operator, run: str, said: str) -> str | None:
-        while not await operator.waiting(run):
+        while not await operator.list_questions(run):
             if (await operator.run(run)).is_over:
                 return None  # the others were so fast that this one never saw the question
             await asyncio.sleep(0.001)

@@ -303,7 +303,7 @@ async def test_run_moves_from_a_journal_in_mid_body_and_back(db: str):
     expected_done = sorted(DONE)
     DONE[:] = before_move
     async with worker_of([BOTH], db, models=notes(9)) as worker:
-        run = await worker.continued(journal)
+        run = await worker.submit_journal(journal)
         asked = await worker.result(run)
         result = await answered_by(worker, run, answers)
         exported = await worker.export(run)
@@ -472,7 +472,7 @@ async def test_messages_during_a_body_or_child_are_journaled(db: str, until):
         result = await worker.run(HEARS, "go")
         run = result.journal
         for word in said:
-            await worker.operator.say(run, word)
+            await worker.operator.send_input(run, word)
 
             async def is_there():
                 return any(each.end.tree is not None and each.tree.inboxes.root for each in worker._process.runs)

@@ -32,7 +32,7 @@ from stepengine import (
 )
 from stepengine.durable import DurableEngine, Operator
 from stepengine.durable.deployment import Deployment
-from stepengine.errors import DatabaseAway, DefinitionError, InputError, JournalCorrupt, StepEngineError
+from stepengine.errors import DatabaseUnavailable, DefinitionError, InputError, JournalCorrupt, StepEngineError
 from stepengine.testing import RunScript, ScriptedModel
 
 from .shared import priced, worker_of
@@ -204,7 +204,7 @@ async def test_executor_id_is_free_as_soon_as_its_worker_closes(db: str, monkeyp
     async with engine([DEEPER], db):
         pass
     async with engine([DEEPER], db) as worker:
-        assert [] == await worker.operator.waiting("nobody")
+        assert [] == await worker.operator.list_questions("nobody")
     for connection in left:
         await close(connection)
 
@@ -235,7 +235,7 @@ async def test_unreachable_database_error_hides_the_password():
         DurableEngine(db="postgresql://me:secret@127.0.0.1:9/none", executor="worker-1").open,
         lambda: Operator.connect("postgresql://me:secret@127.0.0.1:9/none"),
     ):
-        with pytest.raises(DatabaseAway) as raised:
+        with pytest.raises(DatabaseUnavailable) as raised:
             await act()
 
         assert "postgresql://me@127.0.0.1:9/none" in str(raised.value)

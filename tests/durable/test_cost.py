@@ -15,7 +15,7 @@ import pytest
 
 from stepengine import AgentCall, AgentDefinition, Ask, Limits, Perform, StepContext, tool
 from stepengine import call as called
-from stepengine.durable import DurableEngine, Operator, Upkeep, migrate
+from stepengine.durable import DeploymentMaintenance, DurableEngine, Operator, migrate
 from stepengine.durable.step_records import PAGE_STEPS
 from stepengine.errors import StepEngineError
 
@@ -158,7 +158,7 @@ async def test_run_leaves_only_needed_steps_named_by_kind_and_hash(db: str):
     async with engine(db) as worker:
         result = await worker.run(MIXED, "s3cret prompt", answers={"How large?": "large"})
         polling = {thread.name for thread in threading.enumerate() if thread.name.startswith("queue-worker")}
-        queues = await Upkeep(worker.operator).queues()
+        queues = await DeploymentMaintenance(worker.operator).queues()
         own = [step.name for step in await worker.operator.deployment.steps(result.journal)]
         below = [step.name for step in await worker.operator.deployment.steps(f"{result.journal}/2")]
 

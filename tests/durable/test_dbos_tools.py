@@ -65,7 +65,7 @@ async def test_dbos_tools_list_runs_by_agent_with_readable_steps(db: str, until)
             children = await found(client, "packer")
             listed = await told(db, "list", "--name", "stepengine.run", "--limit", "20")
             steps = await told(db, "steps", "order-1")
-            (asked,) = await engine.operator.waiting("order-1")
+            (asked,) = await engine.operator.list_questions("order-1")
             await engine.resume("order-1", answers={asked.questions[0].id: "42"})
             ended = await told(db, "get", "order-1")
     finally:
@@ -91,4 +91,4 @@ async def found(client: Any, agent: str) -> dict[str, str]:
 
 
 async def waiting_of(engine: Any, run: str) -> Any:
-    return await engine.operator.waiting(run)
+    return await engine.operator.list_questions(run)

@@ -22,10 +22,10 @@ pytestmark = pytest.mark.skipif(
 SECONDS = 40.0
 USER = """
     import asyncio, sys
-    from stepengine.durable import embedded
+    from stepengine.durable import run_embedded_postgres
 
     async def main():
-        async with embedded(sys.argv[1]) as url:
+        async with run_embedded_postgres(sys.argv[1]) as url:
             print(url, flush=True)
             await asyncio.to_thread(sys.stdin.readline)
 

@@ -17,7 +17,7 @@ import pytest
 
 from stepengine import Engine
 from stepengine.data.state import RunInfo
-from stepengine.durable import Operator, Upkeep
+from stepengine.durable import DeploymentMaintenance, Operator
 
 from .killed import WORKER, Workers
 
@@ -91,7 +91,7 @@ async def test_worker_that_resumes_after_takeover_changes_nothing(workers: Worke
 
         await until(began)
         zombie.send_signal(signal.SIGSTOP)
-        await operator.client.resume_workflow_async(run, queue_name=operator.queue_of(run))
+        await operator.client.resume_workflow_async(run, queue_name=operator.find_queue_name(run))
         workers.start("worker-2")
 
         async def is_over():
@@ -216,7 +216,7 @@ async def test_run_killed_in_mid_body_resumes_on_another_worker(workers: Workers
         first.kill()
         first.wait()
         workers.start("worker-2")
-        await Upkeep(operator).takeover("worker-1")
+        await DeploymentMaintenance(operator).takeover("worker-1")
         form = await operator.result(run)
         view = await operator.run(run)
 

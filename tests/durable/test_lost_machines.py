@@ -17,9 +17,9 @@ from typing import Any
 
 import pytest
 
-from stepengine.durable import Operator, Upkeep, migrate
+from stepengine.durable import DeploymentMaintenance, Operator, migrate
 from stepengine.durable.database import open_connection
-from stepengine.errors import DatabaseAway, ExecutorBusy
+from stepengine.errors import DatabaseUnavailable, ExecutorBusy
 
 from . import postgres
 
@@ -129,14 +129,14 @@ async def test_lock_of_a_lost_machine_is_released_within_a_minute(over_tcp: tupl
         await migrate(near)
         async with await Operator.connect(near) as operator:
             with pytest.raises(ExecutorBusy, match="is alive"):
-                await Upkeep(operator).takeover("far-1")
+                await DeploymentMaintenance(operator).takeover("far-1")
             # The cable is pulled: nobody is told anything any more.
             ip("link", "set", cable, "down")
 
             async def free() -> bool:
                 try:
-                    await Upkeep(operator).takeover("far-1")
-                except (ExecutorBusy, DatabaseAway):
+                    await DeploymentMaintenance(operator).takeover("far-1")
+                except (ExecutorBusy, DatabaseUnavailable):
                     return False
                 return True
 

@@ -85,7 +85,7 @@ async def test_run_continues_in_the_database_from_its_journal(db: str, tmp_path:
     answers = {question.id: question.text[-2] for question in waiting.pending_questions}
     before = list(DONE)
     async with durable(db, "two") as worker:
-        run = await worker.continued(file)
+        run = await worker.submit_journal(file)
         asked = await worker.result(run)
         result = await worker.resume(run, answers=answers)
         exported = await worker.export(run)
@@ -123,7 +123,7 @@ async def test_finished_run_cannot_be_moved(db: str):
     await Engine([QUICK], models=ScriptedModel([])).run("quick", "x", journal=journal)
     async with durable(db) as worker:
         with pytest.raises(JournalError, match="has ended"):
-            await worker.continued(journal)
+            await worker.submit_journal(journal)
 
 
 @pytest.mark.deep
@@ -137,7 +137,7 @@ async def test_export_with_edited_agents_raises_divergence(db: str, tmp_path: Pa
     other = tmp_path / "run.jsonl"
     await in_process("one").run("parent", "", journal=other)
     async with durable(db, handler=edited) as worker:
-        imported = await worker.continued(other)
+        imported = await worker.submit_journal(other)
         with pytest.raises(ReplayDivergence, match="#0"):
             await worker.result(imported)
 

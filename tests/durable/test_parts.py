@@ -14,7 +14,7 @@ from stepengine.durable.database import ReopeningConnection
 from stepengine.durable.event_order import PLACE, EventOrder
 from stepengine.durable.executions import Activity, ExecutionEnd
 from stepengine.durable.shared_events import RecordLooks
-from stepengine.errors import DatabaseAway, ReplayDivergence
+from stepengine.errors import DatabaseUnavailable, ReplayDivergence
 from stepengine.journal.records import Input, Result
 
 
@@ -103,7 +103,7 @@ def test_execution_that_ends_alone_leaves_its_children_alone(leaves: bool):
     if leaves:
         end.is_leaving = True
     else:
-        end.park(RuntimeError("the database is away"))
+        end.end_without_result(RuntimeError("the database is away"))
     with pytest.raises(asyncio.CancelledError):
         end.check_can_continue()
     assert not end.ends_children(Stop("cancelled"))
@@ -156,7 +156,7 @@ async def test_connection_is_reopened_after_a_restart(monkeypatch: pytest.Monkey
     monkeypatch.setattr("stepengine.durable.database.open_connection", open_one)
     connection = ReopeningConnection("postgresql://host/x")
     failures.append(psycopg.OperationalError("away"))
-    with pytest.raises(DatabaseAway):
+    with pytest.raises(DatabaseUnavailable):
         await connection.rows("select")
     assert [("here",)] == await connection.rows("select")
     failures.append(psycopg.OperationalError("away"))

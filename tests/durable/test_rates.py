@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 
 from stepengine import STEP, AgentDefinition, Perform, RateLimit, StepContext
 from stepengine.cli.app import app
-from stepengine.durable import DurableEngine, Upkeep
+from stepengine.durable import DeploymentMaintenance, DurableEngine
 from stepengine.durable.rates import SharedRates
-from stepengine.errors import DatabaseAway, DefinitionError, StepEngineError
+from stepengine.errors import DatabaseUnavailable, DefinitionError, StepEngineError
 from stepengine.models import Models
 from stepengine.testing import ScriptedModel, text
 
@@ -293,7 +293,9 @@ async def test_starts_of_runs_are_limited_across_workers(db: str, until):
         runs = [await worker.submit(ASKS, "") for _ in range(5)]
         states = "select count(*) from dbos.workflow_status where status = %s"
         first = await until(lambda: worker.operator.deployment.rows(states, "SUCCESS"), lambda found: found >= [(3,)])
-        (queue,) = [queue for queue in await Upkeep(worker.operator).queues() if queue.name == "se.default.d0"]
+        (queue,) = [
+            queue for queue in await DeploymentMaintenance(worker.operator).queues() if queue.name == "se.default.d0"
+        ]
         assert [(3,)] == first
         assert [(2,)] == await worker.operator.deployment.rows(states, "ENQUEUED")
         assert (3, 60.0) == (queue.limit, queue.period)
@@ -314,7 +316,7 @@ async def test_global_concurrency_limits_root_runs_across_workers(db: str, until
     async with engine(db, global_concurrency=2) as worker:
         runs = [await worker.submit(HOLDS, str(number)) for number in range(4)]
         await until(begun, lambda count: 2 == count)
-        view = await Upkeep(worker.operator).queues()
+        view = await DeploymentMaintenance(worker.operator).queues()
         states = dict(
             await worker.operator.deployment.rows("select status, count(*) from dbos.workflow_status group by status")
         )
@@ -380,7 +382,7 @@ def test_typed_limits_override_limits_of_the_module(
 
     def noted(*_: object, **options: object) -> None:
         given.update(options)
-        raise DatabaseAway("noted")
+        raise DatabaseUnavailable("noted")
 
     monkeypatch.setattr("stepengine.durable.DurableEngine", noted)
     (tmp_path / "agents_here.py").write_text(AGENT_FILE.replace("RATES", known))

@@ -44,7 +44,7 @@ async def test_run_finishes_on_the_release_it_started_with(db: str):
         first = (await worker.run("agent")).journal
         old_release = worker.release
     async with engine(db, new) as worker:
-        await worker.answer(first, {(await worker.operator.waiting(first))[0].questions[0].id: "yes"})
+        await worker.answer(first, {(await worker.operator.list_questions(first))[0].questions[0].id: "yes"})
         second = await worker.run("agent", answers={"Shall I go on?": "yes"})
         left_alone = await worker.operator.run(first)
         new_release = worker.release

@@ -22,7 +22,7 @@ from stepengine import (
     call,
     tool,
 )
-from stepengine.durable import DurableEngine, Operator, Upkeep
+from stepengine.durable import DeploymentMaintenance, DurableEngine, Operator
 from stepengine.errors import AnswerRejected, DefinitionError, JournalError, ToolError
 from stepengine.events import Warned
 from stepengine.models import ModelReply, Provider
@@ -157,7 +157,9 @@ async def test_waiting_run_is_never_marked_as_poison(db: str):
                 "update dbos.workflow_status set status = 'PENDING', executor_id = %s, recovery_attempts = 200 where workflow_uuid = %s returning 1",
                 f"dead-{number}", run,
             )  # fmt: skip
-            times += [(each.outcome, each.times) for each in await Upkeep(operator).takeover(f"dead-{number}")]
+            times += [
+                (each.outcome, each.times) for each in await DeploymentMaintenance(operator).takeover(f"dead-{number}")
+            ]
         view = await operator.run(run)
     async with engine([FAILS], db) as worker:
         result = await worker.resume(run, answers={"go": "yes"})
@@ -290,7 +292,7 @@ async def test_usage_stays_a_lower_bound_after_takeover_and_retry(db: str, way: 
             await operator.cancel(run)
             await operator.retry(run)
         else:
-            await Upkeep(operator).takeover("worker-1")
+            await DeploymentMaintenance(operator).takeover("worker-1")
     async with engine([SAYS], db, provider, executor="worker-2") as worker:
         after = await worker.result(run)
 

@@ -14,6 +14,7 @@ from stepengine import (
     AgentCall,
     AgentDefinition,
     Engine,
+    Limits,
     Parallel,
     Perform,
     StepContext,
@@ -22,6 +23,7 @@ from stepengine import (
     tool,
 )
 from stepengine.data.state import ChildResult
+from stepengine.errors import LimitExceeded
 from stepengine.journal import MemoryJournal, diff
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -210,3 +212,21 @@ async def test_durable_run_fills_placeholders_like_in_process(db: str, tmp_path:
     assert first.tail == second.tail
     assert expected.warnings == actual.warnings
     assert "{CODEBUFF_X}" in "".join(actual.warnings)
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:UT1")
+async def test_step_limit_of_an_agent_raises_on_both_engines(db: str):
+    limits = Limits(max_steps=1, on_max_steps="raise")
+    busy = AgentDefinition("busy", model="test/model", tools=[add], limits=limits)
+    replies = ScriptedModel(lambda request: tool_call("add", {"a": 1, "b": 2}))
+
+    with pytest.raises(LimitExceeded) as expected:
+        await Engine([busy], models=replies).run(busy, "go")
+    async with worker_of([busy], db, models=replies) as engine:
+        with pytest.raises(LimitExceeded) as raised:
+            await engine.run(busy, "go")
+
+    assert expected.value.message == raised.value.message
+    assert raised.value.result is not None
+    assert comparable(expected.value.result) == comparable(raised.value.result)

@@ -23,7 +23,7 @@ from stepengine import (
     tool,
 )
 from stepengine.data.state import RunInfo, RunStatus
-from stepengine.durable import DurableEngine, Operator, Upkeep
+from stepengine.durable import DeploymentMaintenance, DurableEngine, Operator
 from stepengine.durable.database import open_connection
 from stepengine.errors import AnswerRejected, DataError, InputError, JournalError, ReplayDivergence, SessionError
 from stepengine.journal import FileJournal
@@ -88,7 +88,7 @@ async def test_message_answers_the_sessions_open_question(db: str):
     assert "For how many?" == first.pending_questions[0].text
     assert "On which day?" == second.pending_questions[0].text
     assert "four on Fri\0day" == third.output
-    assert not any(turn.is_in_line for turn in turns)
+    assert not any(turn.is_waiting for turn in turns)
     assert [None, None, first.journal, first.journal] == [turn.answered for turn in turns]
 
 
@@ -188,7 +188,7 @@ async def test_message_for_another_agent_waits_for_the_answer(db: str):
         await worker.resume(asked.journal, answers={"On which day?": "Monday"})
         result = await worker.result(other)
 
-    assert waiting.is_in_line
+    assert waiting.is_waiting
     assert asked.journal == kept.journal
     assert "a table | hello" == result.output
 
@@ -208,7 +208,7 @@ async def test_duplicate_submission_is_one_turn(db: str):
     assert list(range(1, 9)) == [turn.number for turn in turns]
     assert [("s", 8)] == [(view.id, view.turns) for view in known]
     # The first one is where workers take it, all others are in line.
-    assert [False, *[True] * 7] == [turn.is_in_line for turn in turns]
+    assert [False, *[True] * 7] == [turn.is_waiting for turn in turns]
 
 
 @pytest.mark.deep
@@ -249,7 +249,7 @@ async def test_session_waits_for_a_stopped_turn_until_retry_or_cancel(db: str, u
         later = {s: await worker.submit(new, f"later {s}", session_id=s, answers={"How large?": "L"}) for s in "st"}
         await worker.cancel(runs["t"])
         gone_on = await worker.result(later["t"])
-        in_line = (await worker.operator.sessions.turns("s"))[1].is_in_line
+        in_line = (await worker.operator.sessions.turns("s"))[1].is_waiting
         with pytest.raises(JournalError, match="has begun"):
             await worker.operator.retry(runs["t"])
     async with engine([old], db, release="1") as worker:
@@ -319,9 +319,9 @@ async def test_cleanup_keeps_the_state_a_session_continues_from(db: str):
         operator = worker.operator
         runs = [(await worker.run(CHAT, str(n), session_id="s")).journal for n in range(3)]
         await worker.run(CHAT, "alone", session_id="t")
-        early = await Upkeep(operator).collect(3600, dry_run=True)
+        early = await DeploymentMaintenance(operator).collect(3600, dry_run=True)
         await operator.submit("nobody", "", info=RunInfo("s"))
-        deleted = await Upkeep(operator).collect(0)
+        deleted = await DeploymentMaintenance(operator).collect(0)
         kept = await operator.sessions.load("s")
         gone = await operator.sessions.load("t")
 
@@ -397,12 +397,12 @@ async def test_message_is_delivered_once_and_journaled(db: str, tmp_path, until)
             run = await worker.submit(GATED, "go")
             await reached("one", until)
             for _ in range(2):
-                await operator.say(run, "left", id="same")
+                await operator.send_input(run, "left", id="same")
             await heard_by(worker, 1, until)
             GATES["one"].set()
             await reached("two", until)
-        await operator.say(run, "right", id="other")
-        await Upkeep(operator).takeover("worker-1")
+        await operator.send_input(run, "right", id="other")
+        await DeploymentMaintenance(operator).takeover("worker-1")
     GATES.clear()
     async with engine([GATED], db, executor="worker-2") as worker:
         await heard_by(worker, 1, until)
@@ -410,7 +410,7 @@ async def test_message_is_delivered_once_and_journaled(db: str, tmp_path, until)
         result = await worker.result(run)
         journal = await worker.export(run, tmp_path / "said.jsonl")
         with pytest.raises(JournalError, match="SUCCESS"):
-            await worker.operator.say(run, "too late")
+            await worker.operator.send_input(run, "too late")
     replayed = await Engine([GATED], models=ScriptedModel([])).replay(journal)
 
     # What was heard is not heard again, and what is said while nobody works is not lost.
@@ -439,10 +439,10 @@ async def test_malformed_message_does_not_block_later_messages(db: str, until):
         run = await worker.submit(GATED, "go")
         await reached("one", until)
         with pytest.raises(InputError, match="surrogate"):
-            await worker.operator.say(run, "\udcff")
+            await worker.operator.send_input(run, "\udcff")
         await worker.operator.client.send_async(run, {"text": "\0"}, "said", idempotency_key="b")
         await worker.operator.client.send_async(run, {"text": 1}, "said", idempotency_key="c")
-        await worker.operator.say(run, "left", id="d")
+        await worker.operator.send_input(run, "left", id="d")
         await heard_by(worker, 1, until)
 
 

@@ -23,7 +23,7 @@ from stepengine import (
     tool,
 )
 from stepengine.cli.app import app
-from stepengine.durable import DurableEngine
+from stepengine.durable import DurableEngine, Operator
 from stepengine.errors import JournalError
 from stepengine.testing import ScriptedModel
 
@@ -159,6 +159,25 @@ async def test_closing_worker_records_running_effects_for_the_next(db: str, unti
     assert ["a began", "a ended"] == left
     assert ["a began", "a ended", "b began", "b ended"] == told
     assert ["a", "b"] == result.output
+
+
+@pytest.mark.deep
+@pytest.mark.spec("durable:U40")
+async def test_closing_worker_takes_no_new_runs(db: str, until):
+    slow = AgentDefinition("slow", tools=[work], handle_steps=_three_times)
+    told.clear()
+    worker = await DurableEngine([slow], models=ScriptedModel([]), db=db, executor="worker-1", polling=0.05).open()
+    async with await Operator.connect(db) as operator:
+        await worker.submit("slow")
+        await until(_has_told("a began"))
+        closing = asyncio.create_task(worker.aclose(drain=10))
+        await asyncio.sleep(0.05)
+        later = await operator.submit("slow", release=worker.release)
+        assert not closing.done()
+        await closing
+        view = await operator.run(later)
+
+    assert "ENQUEUED" == view.state
 
 
 def _three_times(ctx):

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from stepengine import AgentDefinition
 from stepengine.cli.app import app
-from stepengine.durable import Operator, Upkeep
-from stepengine.durable import upkeep as upkeep_module
+from stepengine.durable import DeploymentMaintenance, Operator
+from stepengine.durable import maintenance as upkeep_module
 from stepengine.durable.database import open_connection
 from stepengine.durable.process import LOCK, worker_lock_name
 from tests import forked_processes
@@ -138,7 +138,7 @@ class Deployment:
 
 async def wait_for_question(db: str, run: str) -> None:
     async with asyncio.timeout(60), await Operator.connect(db) as operator:
-        while not await operator.waiting(run):  # noqa: ASYNC110 - a worker writes it
+        while not await operator.list_questions(run):  # noqa: ASYNC110 - a worker writes it
             await asyncio.sleep(0.05)
 
 
@@ -257,12 +257,12 @@ async def test_idle_worker_is_listed_while_alive(db: str) -> None:
     agent = AgentDefinition("told", handle_steps=told)
     async with await Operator.connect(db) as operator:
         async with worker_of([agent], db, executor="idle-1", release="r1"):
-            alive = (await Upkeep(operator).overview()).executors
+            alive = (await DeploymentMaintenance(operator).overview()).executors
             await operator.deployment.rows(
                 "insert into stepengine.workers values ('stepengine', 'dead-1', 'default', 'r0') returning 1"
             )
-            beside = (await Upkeep(operator).overview()).executors
-        after = (await Upkeep(operator).overview()).executors
+            beside = (await DeploymentMaintenance(operator).overview()).executors
+        after = (await DeploymentMaintenance(operator).overview()).executors
 
     assert [("idle-1", True, 0, ("r1",))] == [(e.id, e.is_alive, e.pending, e.releases) for e in alive]
     assert (alive, ()) == (beside, after)
@@ -272,7 +272,7 @@ async def test_idle_worker_is_listed_while_alive(db: str) -> None:
 async def test_older_database_without_worker_list_works(db: str) -> None:
     agent = AgentDefinition("told", handle_steps=told)
     async with await Operator.connect(db) as operator, worker_of([agent], db, migrate=False) as worker:
-        assert () == (await Upkeep(operator).overview()).executors
+        assert () == (await DeploymentMaintenance(operator).overview()).executors
         assert {"left": 3} == (await worker.result(await worker.submit("told"))).unwrap()
 
 
@@ -280,12 +280,12 @@ async def test_older_database_without_worker_list_works(db: str) -> None:
 async def test_rows_that_are_not_portable_json_are_counted(db: str) -> None:
     async with await Operator.connect(db) as operator:
         await operator.submit("nobody", id="a")
-        assert (await Upkeep(operator).overview(check=True)).unreadable == {}
+        assert (await DeploymentMaintenance(operator).overview(check=True)).unreadable == {}
 
         await operator.deployment.rows("update dbos.workflow_status set serialization = 'py_pickle' returning 1")
 
-        assert (await Upkeep(operator).overview(check=True)).unreadable == {"workflow_status": 1}
-        assert (await Upkeep(operator).overview()).unreadable is None
+        assert (await DeploymentMaintenance(operator).overview(check=True)).unreadable == {"workflow_status": 1}
+        assert (await DeploymentMaintenance(operator).overview()).unreadable is None
 
 
 async def died_with(operator: Operator, *runs: str) -> None:
@@ -301,16 +301,16 @@ async def died_with(operator: Operator, *runs: str) -> None:
 async def test_failed_takeover_does_not_block_other_takeovers(db: str, monkeypatch) -> None:
     async with await Operator.connect(db) as operator:
         await died_with(operator, "a", "b")
-        upkeep = Upkeep(operator)
-        takeover = upkeep.takeover
+        maintenance = DeploymentMaintenance(operator)
+        takeover = maintenance.takeover
 
         async def failing(executor: str) -> list[Any]:
             if executor == "dead-a":
                 raise RuntimeError("no")
             return await takeover(executor)
 
-        monkeypatch.setattr(upkeep, "takeover", failing)
-        watching = upkeep.watch(grace=0, look=0.01)
+        monkeypatch.setattr(maintenance, "takeover", failing)
+        watching = maintenance.watch(grace=0, look=0.01)
         taken = await asyncio.wait_for(anext(watching), 50)
         await watching.aclose()
 
@@ -330,10 +330,10 @@ async def test_takeover_waits_until_the_lock_is_released(db: str, monkeypatch) -
     monkeypatch.setattr(upkeep_module, "_fetch_all", looking)
     async with await Operator.connect(db) as operator:
         await died_with(operator, "a")
-        upkeep = Upkeep(operator)
+        maintenance = DeploymentMaintenance(operator)
         async with await open_connection(operator.url) as own:
             await own.execute(LOCK, (worker_lock_name("dead-a"),))
-            asked = asyncio.create_task(upkeep.takeover("dead-a"))
+            asked = asyncio.create_task(maintenance.takeover("dead-a"))
             await looked.wait()
         (taken,) = await asked
 
@@ -349,7 +349,7 @@ async def test_takeover_ignores_unreadable_records(db: str) -> None:
     async with await Operator.connect(db) as operator:
         await died_with(operator, "a")
         await operator.deployment.rows(written)
-        (taken,) = await Upkeep(operator).takeover("dead-a")
+        (taken,) = await DeploymentMaintenance(operator).takeover("dead-a")
 
     assert ("resumed", 1) == (taken.outcome, taken.times)
 
@@ -369,9 +369,9 @@ async def test_tree_with_a_running_member_is_not_deleted(db: str) -> None:
         )
         await operator.deployment.rows(copied)
 
-        assert await Upkeep(operator).collect(0, dry_run=True) == ["a", "a_b"]
-        assert await Upkeep(operator).collect(10**10) == []
-        assert await Upkeep(operator).collect(0) == ["a", "a_b"]
+        assert await DeploymentMaintenance(operator).collect(0, dry_run=True) == ["a", "a_b"]
+        assert await DeploymentMaintenance(operator).collect(10**10) == []
+        assert await DeploymentMaintenance(operator).collect(0) == ["a", "a_b"]
         left = await operator.deployment.rows("select workflow_uuid from dbos.workflow_status order by 1")
         assert [row[0] for row in left] == ["aXb", "aXb/0", "c"]
 

@@ -54,14 +54,14 @@ RECEIVING = AgentDefinition("receiving", handle_steps=receiving_steps)
 async def test_messages_arrive_once_in_order_and_invalid_ones_are_skipped(db: str):
     async with worker_of([RECEIVING], db, works=False) as engine:
         run = await engine.submit("receiving")
-        await engine.post(run, "order", "no object", id="m0")
-        await engine.post(run, "order", {"n": 1}, id="m1")
-        await engine.post(run, "order", {"n": 1}, id="m1")
+        await engine.send_message(run, "order", "no object", id="m0")
+        await engine.send_message(run, "order", {"n": 1}, id="m1")
+        await engine.send_message(run, "order", {"n": 1}, id="m1")
     async with worker_of([RECEIVING], db) as engine:
         result = await engine.result(run, waits=True)
         assert [{"n": 1}, None] == result.output
         with pytest.raises(JournalError, match="takes no messages"):
-            await engine.post(run, "order", {})
+            await engine.send_message(run, "order", {})
 
 
 @pytest.mark.spec("waiting:WT31")
@@ -69,13 +69,13 @@ async def test_invalid_message_is_rejected_before_sending(db: str):
     async with worker_of([RECEIVING], db, works=False) as engine:
         run = await engine.submit("receiving")
         with pytest.raises(BadYield):
-            await engine.post(run, "no topic", 1)
+            await engine.send_message(run, "no topic", 1)
         with pytest.raises(InputError, match="path"):
-            await engine.post(run, "order", 1, path="child")
+            await engine.send_message(run, "order", 1, path="child")
         with pytest.raises(InputError, match="at most"):
-            await engine.post(run, "order", "x" * 1_100_000)
+            await engine.send_message(run, "order", "x" * 1_100_000)
         with pytest.raises(JournalError, match="no run"):
-            await engine.post("nobody", "order", 1)
+            await engine.send_message("nobody", "order", 1)
 
 
 def child_steps(ctx: StepContext):
@@ -162,9 +162,9 @@ async def test_mailbox_moves_with_the_run_of_a_journal(db: str, tmp_path):
     path = tmp_path / "run.jsonl"
     alone = Engine([RECEIVING], models=ScriptedModel([]))
     assert "suspended" == (await alone.run("receiving", journal=path)).status.value
-    assert await alone.post(path, "order", {"n": 7}, id="m7")
+    assert await alone.send_message(path, "order", {"n": 7}, id="m7")
     async with worker_of([RECEIVING], db) as engine:
-        run = await engine.continued(path)
+        run = await engine.submit_journal(path)
         result = await asyncio.wait_for(engine.result(run, waits=True), 30)
         assert [{"n": 7}, None] == result.output
 
@@ -214,9 +214,9 @@ async def test_suspended_run_can_be_exported_and_leaves_no_orphan(db: str):
         again = await Engine([LEAVING], models=ScriptedModel([])).resume(journal)
         assert {"message", "time"} == {wait.kind for wait in again.waits_for}
         with pytest.raises(JournalError, match="children in the background"):
-            await engine.continued(journal)
+            await engine.submit_journal(journal)
     async with worker_of([LEAVING], db) as engine:
-        await engine.post(run, "go", True)
+        await engine.send_message(run, "go", True)
         result = await asyncio.wait_for(engine.result(run, waits=True), 30)
         assert "0" == result.output
         assert ["CANCELLED"] == [view.state for view in (await engine.operator.tree(run))[1:]]
@@ -242,9 +242,9 @@ HASTY = AgentDefinition("hasty", handle_steps=asking_in_a_race)
 async def test_first_of_a_race_wins_and_losers_are_cancelled(db: str, until):
     async with worker_of([RACING, HASTY], db) as engine:
         run = await engine.submit("racing")
-        await engine.post(run, "word", "now")
+        await engine.send_message(run, "word", "now")
         await until(lambda: engine.operator.tree(run), lambda tree: len(tree) == 2)
-        await engine.post(run, "begun", None)
+        await engine.send_message(run, "begun", None)
         result = await asyncio.wait_for(engine.result(run, waits=True), 30)
         assert [1, 0, 1, "now"] == result.output
         assert ["CANCELLED"] == [view.state for view in (await engine.operator.tree(run))[1:]]
@@ -252,7 +252,7 @@ async def test_first_of_a_race_wins_and_losers_are_cancelled(db: str, until):
         assert result.output == again.output
         refused = await asyncio.wait_for(engine.run("hasty"), 30)
         assert "asks nobody in a race" in str(refused.error)
-        assert [] == await engine.operator.waiting(refused.journal)
+        assert [] == await engine.operator.list_questions(refused.journal)
 
 
 @pytest.mark.deep
@@ -275,7 +275,7 @@ async def test_killed_workers_do_everything_once_in_a_nightly_run(workers: Worke
         run = await engine.submit("nightly", "45")
 
         async def asked():
-            return await engine.operator.waiting(run)
+            return await engine.operator.list_questions(run)
 
         async def has_ended(path: str) -> bool:
             return any(view.id == f"{run}/{path}" and view.is_over for view in await engine.operator.tree(run))
@@ -290,8 +290,8 @@ async def test_killed_workers_do_everything_once_in_a_nightly_run(workers: Worke
             restart(name)
             await asyncio.sleep(1.5)
         kill("worker-2")
-        await engine.post(run, "webhook", {"name": "hooked"}, id="delivery-1", path="1")
-        await engine.post(run, "webhook", {"name": "hooked"}, id="delivery-1", path="1")
+        await engine.send_message(run, "webhook", {"name": "hooked"}, id="delivery-1", path="1")
+        await engine.send_message(run, "webhook", {"name": "hooked"}, id="delivery-1", path="1")
         restart("worker-2")
         await until(lambda: has_ended("1"), seconds=60)
         await engine.answer(run, {waiting.questions[0].id: "large"})
@@ -327,7 +327,7 @@ async def test_scheduled_time_starts_one_run_across_schedulers(
         await asyncio.gather(one.tick(noon), other.tick(noon))
         later = noon + timedelta(minutes=3)
         await asyncio.gather(one.tick(later), other.tick(later))
-        await asyncio.gather(one.finished(), other.finished())
+        await asyncio.gather(one.wait_until_idle(), other.wait_until_idle())
         run = "every-minute-20260101T120300Z"
         told = one.book.load_known_schedules()["every-minute"]
         assert (run, "started", 2) == (told.last.run, told.last.status, told.missed)
@@ -339,9 +339,9 @@ async def test_scheduled_time_starts_one_run_across_schedulers(
         assert one.book.claim("every-minute", died, run="every-minute-20260101T120430Z")
         assert not other.book.claim("every-minute", died, run="every-minute-20260101T120430Z")
         await other.tick(died)
-        await other.finished()
+        await other.wait_until_idle()
         assert 2 == len(await engine.operator.deployment.rows("select workflow_uuid from dbos.workflow_status"))
-        assert () == other.book.claimed()
+        assert () == other.book.load_claimed_times()
     # The database wakes its runs; an index of sleepers in the folder of whoever looks would be of nobody's journals.
     assert not (await asyncio.to_thread(lambda: list(tmp_path.iterdir())))
 
@@ -385,7 +385,7 @@ async def test_cli_lists_scheduled_runs_and_sends_messages(db: str, tmp_path: Pa
         noon = datetime(2026, 1, 1, 12, 0, 30, tzinfo=UTC)
         await scheduler.tick(noon)
         await scheduler.tick(noon + timedelta(minutes=1))
-        await scheduler.finished()
+        await scheduler.wait_until_idle()
         run = "every-minute-20260101T120100Z"
         (waits,) = json.loads((await typed("runs", "--schedules", "agents.py", "--json")).stdout)
         assert (run, 0) == (waits["last"]["run"], waits["missed"])

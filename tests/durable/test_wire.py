@@ -25,8 +25,8 @@ from stepengine.data.state import AgentState, ChildResult, RunInfo, RunResult, R
 from stepengine.data.usage import Spending, Usage
 from stepengine.durable.wire import (
     Ancestor,
-    Order,
-    Seed,
+    StartOutcomes,
+    SubmittedRun,
     encode_answers,
     encode_body_end,
     encode_error,
@@ -60,14 +60,16 @@ OPTIONAL: dict[str, Any] = {
 @pytest.mark.smoke
 @given(st.sets(st.sampled_from(sorted(OPTIONAL))))
 def test_run_request_round_trips(names: set[str]) -> None:
-    order = Order(root="r", agent_id="a", created="2026-01-01T00:00:00Z", seed="s", **{n: OPTIONAL[n] for n in names})
+    order = SubmittedRun(
+        root="r", agent_id="a", created="2026-01-01T00:00:00Z", seed="s", **{n: OPTIONAL[n] for n in names}
+    )
     stored = json.loads(json.dumps(order.form()))
 
-    assert order == Order.from_form(stored)
+    assert order == SubmittedRun.from_form(stored)
     assert order.id == ("r/4.2" if "spawns" in names else "r")
     for broken in ({**stored, "schema": 2}, {k: v for k, v in stored.items() if k != "seed"}, {**stored, "spawns": 5}):
         with pytest.raises(DataError, match=r"schema 2|not a request of a run"):
-            Order.from_form(broken)
+            SubmittedRun.from_form(broken)
 
 
 CHANGES = (
@@ -112,9 +114,9 @@ OUTCOMES = {
 
 
 def test_seed_round_trips_and_selects_subtrees() -> None:
-    seed = Seed(OUTCOMES, {"": {"a": 1}, "1": {"b": 2}, "12": {}, "1.3": {"c": 3}})
+    seed = StartOutcomes(OUTCOMES, {"": {"a": 1}, "1": {"b": 2}, "12": {}, "1.3": {"c": 3}})
 
-    assert seed == Seed.from_form(json.loads(json.dumps(seed.form())))
+    assert seed == StartOutcomes.from_form(json.loads(json.dumps(seed.form())))
     assert ({("1", 2), ("1.3", 1)}, {"1", "1.3"}) == tuple(
         map(set, (seed.select_subtree("1").outcomes, seed.select_subtree("1").lookups))
     )

@@ -40,7 +40,7 @@ async def main():
         for number in range(step, 10_000):
             await scheduler.tick(begin + timedelta(minutes=10 * min(number, 60)))
             print(min(number, 60), flush=True)
-        await scheduler.finished()
+        await scheduler.wait_until_idle()
 
 asyncio.run(main())
 """
@@ -81,7 +81,7 @@ async def main():
             scheduler = Scheduler(engine, [Schedule(agent, cron="* * * * *", id="s")], runs=sys.argv[2])
             await scheduler.tick(datetime.now(UTC) - timedelta(minutes=2))
             await scheduler.tick(datetime.now(UTC))
-            await scheduler.finished()
+            await scheduler.wait_until_idle()
         async def resume(journal, one):
             return await engine.resume(journal, in_doubt="retry")
         clock = Later()

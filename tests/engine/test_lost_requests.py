@@ -103,7 +103,7 @@ async def test_a_request_without_a_reply_counts_as_sent(way: str, monkeypatch: p
     make_agent, plan = WAYS[way]
     model, journal = Model(list(plan)), MemoryJournal()
     agent = make_agent(model)
-    async with Engine([agent], models=model, retry=RetryPolicy(base=0)) as engine:
+    async with Engine([agent], models=model, retry=RetryPolicy(base_seconds=0)) as engine:
         handle = engine.start(agent, "x", journal=journal, limits=Limits(max_seconds=3_000))
         if way == "time limit":
             await model.is_busy.wait()
@@ -150,7 +150,7 @@ async def test_a_cost_without_lost_requests_is_exact(error: ModelError | None) -
     model = Model([error] if error else ["hang"])
     agent = KID if error else lose_race(model, "a", "b")
     limits = {} if error else {"rate_limits": {"anthropic": RateLimit(max_concurrency=1)}}
-    async with Engine([agent], models={"anthropic": model}, retry=RetryPolicy(base=0), **limits) as engine:
+    async with Engine([agent], models={"anthropic": model}, retry=RetryPolicy(base_seconds=0), **limits) as engine:
         result = await engine.run(agent, "x")
 
     assert (1, not error) == (result.usage.requests, result.usage.at_least)

@@ -32,7 +32,7 @@ from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError
 from stepengine.evaluation import Case, Evaluation, contains, evaluate
-from stepengine.journal import MemoryJournal, Purse
+from stepengine.journal import MemoryJournal, SharedBudget
 from stepengine.models import AnthropicProvider, Batched, Models, Provider, fallback
 from stepengine.models.clouds import BedrockProvider
 from stepengine.runtime import RetryPolicy
@@ -229,7 +229,7 @@ async def test_paid_failures_count_before_the_next_attempt() -> None:
 
     model, kid = Failing(), child()
     parent = AgentDefinition("parent", model=MODEL, handle_steps=in_parallel(kid, 4), spawnable_agents=[kid])
-    async with Engine([parent, kid], models=model, retry=RetryPolicy(base=0)) as engine:
+    async with Engine([parent, kid], models=model, retry=RetryPolicy(base_seconds=0)) as engine:
         await engine.run(parent, "x", limits=Limits(max_cost_usd=0.35))
         alone = await engine.run(kid, "x", limits=Limits(max_cost_usd=0.35))
 
@@ -273,19 +273,19 @@ async def test_runs_of_an_evaluation_hold_its_budget() -> None:
 
 
 @pytest.mark.spec("evaluation:JG7")
-async def test_forks_of_one_purse_wait_for_each_other() -> None:
-    model, kid, purse = Writer(), child(), Purse("0.35")
+async def test_forks_of_one_budget_wait_for_each_other() -> None:
+    model, kid, budget = Writer(), child(), SharedBudget("0.35")
     async with Engine([kid], models=model) as engine:
         journal = MemoryJournal()
         await engine.run(kid, "x", journal=journal)
         first = model.calls
         made = await asyncio.gather(
-            *[engine.fork(journal, at=-1, reuse=False, tools="recorded", budget=purse) for _ in range(6)]
+            *[engine.fork(journal, at=-1, reuse=False, tools="recorded", budget=budget) for _ in range(6)]
         )
 
     assert 2 == model.calls - first
     assert 1 == model.most
-    assert Decimal("0.60006") == purse.spent
+    assert Decimal("0.60006") == budget.spent
     assert 4 == sum(isinstance(one.result.error, LimitExceeded) for one in made)
 
 

@@ -397,14 +397,14 @@ def test_always_is_kept_per_session_and_user_until_cleared(world):
             return len(person.asked) - before
 
         assert [1, 0] == [asked(session_id="a"), asked(session_id="a")]
-        assert [Rule("allow", Call("put", agent="lead", any_input=True), scope="user")] == list(engine.remembered("a"))
+        assert [Rule("allow", Call("put", agent="lead", any_input=True), scope="user")] == list(engine.list_rules("a"))
         assert 1 == asked(session_id="b")
         assert 1 == asked(session_id="a", user_id="eve")
-        engine.forget("a", PUTS)
-        assert ["user:eve"] == [str(rule.scope) for rule in engine.remembered("a")]
+        engine.remove_rules("a", PUTS)
+        assert ["user:eve"] == [str(rule.scope) for rule in engine.list_rules("a")]
         assert 1 == asked(session_id="a")
-        engine.forget("a")
-        assert () == engine.remembered("a")
+        engine.remove_rules("a")
+        assert () == engine.list_rules("a")
         assert 0 == asked(session_id="b")
 
 
@@ -421,7 +421,7 @@ def test_always_is_restored_from_the_record_on_resume_and_replay(world):
     with world.engine([], Policy()) as third:
         again = third.replay_sync(journal)
         assert journal.lines() == again.journal.lines()
-        assert () == third.remembered("s")
+        assert () == third.list_rules("s")
 
 
 @pytest.mark.spec("requirements:X71", "requirements:X54")
@@ -838,7 +838,7 @@ def test_permission_cleared_during_a_run_is_asked_for_again(world):
     class Clearing(Person):
         def ask(self, question):
             if question.tool_name == "get":
-                engine.forget("s")
+                engine.remove_rules("s")
             return super().ask(question)
 
     person = Clearing(put=ANY_PUT, get=True)

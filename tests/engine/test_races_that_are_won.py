@@ -121,7 +121,7 @@ async def test_message_that_loses_a_race_stays_for_the_next_receiver() -> None:
 
     async def work() -> str:
         await asyncio.sleep(0)
-        handles[0].post("mail", "hello")
+        handles[0].send_message("mail", "hello")
         return "worked"
 
     def handle_steps(ctx: Any) -> Any:

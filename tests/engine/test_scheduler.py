@@ -42,7 +42,7 @@ def at(text: str) -> datetime:
 async def ticked(scheduler: Scheduler, now: datetime) -> list[str]:
     """Start what is due, wait for its end, and return its names."""
     started = [one.due.run for one in await scheduler.tick(now)]
-    await scheduler.finished()
+    await scheduler.wait_until_idle()
     return started
 
 
@@ -82,7 +82,7 @@ async def test_clock_once_far_ahead_blocks_no_schedule(tmp_path: Path) -> None:
 async def test_claim_of_a_process_dead_before_journaling_is_taken_over(tmp_path: Path, place: str) -> None:
     schedule = Schedule(agent, cron="0 7 * * *", id="daily")
     book = ScheduleBook(tmp_path / place)
-    book.passed({"daily": "0 7 * * * UTC"}, at("2026-05-01T00:00"))
+    book.register_schedules({"daily": "0 7 * * * UTC"}, at("2026-05-01T00:00"))
     assert book.claim("daily", at("2026-05-01T07:00"), run="daily-20260501T070000Z")
 
     async with Engine([agent]) as engine:
@@ -111,7 +111,7 @@ async def test_claim_of_a_process_dead_after_journaling_is_left_alone(
         scheduler.book.mark("daily", at("2026-05-01T07:00"), "claimed")
 
         assert [] == await ticked(scheduler, at("2026-05-01T07:01"))
-        assert () == scheduler.book.claimed()
+        assert () == scheduler.book.load_claimed_times()
         assert (
             "interrupted"
             == load_schedule_statuses([schedule], runs=tmp_path, now=at("2026-05-01T08:00"))[0].last.status
@@ -129,7 +129,7 @@ async def test_one_of_two_schedulers_of_one_place_starts_a_time(tmp_path: Path) 
             found = await asyncio.gather(*[s.tick(at("2026-05-01T00:00") + minutes * HOUR / 60) for s in both])
             started += [one.due.run for each in found for one in each]
             for scheduler in both:
-                await scheduler.finished()
+                await scheduler.wait_until_idle()
 
     assert 12 == len(started) == len(set(started)) == len(names(tmp_path / "runs.db"))
     stand = load_schedule_statuses(schedules, runs=tmp_path / "runs.db", now=at("2026-05-01T01:00"))
@@ -138,7 +138,7 @@ async def test_one_of_two_schedulers_of_one_place_starts_a_time(tmp_path: Path) 
 
 def test_slow_scheduler_does_not_start_a_time_reported_as_missed(tmp_path: Path) -> None:
     book = ScheduleBook(tmp_path)
-    book.passed({"s": "x"}, at("2026-05-01T00:00"))
+    book.register_schedules({"s": "x"}, at("2026-05-01T00:00"))
     times = [at("2026-05-01T00:01"), at("2026-05-01T00:02")]
 
     assert book.claim("s", times[1], run="s-2", missed=(times[0],))
@@ -166,9 +166,9 @@ async def test_scheduled_run_is_due_for_another_process_until_it_ends(tmp_path: 
         await begun.wait()
         now = datetime.now(UTC)
         with open_wake_index(tmp_path / place) as index:
-            soon, later = index.due(now), index.due(now + timedelta(seconds=61))
+            soon, later = index.list_due(now), index.list_due(now + timedelta(seconds=61))
         gate.set()
-        await scheduler.finished()
+        await scheduler.wait_until_idle()
     with open_wake_index(tmp_path / place) as index:
         ended = index.all()
 
@@ -212,8 +212,8 @@ async def test_catch_up_after_years_is_capped_at_a_thousand(tmp_path: Path) -> N
     schedule = Schedule(agent, cron="* * * * *", id="minutely", catch_up="all")
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [schedule], runs=tmp_path)
-        scheduler.due(at("2020-01-01T00:00"))
-        due = scheduler.due(at("2026-01-01T00:00"))
+        scheduler.list_due(at("2020-01-01T00:00"))
+        due = scheduler.list_due(at("2026-01-01T00:00"))
 
     assert (1_000, at("2026-01-01T00:00")) == (len(due), due[-1].at)
 
@@ -262,9 +262,9 @@ async def test_concurrent_scheduled_runs_are_limited_and_others_follow(tmp_path:
         first = await scheduler.tick(at("2026-05-01T07:00"))
         assert [] == await scheduler.tick(at("2026-05-01T07:00"))
         gate.set()
-        await scheduler.finished()
-        rest = [await scheduler.tick(at("2026-05-01T07:01")) for _ in range(3) if not await scheduler.finished()]
-        await scheduler.finished()
+        await scheduler.wait_until_idle()
+        rest = [await scheduler.tick(at("2026-05-01T07:01")) for _ in range(3) if not await scheduler.wait_until_idle()]
+        await scheduler.wait_until_idle()
 
     assert (2, 3) == (len(first), sum(map(len, rest)))
     assert 2 >= most
@@ -288,7 +288,7 @@ async def test_scheduled_run_knows_its_schedule_local_time_and_missed_times(tmp_
         await scheduler.tick(at("2026-03-27T12:00"))
         started = await scheduler.tick(at("2026-03-29T12:00"))
         result = await started[0].handle.result()
-        await scheduler.finished()
+        await scheduler.wait_until_idle()
 
     assert [{"schedule": "daily", "scheduled_for": "2026-03-29T07:00:00+02:00", "missed": 1}] == seen
     assert "Go" == result.output
@@ -380,7 +380,7 @@ def test_a_look_makes_nothing(tmp_path: Path) -> None:
 def test_the_newest_thousand_times_are_remembered(tmp_path: Path) -> None:
     book = ScheduleBook(tmp_path)
     begin = at("2026-05-01T00:00")
-    book.passed({"s": "x"}, begin)
+    book.register_schedules({"s": "x"}, begin)
     with book._writing() as database:
         rows = [("s", int((begin + n * HOUR).timestamp()), f"s-{n}", 0, "completed") for n in range(1, 1_500)]
         database.executemany(
@@ -422,13 +422,13 @@ async def test_background_scheduler_waits_for_times_and_notices_changes(tmp_path
             assert 30.0 == clock.sleeps[0]
             clock.advance(seconds=30)
             await until_async(lambda: names(tmp_path))
-            await scheduler.finished()
+            await scheduler.wait_until_idle()
             scheduler.replace([*scheduler.schedules, Schedule(agent, cron="* * * * *", id="minutely")])
             # Who begins to sleep when the clock was set already, for as long as it meant to before, sleeps too long.
             await until_async(lambda: "minutely" in scheduler.book.load_known_schedules() and clock.sleepers)
             clock.advance(minutes=1)
             await until_async(lambda: len(names(tmp_path)) == 2)
-            await scheduler.finished()
+            await scheduler.wait_until_idle()
 
     assert ["daily-20260501T070000Z", "minutely-20260501T070100Z"] == names(tmp_path)
     assert 60.0 >= max(clock.sleeps)
@@ -440,7 +440,7 @@ async def test_any_failed_look_is_followed_by_the_next_one(
     clock = NotingClock(at("2026-05-01T06:59"), waits=True)
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [Schedule(agent, cron="0 7 * * *", id="daily")], runs=tmp_path, clock=clock)
-        monkeypatch.setattr(scheduler.book, "passed", lambda *_: 1 / 0)
+        monkeypatch.setattr(scheduler.book, "register_schedules", lambda *_: 1 / 0)
         async with scheduler:
             await until_async(lambda: "they are looked at again" in caplog.text)
             monkeypatch.undo()
@@ -448,6 +448,6 @@ async def test_any_failed_look_is_followed_by_the_next_one(
             await until_async(lambda: "daily" in scheduler.book.load_known_schedules() and clock.sleepers)
             clock.advance(minutes=1)
             await until_async(lambda: names(tmp_path))
-            await scheduler.finished()
+            await scheduler.wait_until_idle()
 
     assert ["daily-20260501T070000Z"] == names(tmp_path)

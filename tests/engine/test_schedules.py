@@ -189,7 +189,7 @@ def test_schedule_id_is_its_agent_and_a_content_digest() -> None:
 
 
 def test_cron_line_is_described_in_words() -> None:
-    assert "At 07:00 on Monday through Friday" == Schedule("a", cron="0 7 * * 1-5").in_words()
+    assert "At 07:00 on Monday through Friday" == Schedule("a", cron="0 7 * * 1-5").describe()
 
 
 # --- against brute force ----------------------------------------------------------------------------------------------
@@ -272,7 +272,7 @@ def test_any_text_is_a_schedule_or_a_definition_error(text: str) -> None:
     except DefinitionError:
         return
     assert schedule.next_after(datetime(2026, 1, 1, tzinfo=UTC)) is not None
-    assert schedule.in_words()
+    assert schedule.describe()
 
 
 def test_listing_is_capped_and_finds_newest_times_of_any_age() -> None:

@@ -97,7 +97,7 @@ def test_frames_of_a_waiting_handler_are_its_authors_with_variables() -> None:
 
     agent = AgentDefinition("reader", tools=[read], handle_steps=handle_steps)
     with stepped(agent, recorded(agent)) as stepper:
-        stepper.go(1)
+        stepper.advance_to(1)
         moment = stepper.moment()
 
     assert ["handler", "package", "helper", "package", "package", "package"] == [frame.kind for frame in moment.frames]
@@ -131,7 +131,7 @@ def looker(timeout: float | None, number: int = 1) -> Any:
 def test_frames_of_a_waiting_tool_are_shown_despite_a_timeout(timeout: float | None) -> None:
     agent = looker(timeout)
     with stepped(agent, recorded(agent, [tool_call("look"), text("ok")])) as stepper:
-        stepper.go(1)
+        stepper.advance_to(1)
         moment = stepper.moment()
 
     assert ["look", "inner"] == [
@@ -205,7 +205,7 @@ def test_siblings_stop_at_recorded_places_in_any_completion_order() -> None:
     stood.clear()
     with stepped(agent, journal) as stepper:
         for taken in range(stepper.tape.last + 1):
-            stepper.go(taken)
+            stepper.advance_to(taken)
             if taken < len(live):
                 stepper.moment()
 
@@ -233,7 +233,7 @@ def test_stepper_needs_no_loop_or_thread_and_writes_nothing(monkeypatch: pytest.
         monkeypatch.setattr(asyncio, name, refused)
     monkeypatch.setattr(threading.Thread, "start", refused)
     with engine.stepper(journal) as stepper:
-        stepper.go(stepper.tape.last)
+        stepper.advance_to(stepper.tape.last)
 
         assert "done" == stepper.finished.output
 
@@ -253,7 +253,7 @@ def test_only_an_unanswered_question_ends_the_walk() -> None:
     agent = AgentDefinition("parent", spawnable_agents=[child], handle_steps=handle_steps)
     journal = recorded(agent)
     with stepped(agent, journal) as stepper:
-        stepper.go(99)
+        stepper.advance_to(99)
         moment = stepper.moment()
 
         assert (1, "0#1", "Keep text?", None) == (stepper.position, moment.address, moment.asked, moment.outcome)
@@ -262,7 +262,7 @@ def test_only_an_unanswered_question_ends_the_walk() -> None:
     with Engine([agent], models=ScriptedModel([])) as engine:
         engine.resume_sync(journal, answers={"Keep text?": "yes"})
     with stepped(agent, journal) as stepper:
-        stepper.go(99)
+        stepper.advance_to(99)
 
         assert ("", "yes") == (stepper.moment().address, stepper.finished.output)
 
@@ -282,7 +282,7 @@ def test_stepper_stops_where_a_run_diverges() -> None:
     with stepped(edited, journal) as stepper:
         for _ in range(2):
             with pytest.raises(ReplayDivergence) as raised:
-                stepper.go(stepper.tape.last)
+                stepper.advance_to(stepper.tape.last)
 
         assert ("#2", "/input/n") == (raised.value.address, raised.value.diff[0].pointer)
         assert (2, raised.value.site) == (stepper.position, stepper.moment().location)
@@ -304,7 +304,7 @@ def test_stepper_finds_a_run_shorter_or_longer_than_its_record(count: int) -> No
     journal = recorded(agent)
     edited = attrs.evolve(agent, handle_steps=handler(count))
     with stepped(edited, journal) as stepper, pytest.raises(ReplayDivergence) as raised:
-        stepper.go(stepper.tape.last)
+        stepper.advance_to(stepper.tape.last)
 
     assert {1: "unused", 3: "extra"}[count] == raised.value.kind
 
@@ -324,9 +324,9 @@ def test_hooks_are_listed_with_outcomes_and_waiting_frames() -> None:
     agent = AgentDefinition("worker", model="m/x", handle_steps=handle_steps, hooks=Hooks(pre_step=[count, look]))
     with stepped(agent, recorded(agent, [text("hi")])) as stepper:
         waiting = stepper.moment()
-        stepper.go(1)
+        stepper.advance_to(1)
         asking = stepper.moment()
-        stepper.go(2)
+        stepper.advance_to(2)
 
         assert RunStatus.COMPLETED is stepper.finished.status
 
@@ -367,7 +367,7 @@ def test_refused_and_cancelled_children_end_as_recorded(how: str) -> None:
     with Engine([agent], models=ScriptedModel([])) as engine:
         replayed = engine.replay_sync(journal)
         with engine.stepper(journal) as stepper:
-            stepper.go(stepper.tape.last)
+            stepper.advance_to(stepper.tape.last)
 
             assert replayed.output == stepper.finished.output
             assert replayed.state == attrs.evolve(stepper.finished.state, usage=replayed.state.usage)
@@ -383,7 +383,7 @@ def test_cut_off_run_stops_at_its_effect_in_doubt() -> None:
     lines = recorded(agent).lines()
     cut = MemoryJournal(lines[:5])
     with stepped(agent, cut) as stepper:
-        stepper.go(99)
+        stepper.advance_to(99)
         moment = stepper.moment()
 
     assert (1, "#1", None, 1) == (moment.position, moment.address, moment.outcome, moment.frames[0].locals["number"])
@@ -398,16 +398,16 @@ def test_second_stepper_shares_the_record_and_finds_other_effects() -> None:
 
     agent = AgentDefinition("reader", tools=[read], handle_steps=handle_steps)
     with stepped(agent, recorded(agent)) as stepper:
-        stepper.go(stepper.tape.last)
-        with stepper.anew() as other:
+        stepper.advance_to(stepper.tape.last)
+        with stepper.copy_at_start() as other:
             assert other.tape.history is stepper.tape.history
 
-            other.go(1)
+            other.advance_to(1)
 
             assert "" == other.moment().address
         kinds.append(1)
         with pytest.raises(ReplayDivergence):
-            stepper.anew()
+            stepper.copy_at_start()
 
 
 def test_closing_runs_the_finally_blocks_of_handlers_children_first() -> None:

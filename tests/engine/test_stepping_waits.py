@@ -80,7 +80,7 @@ def engine_of(*agents: AgentDefinition[Any]) -> Engine:
 
 async def recorded(journal: Journal) -> RunResult:
     async with engine_of() as engine, engine.start("leader", "go", journal=journal) as handle:
-        handle.post("go", {"n": 1})
+        handle.send_message("go", {"n": 1})
         return await handle.result()
 
 

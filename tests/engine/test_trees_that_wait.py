@@ -222,7 +222,7 @@ async def to_the_end(
         chosen = rng.sample(questions, rng.randint(1, len(questions))) if questions else []
         topics = [one.path for one in result.waits_for if one.kind == "message"]
         if topics and rng.random() < 0.5:
-            await engine.post(journal, "t", {"turn": turn}, path=rng.choice(topics))
+            await engine.send_message(journal, "t", {"turn": turn}, path=rng.choice(topics))
         elif result.wakes_at is not None and (not chosen or rng.random() < 0.5):
             clock.ahead = max(clock.ahead, result.wakes_at - datetime.now(UTC) + timedelta(milliseconds=2))
         elif not chosen:

@@ -289,7 +289,7 @@ async def test_receive_without_any_possible_sender_fails_with_the_remedy() -> No
     assert (RunStatus.FAILED, ()) == (result.status, tuple(result.waits_for))
     assert "Receive('go') waits for a message that no one can send" in str(result.error)
     assert "journal=FileJournal(...)" in str(result.error)
-    assert "handle.post('go', value)" in str(result.error)
+    assert "handle.send_message('go', value)" in str(result.error)
 
 
 @pytest.mark.spec("waiting:WT37")
@@ -316,7 +316,7 @@ async def test_message_from_a_parent_or_handle_arrives_without_a_journal() -> No
     engine = Engine([agent(tells, first), second])
     told = await engine.run("lead")
     handle = engine.start("second")
-    handle.post("go", "later")
+    handle.send_message("go", "later")
 
     assert (["now"], "later") == (told.output, (await handle.result()).output)
 

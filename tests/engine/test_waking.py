@@ -35,7 +35,7 @@ from stepengine import (
     tool,
 )
 from stepengine.data.yields import Ask, Parallel, Send, Start, Wait
-from stepengine.engine.waker import Waker, Woken
+from stepengine.engine.waker import Waker, WakeResult
 from stepengine.errors import (
     BadYield,
     DefinitionError,
@@ -55,11 +55,11 @@ from stepengine.journal import (
     send_message,
 )
 from stepengine.journal.journaled_run import JournaledRun
-from stepengine.journal.mailbox import FileMailbox, Letter
+from stepengine.journal.mailbox import FileMailbox, MailboxMessage
 from stepengine.journal.pending_items import find_waits, open_questions
 from stepengine.journal.sleepers import find_sleeping_runs, open_wake_index
 from stepengine.journal.wake_index import WAKING
-from stepengine.runtime.mail import Message
+from stepengine.runtime.messages import Message
 from stepengine.testing import ScriptedModel, text
 from tests.engine.clocks import ShiftedClock
 from tests.waits import until_async as until
@@ -110,7 +110,7 @@ def quick_mail(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     A run that waits looks for its messages soon.
     """
-    monkeypatch.setattr("stepengine.runtime.mail.FIRST_POLL_SECONDS", 0.02)
+    monkeypatch.setattr("stepengine.runtime.messages.FIRST_POLL_SECONDS", 0.02)
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ async def test_message_to_a_suspended_run_is_delivered_on_resume(journal: Journa
     """
     async with Engine([agent(receives)]) as engine:
         first = await engine.run("napper", journal=journal)
-        new = [await engine.post(journal, "go", {"n": 1}, id="one") for _ in range(2)]
+        new = [await engine.send_message(journal, "go", {"n": 1}, id="one") for _ in range(2)]
         second = await engine.resume(journal)
         again = await engine.replay(journal)
 
@@ -155,9 +155,9 @@ async def test_messages_come_in_order_and_one_for_another_topic_waits(journal: J
     async with Engine([agent(three)]) as engine:
         await engine.run("napper", journal=journal)
         for n in range(3):
-            await engine.post(journal, "a", n)
+            await engine.send_message(journal, "a", n)
         waits = await engine.resume(journal)
-        await engine.post(journal, "b", "now")
+        await engine.send_message(journal, "b", "now")
         result = await engine.resume(journal)
 
     assert ("b",) == tuple(one.topic for one in waits.waits_for)
@@ -176,7 +176,7 @@ async def test_message_from_another_sender_reaches_a_run_waiting_here(tmp_path: 
         engine.start("napper", journal=journal, wait_for_answers=None) as handle,
     ):
         await until(lambda: journal.is_there() and journal.history().intents.get(("", 0)))
-        await asyncio.to_thread(journal.mailbox().post, Letter(kind="message", topic="go", value=3))
+        await asyncio.to_thread(journal.mailbox().send, MailboxMessage(kind="message", topic="go", value=3))
         result = await asyncio.wait_for(handle.result(), 50)
 
     assert 3 == result.output
@@ -193,11 +193,18 @@ async def test_posted_message_is_on_disk_and_delivered_at_once(tmp_path: Path, h
         await asyncio.sleep(0)
         # The run ends with what it receives on "go": until then it may be found by its id.
         if how == "handle":
-            new = [handle.post("else", 2, id="x"), handle.post("else", 2, id="x"), handle.post("go", 3)]
+            new = [
+                handle.send_message("else", 2, id="x"),
+                handle.send_message("else", 2, id="x"),
+                handle.send_message("go", 3),
+            ]
         else:
             run: Any = handle if how == "engine" else handle.run_id
-            twice = [await engine.post(run, "else", 2, id="x"), await engine.post(run, "else", 2, id="x")]
-            new = [*twice, await engine.post(run, "go", 3)]
+            twice = [
+                await engine.send_message(run, "else", 2, id="x"),
+                await engine.send_message(run, "else", 2, id="x"),
+            ]
+            new = [*twice, await engine.send_message(run, "go", 3)]
         letter, _ = journal.mailbox().read()[0]
         result = await handle.result()
 
@@ -212,7 +219,7 @@ def test_synchronous_code_posts_too(tmp_path: Path) -> None:
     with Engine([agent(receives)]) as engine:
         engine.run_sync("napper", journal=tmp_path / "a.jsonl")
 
-        assert engine.post_sync(tmp_path / "a.jsonl", "go", 1)
+        assert engine.send_message_sync(tmp_path / "a.jsonl", "go", 1)
         assert 1 == engine.resume_sync(tmp_path / "a.jsonl").output
 
 
@@ -222,19 +229,19 @@ async def test_posting_to_an_invalid_or_missing_run_is_refused(journal: Journal)
         await engine.run("napper", journal=journal)
         for topic in ("", "two words", "x" * 201, "é"):
             with pytest.raises(BadYield):
-                await engine.post(journal, topic, 1)
+                await engine.send_message(journal, topic, 1)
         with pytest.raises(InputError):
-            await engine.post(journal, "go", "x" * 1_048_577)
+            await engine.send_message(journal, "go", "x" * 1_048_577)
         with pytest.raises(InputError):
-            await engine.post(journal, "go", 1, path="../x")
-        await engine.post(journal, "go", 1, id="one")
-        with pytest.raises(InputError, match="another letter with the id"):
-            await engine.post(journal, "go", 2, id="one")
+            await engine.send_message(journal, "go", 1, path="../x")
+        await engine.send_message(journal, "go", 1, id="one")
+        with pytest.raises(InputError, match="another mailbox message with the id"):
+            await engine.send_message(journal, "go", 2, id="one")
         await engine.resume(journal)
         with pytest.raises(StepEngineError, match="has ended"):
-            await engine.post(journal, "go", 1)
+            await engine.send_message(journal, "go", 1)
         with pytest.raises(JournalMissing, match="neither a run that is under way"):
-            await engine.post("no-such-run.jsonl", "go", 1)
+            await engine.send_message("no-such-run.jsonl", "go", 1)
 
 
 @pytest.mark.spec("waiting:WT2")
@@ -243,10 +250,10 @@ async def test_posting_to_a_missing_child_is_refused(journal: Journal) -> None:
         await engine.run("napper", journal=journal)
         for path in ("9", "9.9", "0.3"):
             with pytest.raises(StepEngineError, match="there is no run at the path"):
-                await engine.post(journal, "go", 1, path=path)
+                await engine.send_message(journal, "go", 1, path=path)
 
         assert [] == journal.mailbox().read()[0]
-        assert await engine.post(journal, "go", 1)
+        assert await engine.send_message(journal, "go", 1)
         assert 1 == (await engine.resume(journal)).output
 
 
@@ -276,9 +283,9 @@ async def test_message_to_an_unstarted_run_keeps_its_journal_valid(journal: Jour
     async with Engine([agent(receives)]) as engine:
         await engine.run("napper", journal=journal)
         for kind, topic in (("message", "go"), ("input", ""), ("cancel", "")):
-            journal.mailbox().post(Letter(kind=kind, value="stray", path="9.9", topic=topic))
+            journal.mailbox().send(MailboxMessage(kind=kind, value="stray", path="9.9", topic=topic))
         await engine.resume(journal)
-        await engine.post(journal, "go", 2)
+        await engine.send_message(journal, "go", 2)
         result = await engine.resume(journal)
 
     assert 2 == result.output
@@ -290,8 +297,8 @@ async def test_message_sent_before_its_child_begins_is_delivered(journal: Journa
     lead = AgentDefinition("lead", handle_steps=starts_late, spawnable_agents=["napper"])
     async with Engine([lead, agent(receives)]) as engine:
         await engine.run("lead", journal=journal)
-        journal.mailbox().post(Letter(kind="message", value="early", path="1", topic="go", id="early"))
-        await engine.post(journal, "begin", None)
+        journal.mailbox().send(MailboxMessage(kind="message", value="early", path="1", topic="go", id="early"))
+        await engine.send_message(journal, "begin", None)
         suspended = await engine.resume(journal)
         result = await engine.resume(journal) if suspended.status is RunStatus.SUSPENDED else suspended
         replayed = await engine.replay(journal)
@@ -308,8 +315,8 @@ async def test_message_to_a_missing_run_keeps_the_active_journal_valid(tmp_path:
         engine.start("napper", journal=journal, wait_for_answers=None) as handle,
     ):
         await asyncio.sleep(0)
-        handle.post("go", 1, path="9.9")
-        handle.post("go", 2)
+        handle.send_message("go", 1, path="9.9")
+        handle.send_message("go", 2)
         result = await handle.result()
         replayed = await engine.replay(journal)
 
@@ -325,9 +332,9 @@ async def test_message_against_the_schema_is_skipped_with_a_warning(
 
     async with Engine([agent(strict)]) as engine:
         await engine.run("napper", journal=journal)
-        await engine.post(journal, "go", [1], id="bad")
+        await engine.send_message(journal, "go", [1], id="bad")
         still = await engine.resume(journal)
-        await engine.post(journal, "go", {"n": 1})
+        await engine.send_message(journal, "go", {"n": 1})
         result = await engine.resume(journal)
 
     assert RunStatus.SUSPENDED is still.status
@@ -342,11 +349,11 @@ async def test_posted_answer_answers_the_open_question(journal: Journal) -> None
         first = await engine.run("napper", journal=journal)
         (question,) = first.pending_questions
         box = journal.mailbox()
-        box.post(Letter(kind="answer", topic=question.id, value="perhaps"))
-        box.post(Letter(kind="answer", topic="q99", value="yes"))
+        box.send(MailboxMessage(kind="answer", topic=question.id, value="perhaps"))
+        box.send(MailboxMessage(kind="answer", topic="q99", value="yes"))
         left_out = await engine.resume(journal)
         again = await engine.resume(journal)
-        box.post(Letter(kind="answer", topic=question.id, value="yes"))
+        box.send(MailboxMessage(kind="answer", topic=question.id, value="yes"))
         result = await engine.resume(journal)
 
     assert RunStatus.SUSPENDED is left_out.status
@@ -359,7 +366,7 @@ async def test_posted_answer_answers_the_open_question(journal: Journal) -> None
 async def test_answer_of_the_caller_precedes_a_posted_one(journal: Journal) -> None:
     async with Engine([agent(asks)]) as engine:
         first = await engine.run("napper", journal=journal)
-        journal.mailbox().post(Letter(kind="answer", topic=first.pending_questions[0].id, value="yes"))
+        journal.mailbox().send(MailboxMessage(kind="answer", topic=first.pending_questions[0].id, value="yes"))
         result = await engine.resume(journal, answers={"Ship it?": "no"})
 
     assert "no" == str(result.output)
@@ -369,9 +376,9 @@ async def test_answer_of_the_caller_precedes_a_posted_one(journal: Journal) -> N
 async def test_posted_cancel_ends_the_run_once_and_it_can_resume(journal: Journal) -> None:
     async with Engine([agent(receives)]) as engine:
         await engine.run("napper", journal=journal)
-        journal.mailbox().post(Letter(kind="cancel", value="not needed"))
+        journal.mailbox().send(MailboxMessage(kind="cancel", value="not needed"))
         cancelled = await engine.resume(journal)
-        await engine.post(journal, "go", 1)
+        await engine.send_message(journal, "go", 1)
         result = await engine.resume(journal)
 
     assert RunStatus.CANCELLED is cancelled.status
@@ -384,7 +391,7 @@ async def test_posted_cancel_ends_a_run_that_waits_in_this_process(tmp_path: Pat
     journal = FileJournal(tmp_path / "a.jsonl")
     async with Engine([agent(sleeps)]) as engine, engine.start("napper", "50", journal=journal) as handle:
         await until(lambda: journal.is_there() and journal.history().intents.get(("", 0)))
-        await asyncio.to_thread(journal.mailbox().post, Letter(kind="cancel", value=""))
+        await asyncio.to_thread(journal.mailbox().send, MailboxMessage(kind="cancel", value=""))
         result = await asyncio.wait_for(handle.result(), 50)
 
     assert RunStatus.CANCELLED is result.status
@@ -408,7 +415,7 @@ async def test_one_letter_cancels_once_however_many_wait_for_letters(
         return "paid"
 
     def cancel() -> None:
-        journal.mailbox().post(Letter(kind="cancel", value="stop"))
+        journal.mailbox().send(MailboxMessage(kind="cancel", value="stop"))
 
     def handle(ctx: Any) -> Any:
         yield Perform(cancel)
@@ -434,8 +441,8 @@ async def test_posted_answer_counts_once_with_many_readers(tmp_path: Path, monke
 
     async def send() -> None:
         await until(lambda: handle.questions)
-        letter = Letter(kind="answer", topic=handle.questions[0].id, value="yes")
-        await asyncio.to_thread(journal.mailbox().post, letter)
+        letter = MailboxMessage(kind="answer", topic=handle.questions[0].id, value="yes")
+        await asyncio.to_thread(journal.mailbox().send, letter)
         is_sent.set()
 
     def looks_too(ctx: Any) -> Any:
@@ -466,9 +473,9 @@ async def test_a_text_by_letter_is_said_to_the_run(journal: Journal) -> None:
 
     async with Engine([agent(heard)]) as engine:
         await engine.run("napper", journal=journal)
-        journal.mailbox().post(Letter(kind="input", value="be quick"))
+        journal.mailbox().send(MailboxMessage(kind="input", value="be quick"))
         await engine.resume(journal)
-        await engine.post(journal, "go", 1)
+        await engine.send_message(journal, "go", 1)
         result = await engine.resume(journal)
         again = await engine.replay(journal)
 
@@ -500,7 +507,7 @@ async def test_undelivered_message_of_a_parent_survives_a_crash(tmp_path: Path) 
     async with Engine([whole, agent(child, "child")], models=ScriptedModel([text("ok")])) as engine:
         first = await engine.run("napper", journal=journal)
         where = next(one.path for one in first.waits_for if one.kind == "message")
-        await engine.post(journal, "later", None, path=where)
+        await engine.send_message(journal, "later", None, path=where)
         result = await engine.resume(journal)
         again = await engine.replay(journal)
 
@@ -610,7 +617,7 @@ async def test_suspended_run_is_indexed_only_in_a_folder_of_runs(tmp_path: Path)
         with open_wake_index(database) as index:
             found = [(s.run, s.wakes_at, s.kinds) for s in index.all()]
             assert [("a", two.wakes_at, {"time"}), ("b", None, {"question"})] == found
-            assert [] == index.due(datetime.now(UTC))
+            assert [] == index.list_due(datetime.now(UTC))
         await engine.resume(folder / "a.jsonl", now=True)
         await engine.resume(SqliteJournal(database, "a"), now=True)
         await engine.resume(SqliteJournal(database, "b"), answers={"q0": "yes"})
@@ -641,7 +648,7 @@ async def test_extended_sleeping_run_is_indexed_with_its_new_time(journal: Journ
 # --- waking ---------------------------------------------------------------------------------------------------------
 
 
-def waker(place: Path, engine: Engine, told: list[Woken], ahead: timedelta = timedelta(), **options: Any) -> Waker:
+def waker(place: Path, engine: Engine, told: list[WakeResult], ahead: timedelta = timedelta(), **options: Any) -> Waker:
     async def resume(journal: Journal, _: object) -> RunResult:
         return await engine.resume(journal, in_doubt="ask")
 
@@ -653,7 +660,7 @@ async def test_waker_resumes_due_runs_but_none_waiting_for_a_person(tmp_path: Pa
     """
     The machine was off for a week: what slept is woken late, each once; a question wakes nobody before it has an answer.
     """
-    place, told, week = tmp_path / "runs.db", list[Woken](), timedelta(days=7)
+    place, told, week = tmp_path / "runs.db", list[WakeResult](), timedelta(days=7)
     async with Engine([agent(sleeps), agent(asks, "asks")]) as engine:
         for n in range(3):
             await engine.run("napper", str(100 + n), journal=SqliteJournal(place, f"s{n}"))
@@ -664,7 +671,7 @@ async def test_waker_resumes_due_runs_but_none_waiting_for_a_person(tmp_path: Pa
         await waker(place, engine, told, week).once()
         woken = {one.run: one.result and one.result.output for one in told}
         told.clear()
-        SqliteJournal(place, "q").mailbox().post(Letter(kind="answer", topic="q0", value="yes"))
+        SqliteJournal(place, "q").mailbox().send(MailboxMessage(kind="answer", topic="q0", value="yes"))
         with open_wake_index(place) as index:
             assert index.post_arrived("q", "answer")
         await waker(place, engine, told, week).once()
@@ -701,7 +708,7 @@ class StoredElsewhere(LineJournal):
     def lock(self) -> Callable[[], None]:
         return lambda: None
 
-    def letters(self) -> LineJournal:
+    def get_mailbox_store(self) -> LineJournal:
         return StoredElsewhere(self.store, f"{self.run}/mail", self.place)
 
     def wake_place(self) -> WakePlace:
@@ -726,7 +733,7 @@ class JournalsElsewhere(Mapping[str, Journal]):
 
 @pytest.mark.spec("waiting:WT21")
 async def test_waker_resumes_runs_of_a_store_of_another_project(tmp_path: Path) -> None:
-    store, told, day = dict[str, bytes](), list[Woken](), timedelta(days=1)
+    store, told, day = dict[str, bytes](), list[WakeResult](), timedelta(days=1)
     journals = JournalsElsewhere(store, tmp_path)
     async with Engine([agent(sleeps), agent(receives, "receiver")]) as engine:
         for run, handler in [("one", "napper"), ("two", "receiver"), ("three", "napper")]:
@@ -750,7 +757,7 @@ async def test_waker_resumes_runs_of_a_store_of_another_project(tmp_path: Path) 
 
 @pytest.mark.spec("waiting:WT21")
 async def test_failing_run_is_retried_with_backoff_and_blocks_no_other(tmp_path: Path) -> None:
-    place, told = tmp_path / "runs.db", list[Woken]()
+    place, told = tmp_path / "runs.db", list[WakeResult]()
     async with Engine([agent(sleeps), agent(sleeps, "lost")]) as engine:
         await engine.run("lost", "61", journal=SqliteJournal(place, "a"))
         await engine.run("napper", "62", journal=SqliteJournal(place, "b"))
@@ -779,13 +786,13 @@ async def test_run_held_elsewhere_is_checked_again_within_a_minute(tmp_path: Pat
     """
     Whoever has it may be killed at any time.
     """
-    told, clock = list[Woken](), ShiftedClock()
+    told, clock = list[WakeResult](), ShiftedClock()
 
     async def resume(journal: Journal, _: object) -> RunResult:
         raise JournalLocked("somebody has it")
 
     with open_wake_index(tmp_path) as index:
-        index.note("a.jsonl", clock.now(), ("time",), "napper")
+        index.record_sleep("a.jsonl", clock.now(), ("time",), "napper")
     one = Waker(tmp_path, resume, tell=told.append, clock=clock)
     for _ in range(12):
         await one.once()
@@ -796,7 +803,7 @@ async def test_run_held_elsewhere_is_checked_again_within_a_minute(tmp_path: Pat
 
 @pytest.mark.spec("waiting:WT21")
 async def test_two_wakers_of_one_place_wake_each_run_once(tmp_path: Path) -> None:
-    place, told, done = tmp_path / "runs.db", list[Woken](), list[str]()
+    place, told, done = tmp_path / "runs.db", list[WakeResult](), list[str]()
 
     def handle(ctx: Any) -> Any:
         yield from Sleep(seconds=100)
@@ -816,14 +823,14 @@ async def test_two_wakers_of_one_place_wake_each_run_once(tmp_path: Path) -> Non
 
 @pytest.mark.spec("waiting:WT21")
 async def test_watching_waker_resumes_new_runs_and_ends_when_cancelled(tmp_path: Path) -> None:
-    place, told = tmp_path / "runs.db", list[Woken]()
+    place, told = tmp_path / "runs.db", list[WakeResult]()
     clock = StandingClock()
     async with Engine([agent(receives), agent(sleeps, "sleeps")], clock=clock) as engine:
         await engine.run("napper", journal=SqliteJournal(place, "r"))
         task = asyncio.create_task(waker(place, engine, told, clock=clock).watch(0.02))
         await asyncio.sleep(0.08)
         assert [] == told
-        await engine.post(SqliteJournal(place, "r"), "go", 1)
+        await engine.send_message(SqliteJournal(place, "r"), "go", 1)
         await until(lambda: told)
         await engine.run("sleeps", "600", journal=SqliteJournal(place, "s"))
         await asyncio.sleep(0.08)
@@ -839,7 +846,7 @@ async def test_watching_waker_resumes_new_runs_and_ends_when_cancelled(tmp_path:
 
 @pytest.mark.spec("waiting:WT21")
 async def test_run_of_a_stopped_waker_is_due_for_the_next(tmp_path: Path) -> None:
-    place, told, begun = tmp_path / "runs.db", list[Woken](), threading.Event()
+    place, told, begun = tmp_path / "runs.db", list[WakeResult](), threading.Event()
 
     async def slow() -> int:
         begun.set()
@@ -860,7 +867,7 @@ async def test_run_of_a_stopped_waker_is_due_for_the_next(tmp_path: Path) -> Non
         with pytest.raises(asyncio.CancelledError):
             await task
     with open_wake_index(place) as index:
-        assert ["r"] == [one.run for one in index.due(datetime.now(UTC) + later)]
+        assert ["r"] == [one.run for one in index.list_due(datetime.now(UTC) + later)]
 
 
 @pytest.mark.spec("waiting:WT21")
@@ -868,7 +875,7 @@ async def test_clock_set_back_lets_a_run_sleep_again_without_looping(tmp_path: P
     """
     The waker's clock says that it is time; the engine's was set back. The run sleeps on, and is not resumed over and over.
     """
-    place, told = tmp_path / "runs.db", list[Woken]()
+    place, told = tmp_path / "runs.db", list[WakeResult]()
     async with Engine([agent(sleeps)]) as engine:
         await engine.run("napper", "1000", journal=SqliteJournal(place, "r"))
     async with Engine([agent(sleeps)], clock=ShiftedClock(timedelta(hours=-5))) as engine:
@@ -883,7 +890,7 @@ async def test_clock_set_back_lets_a_run_sleep_again_without_looping(tmp_path: P
 
 @pytest.mark.spec("waiting:WT21")
 async def test_a_run_that_was_removed_is_forgotten(tmp_path: Path) -> None:
-    place, told, later = tmp_path / "runs.db", list[Woken](), timedelta(hours=1)
+    place, told, later = tmp_path / "runs.db", list[WakeResult](), timedelta(hours=1)
     async with Engine([agent(sleeps)], clock=ShiftedClock()) as engine:
         await engine.run("napper", "100", journal=SqliteJournal(place, "r"))
         SqliteJournal(place, "r").discard()
@@ -930,11 +937,11 @@ async def main():
                 await engine.run("napper", str(n), journal=f"{place}#r{n}")
             return
         if point == "note":
-            noted = wake_index.WakeIndex.note
+            noted = wake_index.WakeIndex.record_sleep
             def note(self, *given):
                 noted(self, *given)
                 os.kill(os.getpid(), 9)
-            wake_index.WakeIndex.note = note
+            wake_index.WakeIndex.record_sleep = note
         if point == "resume":
             put_off = wake_index.WakeIndex.put_off
             def killed(self, *given):
@@ -991,8 +998,8 @@ async def test_message_written_during_suspension_makes_the_run_due(
         return (yield from Receive("go"))
 
     def disturbed(run: JournaledRun, *given: Any) -> Any:
-        journal.mailbox().post(Letter(kind="message", topic="go", value=1, id="late"))
-        run.mail.keep(Message("late", "", "go", 1))
+        journal.mailbox().send(MailboxMessage(kind="message", topic="go", value=1, id="late"))
+        run.mail.store_message(Message("late", "", "go", 1))
         return find_entry(run, *given)
 
     place = journal.path.parent if isinstance(journal, FileJournal) else journal.path
@@ -1002,7 +1009,7 @@ async def test_message_written_during_suspension_makes_the_run_due(
         await engine.run("napper", journal=journal)
         monkeypatch.undo()
         with open_wake_index(place) as index:
-            due = [one.run for one in index.due(datetime.now(UTC))]
+            due = [one.run for one in index.list_due(datetime.now(UTC))]
         found = [one.wakes_at is not None for one in find_sleeping_runs(place)]
         result = await engine.resume(journal)
 
@@ -1020,10 +1027,10 @@ async def test_message_to_an_unstarted_run_causes_no_repeated_wakeups(journal: J
     indexed(place)
     async with Engine([agent(waits)]) as engine:
         await engine.run("napper", journal=journal)
-        journal.mailbox().post(Letter(kind="message", topic="go", value=1, path="7"))
+        journal.mailbox().send(MailboxMessage(kind="message", topic="go", value=1, path="7"))
         await engine.resume(journal)
         with open_wake_index(place) as index:
-            assert [] == index.due(datetime.now(UTC))
+            assert [] == index.list_due(datetime.now(UTC))
 
 
 @pytest.mark.spec("waiting:WT2", "waiting:WT21")
@@ -1038,15 +1045,15 @@ async def test_received_message_neither_ends_the_next_wait_nor_wakes_again(journ
     indexed(place)
     async with Engine([agent(receives_two)]) as engine:
         await engine.run("napper", journal=journal)
-        await engine.post(journal, "go", 1)
+        await engine.send_message(journal, "go", 1)
         for _ in range(2):
             waiting = await engine.resume(journal)
             assert RunStatus.SUSPENDED is waiting.status
             with open_wake_index(place) as index:
-                assert [] == index.due(datetime.now(UTC))
+                assert [] == index.list_due(datetime.now(UTC))
                 index.renew()
-                assert [] == index.due(datetime.now(UTC))
-        await engine.post(journal, "go", 2)
+                assert [] == index.list_due(datetime.now(UTC))
+        await engine.send_message(journal, "go", 2)
         result = await engine.resume(journal)
 
     assert [1, 2] == result.output
@@ -1083,16 +1090,16 @@ async def test_posted_answer_reaches_waiting_and_suspended_questions_in_process(
         async with engine.start("napper", journal=one, wait_for_answers=None) as handle:
             await until(lambda: handle.questions)
             await asyncio.to_thread(
-                one.mailbox().post, Letter(kind="answer", topic=handle.questions[0].id, value="perhaps")
+                one.mailbox().send, MailboxMessage(kind="answer", topic=handle.questions[0].id, value="perhaps")
             )
             with pytest.raises(TimeoutError):  # that is not an option
                 await asyncio.wait_for(handle.wait(), 1.5)
-            letter = Letter(kind="answer", topic=handle.questions[0].id, value="yes")
-            await asyncio.to_thread(one.mailbox().post, letter)
+            letter = MailboxMessage(kind="answer", topic=handle.questions[0].id, value="yes")
+            await asyncio.to_thread(one.mailbox().send, letter)
             result = await asyncio.wait_for(handle.result(), 50)
         async with engine.start("both", journal=two) as handle:
             await until(lambda: two.is_there() and open_questions(two.history()))
-            await asyncio.to_thread(two.mailbox().post, Letter(kind="answer", topic="q0", value="no"))
+            await asyncio.to_thread(two.mailbox().send, MailboxMessage(kind="answer", topic="q0", value="no"))
             suspended = await handle.result()
         gone_on = await engine.resume(two)
 
@@ -1113,8 +1120,8 @@ async def test_answer_read_during_suspension_makes_the_run_due(
 
     def disturbed(run: JournaledRun, *given: Any) -> Any:
         (question,) = open_questions(journal.history())
-        box.post(Letter(kind="answer", topic=question, value="yes"))
-        box.post(Letter(kind="message", topic="go", value=1, path="7"))
+        box.send(MailboxMessage(kind="answer", topic=question, value="yes"))
+        box.send(MailboxMessage(kind="message", topic="go", value=1, path="7"))
         run._early, run._place = [one for one in box.read()[0] if one.path], box.read()[1]
         return find_entry(run, *given)
 
@@ -1125,7 +1132,7 @@ async def test_answer_read_during_suspension_makes_the_run_due(
         await engine.run("napper", journal=journal)
         monkeypatch.undo()
         with open_wake_index(place) as index:
-            due = [one.run for one in index.due(datetime.now(UTC))]
+            due = [one.run for one in index.list_due(datetime.now(UTC))]
         result = await engine.resume(journal)
 
     assert 1 == len(due)

@@ -20,7 +20,7 @@ from stepengine.evaluation import blame
 from stepengine.evaluation.blame import expected_calls, find_change_point
 from stepengine.evaluation.checks import Check
 from stepengine.evaluation.samples import CostEstimate
-from stepengine.journal import MemoryJournal, Purse
+from stepengine.journal import MemoryJournal, SharedBudget
 from stepengine.testing import ScriptedModel, failure, text, tool_call
 
 PASSED = Check.of_expression("text == 'passed'")
@@ -163,8 +163,8 @@ async def test_confirm_approves_the_estimate_and_sets_the_budget() -> None:
         estimates.append(estimate)
         raise DataError("too expensive")
 
-    async def approve(_: CostEstimate) -> Purse:
-        return Purse("0.01", allow_unpriced=True)
+    async def approve(_: CostEstimate) -> SharedBudget:
+        return SharedBudget("0.01", allow_unpriced=True)
 
     with pytest.raises(DataError, match="too expensive"):
         await work.blamed(failed, k=2, confirm=refuse)

@@ -14,7 +14,7 @@ from stepengine.errors import DataError, DefinitionError, LimitExceeded
 from stepengine.evaluation import Case, Evaluation, EvaluationReport, contains, evaluate, evaluate_sync, max_cost
 from stepengine.evaluation.case_runs import Sample
 from stepengine.evaluation.samples import CostEstimate
-from stepengine.journal import Purse
+from stepengine.journal import SharedBudget
 from stepengine.testing import ScriptedModel, text, tool_call
 
 pytestmark = pytest.mark.spec("evaluation:JG99")
@@ -182,8 +182,8 @@ async def test_confirm_refuses_or_sets_the_budget_of_live_runs(tmp_path: Path) -
         estimates.append(estimate)
         raise DataError("too many")
 
-    async def approve(_: CostEstimate) -> Purse:
-        return Purse("0.005", allow_unpriced=True)
+    async def approve(_: CostEstimate) -> SharedBudget:
+        return SharedBudget("0.005", allow_unpriced=True)
 
     with pytest.raises(DataError, match="too many"):
         await evaluate(GREETING, n=3, confirm=refuse, folder=tmp_path / "out")

@@ -35,7 +35,7 @@ from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import InputError, JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal, check, diff
 from stepengine.journal.pending_items import open_questions
-from stepengine.journal.recorded_forks import Called, Purse
+from stepengine.journal.recorded_forks import ExternalCall, SharedBudget
 from stepengine.testing import ScriptedModel, text, tool_call
 from tests.engine.clocks import ShiftedClock
 
@@ -223,7 +223,7 @@ async def test_an_unrecorded_call_is_simulated_performed_or_ends_the_run(
     now = Office(idempotent=idempotent)
     shown: list[Any] = []
 
-    def simulate(call: Called, recorded: Any) -> Any:
+    def simulate(call: ExternalCall, recorded: Any) -> Any:
         shown.append((call.name, call.input["shelf"], [str(r.result.text) for r in recorded]))
         return "made up"
 
@@ -263,7 +263,7 @@ async def test_a_simulation_may_decline_and_its_failure_is_reported(
     """
     at = model_calls(office.journal)[-3]
 
-    def broken(call: Called, recorded: Any) -> Any:
+    def broken(call: ExternalCall, recorded: Any) -> Any:
         raise KeyError(call.name)
 
     async with office.engine(lambda _: tool_call("look", {"shelf": "new"})) as engine:
@@ -388,24 +388,24 @@ async def test_a_handler_with_fewer_or_more_effects_asks_no_model(office: Any) -
 
 
 @pytest.mark.spec("evaluation:JG7", "evaluation:JG86")
-async def test_forks_that_share_a_purse_never_overspend_it(office: Any) -> None:
+async def test_forks_that_share_a_budget_never_overspend_it(office: Any) -> None:
     """
-    Room is reserved before a call; when there is none the fork ends at its limit, and the purse says so.
+    Room is reserved before a call; when there is none the fork ends at its limit, and the budget says so.
     """
     prices: Any = lambda model, usage, at: Decimal("0.02")  # noqa: E731
-    purse = Purse("0.10")
+    budget = SharedBudget("0.10")
     now = Office()
     async with Engine([now.agent], models=ScriptedModel(by_the_book), pricing=prices) as engine:
         runs = [
-            await engine.fork(office.journal, at="1#-1", reuse=False, budget=purse, tools="recorded") for _ in range(3)
+            await engine.fork(office.journal, at="1#-1", reuse=False, budget=budget, tools="recorded") for _ in range(3)
         ]
 
     assert all(isinstance(run.result.error, LimitExceeded) for run in runs[1:])
-    assert purse.is_empty
-    assert Decimal("0.08") <= purse.spent <= Decimal("0.10")
-    assert purse.spent == sum(run.cost for run in runs)
+    assert budget.is_empty
+    assert Decimal("0.08") <= budget.spent <= Decimal("0.10")
+    assert budget.spent == sum(run.cost for run in runs)
     with pytest.raises(JournalError, match="an amount of US dollars above 0"):
-        Purse(-1)
+        SharedBudget(-1)
 
 
 @pytest.mark.spec("evaluation:JG10")

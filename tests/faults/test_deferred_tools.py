@@ -89,7 +89,9 @@ async def ran(server: Searching, model: str, *, tools: Any = None, twice: Any = 
             prefix = name.partition("/")[0]
             models = Models({prefix: PROVIDERS[prefix](at.url)})
             agent = AgentDefinition("clerk", model=name, tools=tools, **fields)
-            async with Engine([agent], models=models, retry=RetryPolicy(attempts=2, base=0), pricing=None) as engine:
+            async with Engine(
+                [agent], models=models, retry=RetryPolicy(attempts=2, base_seconds=0), pricing=None
+            ) as engine:
                 result = await engine.run("clerk", "What is the rate?", previous=previous)
         results.append(result)
         previous = result.state

@@ -58,7 +58,9 @@ def listen() -> str:
 async def ran(name: str, model: str, provider: Any, **fields: Any) -> Any:
     agent = AgentDefinition("looker", tools=[look, listen], model=f"{name}/{model}", **fields)
     models = Models({name: provider})
-    async with Engine(agents=[agent], models=models, retry=RetryPolicy(attempts=2, base=0), pricing=None) as engine:
+    async with Engine(
+        agents=[agent], models=models, retry=RetryPolicy(attempts=2, base_seconds=0), pricing=None
+    ) as engine:
         return await engine.run("looker", "What is it?")
 
 
@@ -132,7 +134,7 @@ async def went_on(rule: Any, *parts: Any) -> Any:
     agent = AgentDefinition("thinker", model="openai/gpt-5")
     async with fault_server(rule) as server:
         provider = OpenAIProvider(api_key="k", base_url=server.url)
-        retry = RetryPolicy(attempts=2, base=0)
+        retry = RetryPolicy(attempts=2, base_seconds=0)
         async with Engine(agents=[agent], models={"openai": provider}, retry=retry, pricing=None) as engine:
             return await engine.run("thinker", "on", previous=said_before(*parts))
 
@@ -302,7 +304,7 @@ async def test_every_thinking_setting_is_accepted_by_claude_at_once(model):
     every = (None, *(Thinking(word) for word in ("none", "low", "high", "max")), Thinking(), Thinking(tokens=4_000))
     async with fault_server(rule) as server:
         models = Models({"anthropic": ANTHROPIC.make(server.url)})
-        async with Engine(models=models, retry=RetryPolicy(attempts=2, base=0), pricing=None) as engine:
+        async with Engine(models=models, retry=RetryPolicy(attempts=2, base_seconds=0), pricing=None) as engine:
             for choice, thinking in itertools.product((None, "required", "look"), every):
                 settings = ModelSettings(thinking=thinking, tool_choice=choice)
                 agent = AgentDefinition("looker", tools=[look, listen], model=f"anthropic/{model}", settings=settings)

@@ -51,7 +51,7 @@ async def ran(
     agent = AgentDefinition("looker", model=f"{name}/{model}", **fields)
     models = Models({name: provider})
     how = {} if pricing else {"pricing": None}
-    async with Engine(agents=[agent], models=models, retry=RetryPolicy(attempts=2, base=0), **how) as engine:
+    async with Engine(agents=[agent], models=models, retry=RetryPolicy(attempts=2, base_seconds=0), **how) as engine:
         first = await engine.run("looker", prompt)
         first.unwrap()
         again = await engine.run("looker", "And then?", previous=first.state)

@@ -17,7 +17,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from stepengine import AgentDefinition, Engine, Perform
 from stepengine.errors import JournalCorrupt, JournalLocked
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, check
-from stepengine.journal.held import HeldFile
+from stepengine.journal.locked_file import LockedFile
 from stepengine.journal.records import Record
 
 EFFECTS = 150
@@ -59,7 +59,7 @@ class FileOwners(RuleBasedStateMachine):
 
     def drop(self) -> None:
         """The process ends: its descriptors are closed, and nothing else is done."""
-        [*HeldFile._all][-1].release()
+        [*LockedFile._all][-1].release()
         if self.writer.store.reserve is not None:
             self.writer.store.reserve.close()
 
@@ -181,7 +181,7 @@ class SqliteOwners(FileOwners):
 
     def drop(self) -> None:
         self.writer.store.database.close()
-        [*HeldFile._all][-1].release()
+        [*LockedFile._all][-1].release()
         if self.writer.store.reserve is not None:
             self.writer.store.reserve.close()
 

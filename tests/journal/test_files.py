@@ -21,9 +21,9 @@ from stepengine import STEP, AgentCall, AgentDefinition, Hooks, Parallel, Perfor
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import JournalCorrupt, JournalError, JournalLocked, JournalWriteFailed
 from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, as_journal, check
-from stepengine.journal.held import HeldFile
+from stepengine.journal.disk_reserve import DiskReserve
 from stepengine.journal.line_journal import LockedStore
-from stepengine.journal.places import DiskReserve
+from stepengine.journal.locked_file import LockedFile
 from stepengine.journal.records import Input
 from stepengine.testing import text, tool_call
 from tests.journal.forked import FORKS, hold_in_child, in_child
@@ -241,7 +241,7 @@ def test_released_journal_is_free_despite_inherited_descriptors(tmp_path, store)
     """
     journal = FileJournal(tmp_path / "a.jsonl") if store == "file" else SqliteJournal(tmp_path / "a.db", "one")
     writer = journal.writer()
-    copy = os.dup([*HeldFile._all][-1].descriptor)
+    copy = os.dup([*LockedFile._all][-1].descriptor)
     try:
         writer.close()
         journal.writer().close()

@@ -85,10 +85,10 @@ def fed(journal: Any, write: Any, pieces: list[bytes]) -> list[str]:
     follower, lines = Follower(journal), []
     for piece in pieces:
         write(piece)
-        news = follower.news()
+        news = follower.read_new()
         assert "" == news.again
         lines += [json.dumps(record.line) for record in news.records]
-        assert not follower.news().records
+        assert not follower.read_new().records
     assert len(b"".join(pieces)) == follower.end
     return lines
 
@@ -201,21 +201,21 @@ def test_cut_rewritten_and_replaced_files_are_reported(tmp_path):
     lines, other = recorded_once(True), recorded(MemoryJournal()).lines()
     path.write_bytes(b"".join(lines))
     follower = Follower(FileJournal(path))
-    follower.news()
+    follower.read_new()
     os.truncate(path, sum(map(len, lines[:7])))
-    cut = follower.news()
+    cut = follower.read_new()
     path.write_bytes(b"".join(other))
-    rewritten = follower.news()
+    rewritten = follower.read_new()
     (tmp_path / "new").write_bytes(b"".join(other))
     (tmp_path / "new").replace(path)
-    replaced = follower.news()
+    replaced = follower.read_new()
     path.unlink()
 
     assert ("cut", 7, 7) == (cut.again, cut.kept, len(cut.records))
     assert ("rewritten", 0, len(other)) == (rewritten.again, rewritten.kept, len(rewritten.records))
     assert ("replaced", len(other)) == (replaced.again, replaced.kept)
     with pytest.raises(JournalMissing):
-        follower.news()
+        follower.read_new()
 
 
 @pytest.mark.spec("studio:ST3")
@@ -241,15 +241,15 @@ def test_damage_raises_until_it_is_repaired(tmp_path, monkeypatch):
     path.write_bytes(b"".join(lines[:5]) + lines[5].replace(b"crc", b"cr!") + lines[6])
     follower, looks = Follower(FileJournal(path)), []
     with pytest.raises(JournalCorrupt, match="record 6"):
-        follower.news()
+        follower.read_new()
     monkeypatch.setattr(module, "read_more_lines", lambda *a, **o: looks.append(a))
     with pytest.raises(JournalCorrupt, match="record 6"):
-        follower.news()
+        follower.read_new()
     monkeypatch.undo()
     path.write_bytes(b"".join(lines))
 
     assert not looks
-    assert len(lines) == len(follower.news().records)
+    assert len(lines) == len(follower.read_new().records)
 
 
 @pytest.mark.speed
@@ -258,14 +258,14 @@ def test_follower_reads_only_new_bytes(tmp_path, monkeypatch):
     path, lines = tmp_path / "run.jsonl", recorded_once(True)
     path.write_bytes(b"".join(lines[:-3]))
     follower, read = Follower(FileJournal(path)), []
-    follower.news()
+    follower.read_new()
     pread = os.pread
     monkeypatch.setattr(os, "pread", lambda fd, n, at: read.append(len(found := pread(fd, n, at))) or found)
     for line in lines[-3:]:
         with path.open("ab") as file:
             file.write(line)
-        follower.news()
-        follower.news()
+        follower.read_new()
+        follower.read_new()
 
     assert [len(line) + module.LAST_BYTES for line in lines[-3:]] == read
 

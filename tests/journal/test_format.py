@@ -146,7 +146,7 @@ def test_failed_attempts_are_members_of_the_result(rig):
 
     agent = AgentDefinition("a", model="t/m")
     journal = MemoryJournal()
-    made = rig(agent, [limited, limited, text("ok")], retry=RetryPolicy(base=0.001, cap=0.001))
+    made = rig(agent, [limited, limited, text("ok")], retry=RetryPolicy(base_seconds=0.001, cap_seconds=0.001))
     recorded = made.record(journal)
     assert recorded.text == "ok"
     (reply,) = [e for e in members(journal) if (e["kind"], e.get("seq")) == ("result", 0)]

@@ -14,7 +14,7 @@ from stepengine import AgentDefinition, Engine, Perform, RunStatus
 from stepengine.engine.schedule_book import ScheduleBook
 from stepengine.errors import JournalError, JournalWriteFailed, SessionError
 from stepengine.journal import SqliteJournal
-from stepengine.journal.mailbox import Letter
+from stepengine.journal.mailbox import MailboxMessage
 from stepengine.server.ledger import Ledger
 from stepengine.sessions import SqliteSessions
 from stepengine.testing import ScriptedModel
@@ -144,10 +144,10 @@ def test_message_is_rejected_when_the_database_is_lost(path: Path, harm) -> None
     run_that_performs(int, journal)
     writer = journal.writer()
     try:
-        journal.mailbox().post(Letter(kind="message", topic="t", id="1"))
+        journal.mailbox().send(MailboxMessage(kind="message", topic="t", id="1"))
         harm(path)
         with pytest.raises(JournalError):
-            journal.mailbox().post(Letter(kind="message", topic="t", id="2"))
+            journal.mailbox().send(MailboxMessage(kind="message", topic="t", id="2"))
     finally:
         writer.close()
 
@@ -166,7 +166,7 @@ def test_lost_sessions_are_not_replaced_by_an_empty_store(path: Path) -> None:
 
 def test_lost_schedules_are_not_replaced_by_an_empty_store(path: Path) -> None:
     book, now = ScheduleBook(path), datetime(2026, 1, 1, tzinfo=UTC)
-    book.passed({"daily": "0 0 * * *"}, now)
+    book.register_schedules({"daily": "0 0 * * *"}, now)
     delete(path)
 
     with pytest.raises(JournalError, match=CHANGED):

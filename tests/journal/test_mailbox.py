@@ -34,7 +34,7 @@ from stepengine.errors import (
     StepEngineError,
 )
 from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, mailbox
-from stepengine.journal.mailbox import Letter, Mailbox, StoredLetter, mailbox_path
+from stepengine.journal.mailbox import Mailbox, MailboxMessage, StoredMessage, mailbox_path
 from stepengine.journal.records import encode_line
 from tests.journal.forked import FORKS, in_child
 from tests.strategies import json_values
@@ -50,8 +50,8 @@ def recorded(journal: Journal) -> Journal:
         return engine.run_sync("waiting", journal=journal).journal or journal
 
 
-def message(value: Any = None, topic: str = "hooks", **options: Any) -> Letter:
-    return Letter(kind="message", topic=topic, value=value, **options)
+def message(value: Any = None, topic: str = "hooks", **options: Any) -> MailboxMessage:
+    return MailboxMessage(kind="message", topic=topic, value=value, **options)
 
 
 def values(box: Mailbox, after: int = 0) -> list[Any]:
@@ -96,17 +96,17 @@ def test_messages_are_read_in_order_while_the_journal_is_held(
     with pytest.raises(JournalLocked):
         store().writer()
 
-    assert [True] * 3 == [store().mailbox().post(message(n)) for n in range(3)]
+    assert [True] * 3 == [store().mailbox().send(message(n)) for n in range(3)]
     box = store().mailbox()
     first, place = box.read()
-    later = Letter(kind="answer", topic="q3", value=True, path="3.2", id="the-fourth")
-    store().mailbox().post(later)
+    later = MailboxMessage(kind="answer", topic="q3", value=True, path="3.2", id="the-fourth")
+    store().mailbox().send(later)
 
     assert [0, 1, 2] == [letter.value for letter in first]
-    assert box.changed(0)
-    assert box.changed(place)
+    assert box.has_changed(0)
+    assert box.has_changed(place)
     assert ([later], box.read()[1]) == box.read(place)
-    assert not box.changed(box.read()[1])
+    assert not box.has_changed(box.read()[1])
     assert ([], box.read()[1]) == box.read(box.read()[1])
     holder.close()
 
@@ -116,15 +116,15 @@ def test_message_id_is_delivered_once(store: Callable[..., Journal]) -> None:
     recorded(store())
     once = message({"n": 1}, id="once")
 
-    assert store().mailbox().post(once)
-    assert not store().mailbox().post(message({"n": 1}, id="once"))
+    assert store().mailbox().send(once)
+    assert not store().mailbox().send(message({"n": 1}, id="once"))
     for other in (
         message({"n": 2}, id="once"),
         message({"n": 1}, "other", id="once"),
         message({"n": 1}, id="once", path="1"),
     ):
-        with pytest.raises(InputError, match="has another letter with the id 'once'"):
-            store().mailbox().post(other)
+        with pytest.raises(InputError, match="has another mailbox message with the id 'once'"):
+            store().mailbox().send(other)
 
     assert [once] == store().mailbox().read()[0]
 
@@ -132,28 +132,28 @@ def test_message_id_is_delivered_once(store: Callable[..., Journal]) -> None:
 @pytest.mark.spec("waiting:WT2")
 def test_missing_run_gets_no_mailbox(store: Callable[..., Journal], tmp_path: Path) -> None:
     with pytest.raises(JournalMissing):
-        store().mailbox().post(message())
+        store().mailbox().send(message())
 
     assert [] == list(tmp_path.iterdir())
     assert ([], 0) == FileJournal(tmp_path / "none.jsonl").mailbox().read()
-    assert not FileJournal(tmp_path / "none.jsonl").mailbox().changed(0)
+    assert not FileJournal(tmp_path / "none.jsonl").mailbox().has_changed(0)
 
 
 def test_missing_run_in_a_database_raises_journal_missing(tmp_path: Path) -> None:
     recorded(SqliteJournal(tmp_path / "runs.db", "one"))
 
     with pytest.raises(JournalMissing, match="there is no run 'two'"):
-        SqliteJournal(tmp_path / "runs.db", "two").mailbox().post(message())
+        SqliteJournal(tmp_path / "runs.db", "two").mailbox().send(message())
 
 
 def test_discarding_a_journal_removes_its_messages(store: Callable[..., Journal], tmp_path: Path) -> None:
     recorded(store())
-    store().mailbox().post(message())
+    store().mailbox().send(message())
 
     store().discard()
     assert not (tmp_path / "run.jsonl.mail").exists()
     with pytest.raises(JournalMissing):
-        store().mailbox().post(message())
+        store().mailbox().send(message())
     recorded(store())
 
     assert ([], 0) == store().mailbox().read()
@@ -164,12 +164,12 @@ def test_discarding_a_journal_removes_its_messages(store: Callable[..., Journal]
 
 @pytest.mark.spec("waiting:WT2")
 def test_messages_do_not_reach_a_new_run_of_same_name(journal: FileJournal) -> None:
-    journal.mailbox().post(Letter(kind="answer", topic="q1", value="yes", id="1"))
+    journal.mailbox().send(MailboxMessage(kind="answer", topic="q1", value="yes", id="1"))
     journal.path.unlink()
     recorded(journal)
 
     assert [] == journal.mailbox().read()[0]
-    assert journal.mailbox().post(Letter(kind="answer", topic="q1", value="no", id="1"))
+    assert journal.mailbox().send(MailboxMessage(kind="answer", topic="q1", value="no", id="1"))
     assert ["no"] == values(journal.mailbox())
 
 
@@ -178,29 +178,29 @@ def test_runs_in_one_database_have_separate_mailboxes(tmp_path: Path) -> None:
     for each in (one, two):
         recorded(each)
 
-    one.mailbox().post(message(1, id="same"))
+    one.mailbox().send(message(1, id="same"))
     _, place = one.mailbox().read()
-    two.mailbox().post(message(2, id="same"))
+    two.mailbox().send(message(2, id="same"))
 
     assert [1] == values(one.mailbox())
     assert [2] == values(two.mailbox())
-    assert not one.mailbox().changed(place)
+    assert not one.mailbox().has_changed(place)
 
 
 def test_position_of_a_recreated_mailbox_restarts(journal: FileJournal) -> None:
     for n in range(5):
-        journal.mailbox().post(message(n))
+        journal.mailbox().send(message(n))
     _, place = journal.mailbox().read()
     mailbox_path(journal.path).unlink()
-    journal.mailbox().post(message("new"))
+    journal.mailbox().send(message("new"))
 
-    assert journal.mailbox().changed(place)
+    assert journal.mailbox().has_changed(place)
     assert ["new"] == values(journal.mailbox(), place)
 
 
 @given(value=json_values())
 def test_message_value_round_trips(value: Any) -> None:
-    stored = StoredLetter.read(StoredLetter("run", message(value)).line[:-1], "its line")
+    stored = StoredMessage.read(StoredMessage("run", message(value)).line[:-1], "its line")
 
     assert stored is not None
     assert value == stored.letter.value
@@ -210,11 +210,11 @@ def test_secrets_in_messages_are_redacted(store: Callable[..., Journal], tmp_pat
     recorded(store(secrets={"sesame-4711-sesame": "door"}))
     box = store(secrets={"sesame-4711-sesame": "door"}).mailbox()
 
-    box.post(message({"say": "sesame-4711-sesame!"}))
-    with pytest.raises(InputError, match="the id of a letter holds a secret"):
-        box.post(message(id="sesame-4711-sesame"))
-    with pytest.raises(InputError, match="the topic of a letter holds a secret"):
-        box.post(message(topic="sesame-4711-sesame"))
+    box.send(message({"say": "sesame-4711-sesame!"}))
+    with pytest.raises(InputError, match="the id of a mailbox message holds a secret"):
+        box.send(message(id="sesame-4711-sesame"))
+    with pytest.raises(InputError, match="the topic of a mailbox message holds a secret"):
+        box.send(message(topic="sesame-4711-sesame"))
 
     assert [{"say": "<redacted:door>!"}] == values(box)
     # Not its number alone: ids and checksums of letters are digits and letters by chance.
@@ -228,7 +228,7 @@ def test_remaining_secret_shape_is_rejected(journal: FileJournal) -> None:
     box = FileJournal(journal.path, redact=[spoils]).mailbox()
 
     with pytest.raises(SecretFound):
-        box.post(message({"say": "password=hunter2-hunter2-hunter2"}))
+        box.send(message({"say": "password=hunter2-hunter2-hunter2"}))
     assert not mailbox_path(journal.path).exists()
 
 
@@ -238,28 +238,31 @@ def test_remaining_secret_shape_is_rejected(journal: FileJournal) -> None:
 @pytest.mark.parametrize(
     ("given", "why"),
     [
-        ({"kind": "mail", "value": ""}, "a letter is one of message, answer, cancel, input, result, not 'mail'"),
-        ({"kind": ["message"], "value": ""}, "a letter is one of .* not 'list'"),
+        (
+            {"kind": "mail", "value": ""},
+            "a mailbox message is one of message, answer, cancel, input, result, not 'mail'",
+        ),
+        ({"kind": ["message"], "value": ""}, "a mailbox message is one of .* not 'list'"),
         ({"kind": "message"}, "a topic has 1 to 200 ASCII letters"),
         ({"kind": "message", "topic": "a b"}, "a topic has 1 to 200 ASCII letters"),
-        ({"kind": "message", "topic": "a", "id": ""}, "the id of a letter has 1 to 200 printable characters"),
-        ({"kind": "message", "topic": "a", "id": "x\n"}, "the id of a letter has"),
-        ({"kind": "message", "topic": "a", "path": "x"}, "a letter goes to the path of a run"),
-        ({"kind": "message", "topic": "a", "value": float("nan")}, "the value of a letter is JSON"),
+        ({"kind": "message", "topic": "a", "id": ""}, "the id of a mailbox message has 1 to 200 printable characters"),
+        ({"kind": "message", "topic": "a", "id": "x\n"}, "the id of a mailbox message has"),
+        ({"kind": "message", "topic": "a", "path": "x"}, "a mailbox message goes to the path of a run"),
+        ({"kind": "message", "topic": "a", "value": float("nan")}, "the value of a mailbox message is JSON"),
         ({"kind": "message", "topic": "a", "value": "x" * mailbox.MAX_VALUE_BYTES}, "at most 1,048,576 bytes as JSON"),
         ({"kind": "message", "topic": "a", "sent": datetime(2026, 1, 1)}, "a time with its zone"),  # noqa: DTZ001
         ({"kind": "message", "topic": "a", "sent": datetime.max.replace(tzinfo=UTC)}, "a time with its zone"),
         ({"kind": "answer", "value": "yes"}, "the topic of an answer is the id of its question"),
         ({"kind": "answer", "topic": "q1", "value": 7}, "an answer is a bool, a text or the stored form"),
         ({"kind": "answer", "topic": "q1", "value": {"type": "answer", "text": 7}}, "an answer is a bool"),
-        ({"kind": "cancel"}, "the value of a letter of the kind 'cancel' is a text"),
-        ({"kind": "cancel", "value": "x", "topic": "t"}, "a letter of the kind 'cancel' has no topic"),
-        ({"kind": "input", "value": True}, "the value of a letter of the kind 'input' is a text"),
+        ({"kind": "cancel"}, "the value of a mailbox message of the kind 'cancel' is a text"),
+        ({"kind": "cancel", "value": "x", "topic": "t"}, "a mailbox message of the kind 'cancel' has no topic"),
+        ({"kind": "input", "value": True}, "the value of a mailbox message of the kind 'input' is a text"),
     ],
 )
 def test_invalid_message_is_rejected_with_a_reason(given: dict[str, Any], why: str) -> None:
     with pytest.raises(InputError, match=why) as caught:
-        Letter(**given)
+        MailboxMessage(**given)
 
     assert len(str(caught.value)) < 600
 
@@ -277,7 +280,7 @@ def test_concurrent_threads_post_without_deadlock(store: Callable[..., Journal])
         try:
             for n in range(6):
                 # Two threads have the same letters.
-                boxes[number].post(message([number // 2, n], id=f"{number // 2}-{n}"))
+                boxes[number].send(message([number // 2, n], id=f"{number // 2}-{n}"))
         except BaseException as error:
             problems.append(error)
 
@@ -300,9 +303,9 @@ def test_forked_child_can_post_to_its_parents_run(stored: str) -> None:
 
     holder = as_journal(stored).writer()
     box = as_journal(stored).mailbox()
-    box.post(message("parent"))
+    box.send(message("parent"))
 
-    assert 0 == in_child(lambda: box.post(message("child")))
+    assert 0 == in_child(lambda: box.send(message("child")))
     assert ["parent", "child"] == values(box)
     holder.close()
 
@@ -311,21 +314,21 @@ def test_stalled_sender_blocks_others_only_briefly(journal: FileJournal, monkeyp
     import fcntl
 
     monkeypatch.setattr(mailbox, "LOCK_SECONDS", 0.05)
-    journal.mailbox().post(message(1))
+    journal.mailbox().send(message(1))
     with mailbox_path(journal.path).open("rb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(JournalLocked):
-            journal.mailbox().post(message(2))
+            journal.mailbox().send(message(2))
         assert [1] == values(journal.mailbox()), "reading needs no lock"
 
-    assert journal.mailbox().post(message(2))
+    assert journal.mailbox().send(message(2))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
 def test_mailbox_is_a_private_file_next_to_the_journal(journal: FileJournal) -> None:
-    journal.mailbox().post(message())
+    journal.mailbox().send(message())
     box = journal.path.with_name("run.jsonl.mail")
 
     assert box == mailbox_path(journal.path)
@@ -339,13 +342,13 @@ def test_mailbox_is_a_private_file_next_to_the_journal(journal: FileJournal) -> 
 @pytest.mark.parametrize("left", ["", '{"run":"x"}', "\0" * 100, "garbage\n"])
 def test_torn_message_is_ignored_and_removed_by_the_next(journal: FileJournal, left: str) -> None:
     box = journal.mailbox()
-    box.post(message(1))
+    box.send(message(1))
     _, place = box.read()
     with mailbox_path(journal.path).open("a") as file:
         file.write(left)
 
     assert ([], place) == box.read(place)
-    box.post(message(2))
+    box.send(message(2))
 
     assert [2] == values(box, place)
     assert 2 == mailbox_path(journal.path).read_bytes().count(b"\n")
@@ -353,7 +356,7 @@ def test_torn_message_is_ignored_and_removed_by_the_next(journal: FileJournal, l
 
 def test_every_prefix_of_a_mailbox_yields_its_whole_messages(journal: FileJournal) -> None:
     for n in range(2):
-        journal.mailbox().post(message(n))
+        journal.mailbox().send(message(n))
     path = mailbox_path(journal.path)
     whole = path.read_bytes()
     for size in [0, 1, *range(whole.index(b"\n"), len(whole) + 1)]:
@@ -361,13 +364,13 @@ def test_every_prefix_of_a_mailbox_yields_its_whole_messages(journal: FileJourna
         expected = [*range(whole[:size].count(b"\n"))]
         assert expected == values(journal.mailbox())
         if size % 41 == 0:
-            journal.mailbox().post(message("next"))
+            journal.mailbox().send(message("next"))
             assert [*expected, "next"] == values(journal.mailbox())
 
 
 def test_damage_before_the_end_is_reported_with_its_line(journal: FileJournal) -> None:
     for n in range(3):
-        journal.mailbox().post(message(n))
+        journal.mailbox().send(message(n))
     path = mailbox_path(journal.path)
     path.write_bytes(path.read_bytes().replace(b'"value":1', b'"value":7'))
 
@@ -375,41 +378,41 @@ def test_damage_before_the_end_is_reported_with_its_line(journal: FileJournal) -
         JournalCorrupt, match=r"line 2 \(byte \d+\) of .*run.jsonl.mail is damaged: its checksum is wrong"
     ):
         journal.mailbox().read()
-    assert journal.mailbox().post(message(3)), "whoever posts does not suffer for it"
+    assert journal.mailbox().send(message(3)), "whoever posts does not suffer for it"
 
 
 def test_damage_in_a_database_is_reported_with_its_message(tmp_path: Path) -> None:
     journal = SqliteJournal(tmp_path / "runs.db", "run")
     recorded(journal)
     for n in range(2):
-        journal.mailbox().post(message(n))
+        journal.mailbox().send(message(n))
     for broken in (b"{}\n", "text", 7):
         with contextlib.closing(sqlite3.connect(tmp_path / "runs.db", isolation_level=None)) as database:
             database.execute("UPDATE letters SET line = ? WHERE number = 1", (broken,))
 
-        with pytest.raises(JournalCorrupt, match=r"letter 1 of .*runs\.db"):
+        with pytest.raises(JournalCorrupt, match=r"mailbox message 1 of .*runs\.db"):
             journal.mailbox().read()
 
 
 def test_unknown_message_kind_is_skipped(journal: FileJournal) -> None:
-    journal.mailbox().post(message(1))
+    journal.mailbox().send(message(1))
     head = journal.head()
     assert head is not None
     with mailbox_path(journal.path).open("ab") as file:
         file.write(encode_line({"run": head.run, "id": "n", "kind": "picture", "page": 7}, 0)[0])
-    journal.mailbox().post(message(2))
+    journal.mailbox().send(message(2))
 
     assert [1, 2] == values(journal.mailbox())
 
 
 @pytest.mark.parametrize("bad", [{"sent": "soon"}, {"topic": ""}, {"run": 1}])
 def test_message_with_a_valid_checksum_is_still_validated(journal: FileJournal, bad: dict[str, Any]) -> None:
-    journal.mailbox().post(message(1))
+    journal.mailbox().send(message(1))
     path = mailbox_path(journal.path)
     members = {k: v for k, v in json.loads(path.read_bytes()).items() if k != "crc"}
     path.write_bytes(encode_line({**members, **bad}, 0)[0])
 
-    with pytest.raises(JournalCorrupt, match=r"line 1 .* is not a letter"):
+    with pytest.raises(JournalCorrupt, match=r"line 1 .* is not a mailbox message"):
         journal.mailbox().read()
 
 
@@ -418,15 +421,15 @@ def test_full_mailbox_rejects_messages(store: Callable[..., Journal], monkeypatc
     monkeypatch.setattr(mailbox, "MAX_LETTERS", 3)
     box = store().mailbox()
     for n in range(3):
-        box.post(message(n, id=str(n)))
+        box.send(message(n, id=str(n)))
 
-    with pytest.raises(JournalWriteFailed, match="is full: it takes 3 letters"):
-        box.post(message(3))
-    assert not box.post(message(2, id="2"))
+    with pytest.raises(JournalWriteFailed, match="is full: it takes 3 mailbox messages"):
+        box.send(message(3))
+    assert not box.send(message(2, id="2"))
     monkeypatch.setattr(mailbox, "MAX_LETTERS", 10)
     monkeypatch.setattr(mailbox, "MAX_MAILBOX_BYTES", 1_000)
     with pytest.raises(JournalWriteFailed, match="is full"):
-        box.post(message("x" * 1_000))
+        box.send(message("x" * 1_000))
 
     assert [0, 1, 2] == values(box)
 
@@ -435,7 +438,7 @@ def test_full_mailbox_rejects_messages(store: Callable[..., Journal], monkeypatc
 def test_message_is_not_posted_partially_on_a_full_disk(
     journal: FileJournal, monkeypatch: pytest.MonkeyPatch, fault: str
 ) -> None:
-    journal.mailbox().post(message(1))
+    journal.mailbox().send(message(1))
     before = mailbox_path(journal.path).read_bytes()
     real = os.write
 
@@ -450,18 +453,18 @@ def test_message_is_not_posted_partially_on_a_full_disk(
     with monkeypatch.context() as patch:
         patch.setattr(os, fault, half if fault == "write" else none)
         with pytest.raises(JournalWriteFailed, match="cannot be used as a mailbox"):
-            journal.mailbox().post(message(2))
+            journal.mailbox().send(message(2))
 
     assert before == mailbox_path(journal.path).read_bytes()
-    assert journal.mailbox().post(message(2))
+    assert journal.mailbox().send(message(2))
 
 
 @ON_POSIX
 def test_mailbox_writable_by_others_is_rejected(journal: FileJournal) -> None:
-    journal.mailbox().post(message(1))
+    journal.mailbox().send(message(1))
     mailbox_path(journal.path).chmod(0o622)
 
-    for act in (journal.mailbox().read, lambda: journal.mailbox().post(message(2))):
+    for act in (journal.mailbox().read, lambda: journal.mailbox().send(message(2))):
         with pytest.raises(JournalError, match="may be written by others"):
             act()
 
@@ -481,7 +484,7 @@ def test_non_file_is_no_mailbox(journal: FileJournal, tmp_path: Path, kind: str)
     else:
         os.mkfifo(path)
 
-    for act in (journal.mailbox().read, lambda: journal.mailbox().post(message(2))):
+    for act in (journal.mailbox().read, lambda: journal.mailbox().send(message(2))):
         with pytest.raises(JournalError, match=r"run\.jsonl\.mail"):
             act()
     assert b"" == other.read_bytes()
@@ -489,22 +492,22 @@ def test_non_file_is_no_mailbox(journal: FileJournal, tmp_path: Path, kind: str)
 
 
 def test_oversized_mailbox_is_not_read(journal: FileJournal) -> None:
-    journal.mailbox().post(message(1))
+    journal.mailbox().send(message(1))
     with mailbox_path(journal.path).open("ab") as file:
         file.truncate(1 << 40)
 
-    for act in (journal.mailbox().read, lambda: journal.mailbox().post(message(2))):
+    for act in (journal.mailbox().read, lambda: journal.mailbox().send(message(2))):
         with pytest.raises(JournalCorrupt, match="a mailbox has at most 67,108,864; remove it"):
             act()
 
 
 def test_endless_line_is_repaired_by_the_next_sender(journal: FileJournal) -> None:
-    journal.mailbox().post(message(1))
+    journal.mailbox().send(message(1))
     with mailbox_path(journal.path).open("ab") as file:
         file.write(b"a" * (2 * mailbox.MAX_LETTER_BYTES + 5))
 
     assert [1] == values(journal.mailbox())
-    journal.mailbox().post(message(2))
+    journal.mailbox().send(message(2))
     assert [1, 2] == values(journal.mailbox())
 
 
@@ -534,7 +537,7 @@ def test_arbitrary_mailbox_content_raises_only_typed_errors(journal: FileJournal
         assert 0 <= place <= len(data)
         assert [] == journal.mailbox().read(place)[0]
     with contextlib.suppress(StepEngineError):
-        assert journal.mailbox().post(message("last", id="the last"))
+        assert journal.mailbox().send(message("last", id="the last"))
         with contextlib.suppress(JournalCorrupt):
             assert "last" == values(journal.mailbox())[-1]
 
@@ -542,11 +545,11 @@ def test_arbitrary_mailbox_content_raises_only_typed_errors(journal: FileJournal
 @pytest.mark.speed
 @pytest.mark.parametrize("piece", [b"\n", b"{", b"[", b'"', b"\0"])
 def test_a_megabyte_behind_a_letter_takes_two_seconds_at_most(journal: FileJournal, piece: bytes) -> None:
-    journal.mailbox().post(message("first"))
+    journal.mailbox().send(message("first"))
     with mailbox_path(journal.path).open("ab") as file:
         file.write(piece * 1_000_000 + b"\n")
     began = time.process_time()
-    for work in (lambda: journal.mailbox().read(0), lambda: journal.mailbox().post(message("last"))):
+    for work in (lambda: journal.mailbox().read(0), lambda: journal.mailbox().send(message("last"))):
         with contextlib.suppress(StepEngineError):
             work()
     assert time.process_time() - began < 2

@@ -23,8 +23,8 @@ import pytest
 
 from stepengine import AgentDefinition, Engine, Perform, RunResult, RunStatus
 from stepengine.errors import JournalLocked, JournalWriteFailed
-from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, check, held
-from stepengine.journal.held import HeldFile
+from stepengine.journal import FileJournal, Journal, MemoryJournal, SqliteJournal, check, locked_file
+from stepengine.journal.locked_file import LockedFile
 from stepengine.journal.records import Record
 from stepengine.journal.sqlite import LockedRun
 from stepengine.workspace.write_ahead import Database
@@ -80,7 +80,7 @@ def two_open(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     Two journals may be open at once.
     """
-    monkeypatch.setattr(held, "get_held_file_limit", lambda: 2)
+    monkeypatch.setattr(locked_file, "get_held_file_limit", lambda: 2)
 
 
 # --- descriptors ------------------------------------------------------------------------------------------------------
@@ -116,7 +116,7 @@ def test_temporarily_closed_file_stays_locked_by_its_process(tmp_path: Path, kin
     path = tmp_path / "run"
     journal = FileJournal(path) if kind == "file" else SqliteJournal(path, "one")
     writer: Any = journal.writer()
-    held_file = [*HeldFile._all][-1]
+    held_file = [*LockedFile._all][-1]
     others = [FileJournal(tmp_path / str(n)).writer() for n in range(3)]
     assert None is held_file.descriptor, "its file is open, so this shows nothing"
 
@@ -162,8 +162,8 @@ def test_file_replaced_while_closed_stops_the_run(tmp_path: Path, harm: str) -> 
 
 @pytest.mark.parametrize("kind", ["file", "sqlite"])
 def test_too_many_open_files_error_names_ulimit(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(held, "_load_libc", lambda: None)
-    monkeypatch.setattr(HeldFile, "_keeping", {})
+    monkeypatch.setattr(locked_file, "_load_libc", lambda: None)
+    monkeypatch.setattr(LockedFile, "_keeping", {})
     writers = []
     with few_descriptors(30), pytest.raises(JournalWriteFailed) as refused:
         for n in range(60):
@@ -294,7 +294,7 @@ def test_forked_process_opens_its_own_connection(tmp_path: Path) -> None:
 def test_lock_ends_with_its_process_despite_forked_children(
     tmp_path: Path, bound: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(held, "get_held_file_limit", lambda: bound)
+    monkeypatch.setattr(locked_file, "get_held_file_limit", lambda: bound)
     writers: list[Any] = []
 
     def be_killed_after_a_fork() -> None:

@@ -19,7 +19,7 @@ from stepengine import STEP, AgentDefinition, Ask, RunStatus
 from stepengine.cli.commands.show import show
 from stepengine.cli.exits import run_explaining_errors
 from stepengine.errors import HandlerError, JournalCorrupt, JournalError, JournalVersion, ReplayDivergence
-from stepengine.journal import FileJournal, MemoryJournal, check, diff, scrub, sealed
+from stepengine.journal import FileJournal, MemoryJournal, check, diff, scrub, seal_journal
 from stepengine.journal.forks import branch
 from stepengine.journal.show import render, run_tree
 
@@ -101,7 +101,7 @@ def ways(data: bytes, good: list[bytes], rig: Any, path: Path) -> dict[str, Call
         "step": lambda: run_explaining_errors(lambda: show(str(path), step="2", as_json=True)),
         "diff": lambda: str(diff(MemoryJournal(good), journal())),
         "scrub": lambda: scrub(journal()),
-        "seal": lambda: sealed(journal()),
+        "seal": lambda: seal_journal(journal()),
         "fork": lambda: branch(journal(), 0, edit="other", allow_repeat=True),
         "extend": lambda: rig().extend(journal(), allow_repeat=True),
     }

@@ -17,7 +17,7 @@ import pytest
 from stepengine import STEP, AgentCall, AgentDefinition, Ask, Engine, Parallel, Perform, RunStatus
 from stepengine.errors import JournalWriteFailed
 from stepengine.journal import FileJournal, SqliteJournal, check
-from stepengine.journal.mailbox import Letter
+from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.sqlite import LockedRun
 from tests.journal.test_crash import facts
 from tests.power import Power
@@ -299,7 +299,7 @@ def test_posted_messages_survive_a_power_cut(tmp_path: Path) -> None:
             engine.run_sync("plain", journal=path)
         for n in range(4):
             # No object of a sender before knows what it knew.
-            FileJournal(path).mailbox().post(Letter(kind="message", topic="t", value=n))
+            FileJournal(path).mailbox().send(MailboxMessage(kind="message", topic="t", value=n))
             posted.append(n)
     images = 0
     for number, cut in enumerate(power.cuts):
@@ -312,7 +312,7 @@ def test_posted_messages_survive_a_power_cut(tmp_path: Path) -> None:
             assert cut.noted == found[: len(cut.noted)]
             assert len(found) <= len(cut.noted) + 1
             if journal.head() is not None:
-                journal.mailbox().post(Letter(kind="message", topic="t", value="next"))
+                journal.mailbox().send(MailboxMessage(kind="message", topic="t", value="next"))
                 assert [*found, "next"] == [letter.value for letter in journal.mailbox().read()[0]]
 
     assert [0, 1, 2, 3] == power.cuts[-1].noted

@@ -128,7 +128,7 @@ def test_every_yieldable_is_answered_from_the_record(rig):
         "child says",
     ]
     journal = MemoryJournal()
-    expected = rig(agent, replies, retry=RetryPolicy(base=0)).record(journal, params={"a": [1, 2]})
+    expected = rig(agent, replies, retry=RetryPolicy(base_seconds=0)).record(journal, params={"a": [1, 2]})
     assert expected.status is RunStatus.COMPLETED, expected.error
     assert b'"attempts":[{"error":{"type":"model_error","message":"busy"' in b"".join(journal.lines())
     result = rig(agent).replay(MemoryJournal(journal.lines()))

@@ -11,7 +11,7 @@ import pytest
 
 from stepengine import STEP, AgentDefinition, Engine, Perform, RunStatus
 from stepengine.errors import JournalCorrupt, JournalError
-from stepengine.journal import FileJournal, MemoryJournal, check, diff, repair, sealed
+from stepengine.journal import FileJournal, MemoryJournal, check, diff, repair, seal_journal
 from stepengine.testing import ScriptedModel, text
 
 
@@ -55,7 +55,7 @@ def test_edited_result_is_shown_sealed_and_replayed(path: Path) -> None:
     ) as caught:
         FileJournal(path).records()
     assert "--until" in str(caught.value)
-    made = sealed(path)
+    made = seal_journal(path)
     ((number, what),) = [(e.number, e.what) for e in made.edits]
     assert (what, "edited" in made.edits[0].now) == ("result of #2", True)
     assert path.read_text().splitlines()[number - 1].count("edited") == 1
@@ -70,14 +70,14 @@ def test_edited_result_is_shown_sealed_and_replayed(path: Path) -> None:
     with Engine([agent()], models=ScriptedModel([]), pricing=None) as engine:
         assert ["first", "edited"] == engine.resume_sync(path, on_divergence="extend").output
     assert replayed(path).output == ["first", "edited"]
-    assert sealed(path).edits == ()
+    assert seal_journal(path).edits == ()
 
 
 @pytest.mark.spec("replay:J37", "replay:J10")
 def test_sealing_updates_fingerprints_of_an_edited_effect(path: Path) -> None:
     before = MemoryJournal(path.read_bytes())
     edit(path, '"args":["first"]', '"args":["other"]')
-    made = sealed(path).journal
+    made = seal_journal(path).journal
     assert check(made)
     assert replayed(made).error.diff == (("/args/0", '"other"', '"first"'),)
     assert replayed(made, agent("other")).status is RunStatus.COMPLETED
@@ -87,7 +87,7 @@ def test_sealing_updates_fingerprints_of_an_edited_effect(path: Path) -> None:
 @pytest.mark.spec("replay:J37", "replay:J20")
 def test_edited_blob_is_found_by_its_new_fingerprint(path: Path) -> None:
     edit(path, '"data":"You help."', '"data":"You hinder."')
-    made = sealed(path)
+    made = seal_journal(path)
     assert [e.what for e in made.edits] == ["blob"]
     assert check(made.journal)
     assert replayed(made.journal).error.diff == (("/system_prompt", '"You hinder."', '"You help."'),)
@@ -105,7 +105,7 @@ def test_edited_blob_is_found_by_its_new_fingerprint(path: Path) -> None:
 def test_damaged_journal_is_not_sealed(path: Path, spoil: Any, said: str) -> None:
     path.write_bytes(b"".join(spoil(path.read_bytes().splitlines(keepends=True))))
     with pytest.raises(JournalCorrupt, match=said):
-        sealed(path)
+        seal_journal(path)
 
 
 @pytest.mark.spec("replay:J30", "reliability:JR02")

@@ -36,7 +36,7 @@ from stepengine.journal import (
     SqliteJournal,
     check,
     decisions,
-    sealed,
+    seal_journal,
     verify,
 )
 from stepengine.journal.records import TAIL_BYTES
@@ -303,7 +303,7 @@ async def test_other_or_missing_signatures_do_not_verify(journal: Path, public: 
     made_valid = tmp_path / "sealed.jsonl"
     lines = lines_of(journal)
     made_valid.write_bytes(b"".join(lines).replace(b"noted 2", b"noted two"))
-    sealed(made_valid).journal.copy_to(FileJournal(made_valid))
+    seal_journal(made_valid).journal.copy_to(FileJournal(made_valid))
     assert check(made_valid)
     assert 1 == len(verify(made_valid, public).problems)
     assert "was altered" in verify(made_valid, public).problems[0]

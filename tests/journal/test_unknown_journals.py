@@ -44,7 +44,7 @@ from stepengine.journal import FileJournal, Journal, MemoryJournal, SigningKey, 
 from stepengine.journal import scrub as scrub_journal
 from stepengine.journal.forks import branch
 from stepengine.journal.history import History
-from stepengine.journal.mailbox import Letter
+from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.pending_items import find_unreceived_input
 from stepengine.journal.provenance import replace_with_derived
 from stepengine.journal.records import Input, Intent, Result
@@ -383,7 +383,7 @@ def test_mailbox_answer_next_to_an_unknown_journal_approves_nothing(
         return Intent(record.path, record.seq, freeze({**form, "purpose": "question"}), record.fp)
 
     journal.replace([lie(record) for record in journal.records()])
-    journal.mailbox().post(Letter(kind="answer", topic=question.id, value="yes"))
+    journal.mailbox().send(MailboxMessage(kind="answer", topic=question.id, value="yes"))
     become_somebody_else(monkeypatch, tmp_path)
     with Engine([agent], permissions=ASKS) as engine:
         result = engine.resume_sync(journal)

@@ -18,11 +18,11 @@ from stepengine import AgentCall, AgentDefinition, Engine, RunHandle, RunResult,
 from stepengine.cli.app import app
 from stepengine.errors import AnswerRejected, InputError, ToolError, UnknownOutcome
 from stepengine.journal import FileJournal, Journal, MemoryJournal, send_tool_result
-from stepengine.journal.mailbox import Letter
+from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.questions import make_doubt_questions, make_pending_call_questions
 from stepengine.journal.sleepers import find_first_unread_time
 from stepengine.runtime.deferred_calls import DeferredCalls
-from stepengine.runtime.mail import make_result_message
+from stepengine.runtime.messages import make_result_message
 
 SECONDS = 30
 BEGUN: list[str] = []
@@ -253,7 +253,7 @@ async def test_mailed_result_is_used_once_by_the_resumed_run() -> None:
         with pytest.raises(ToolError, match="no call 'nothing' waits"):
             send_tool_result(journal, "nothing", "x")
         assert [True, False] == [send_tool_result(journal, call, f"by letter: {city}") for _ in range(2)]
-        with pytest.raises(InputError, match="another letter"):
+        with pytest.raises(InputError, match="another mailbox message"):
             send_tool_result(journal, call, "something else")
         assert find_first_unread_time(journal, journal.history())
         BEGUN.clear()
@@ -281,8 +281,8 @@ async def test_early_result_settles_that_the_call_happened() -> None:
     place = next(a for a, i in journal.history().open.items() if i.type == "tool_call")
     assert ["doubt:#0"] == [one.id for one in make_doubt_questions(journal.history())]
     message = make_result_message(place, "it was booked")
-    journal.mailbox().post(
-        Letter(kind="result", id=message.id, path=message.path, topic=message.topic, value=message.value)
+    journal.mailbox().send(
+        MailboxMessage(kind="result", id=message.id, path=message.path, topic=message.topic, value=message.value)
     )
 
     async with Engine([AGENT]) as engine:
@@ -304,14 +304,14 @@ async def test_posted_result_is_stored_before_the_post_returns() -> None:
         async for event in handle.events():
             if event.type == "tool_started":
                 city = event.input["city"]
-                assert handle.post_tool_result(event.tool_call_id, RESULTS[city], path=event.path)
+                assert handle.store_tool_result(event.tool_call_id, RESULTS[city], path=event.path)
                 assert RESULTS[city] == journal.mailbox().read()[0][-1].value
         assert [*RESULTS.values()] == (await handle.result()).output
         with pytest.raises(ToolError):
-            handle.post_tool_result("nothing", "x")
+            handle.store_tool_result("nothing", "x")
 
 
 @pytest.mark.parametrize(("topic", "value"), [("", 1), ("-1", 1), ("\u0663", 1), ("9" * 16, 1), (3, 1), ("1", {1, 2})])
 def test_result_message_names_a_valid_call_number(topic: Any, value: Any) -> None:
     with pytest.raises(InputError):
-        Letter(kind="result", topic=topic, value=value)
+        MailboxMessage(kind="result", topic=topic, value=value)

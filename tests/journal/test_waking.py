@@ -18,7 +18,7 @@ import pytest
 
 from stepengine.errors import InputError, JournalError, JournalWriteFailed
 from stepengine.journal import FileJournal, SqliteJournal, wake_index
-from stepengine.journal.mailbox import LetterKind
+from stepengine.journal.mailbox import MailboxMessageKind
 from stepengine.journal.wake_index import WAKING, Sleeping, WakeIndex
 from tests.journal.forked import FORKS, in_child
 from tests.phrases import NOT_A_DATABASE
@@ -66,24 +66,24 @@ def names(found: list[Sleeping]) -> list[str]:
 
 @pytest.mark.spec("waiting:WT21")
 def test_due_runs_are_ordered_by_wake_time(index: WakeIndex) -> None:
-    index.note("late", NOW + HOUR, {"time"}, "nightly")
-    index.note("second", NOW, {"time"}, "nightly")
-    index.note("first", NOW - HOUR, {"time", "message"}, "nightly")
-    index.note("person", None, {"question"}, "asker")
+    index.record_sleep("late", NOW + HOUR, {"time"}, "nightly")
+    index.record_sleep("second", NOW, {"time"}, "nightly")
+    index.record_sleep("first", NOW - HOUR, {"time", "message"}, "nightly")
+    index.record_sleep("person", None, {"question"}, "asker")
 
-    assert ["first", "second"] == names(index.due(NOW))
-    assert ["first"] == names(index.due(NOW, 1))
-    assert [] == index.due(NOW - 2 * HOUR)
+    assert ["first", "second"] == names(index.list_due(NOW))
+    assert ["first"] == names(index.list_due(NOW, 1))
+    assert [] == index.list_due(NOW - 2 * HOUR)
     assert NOW - HOUR == index.find_next_wake_time()
-    assert Sleeping("first", NOW - HOUR, {"time", "message"}, "nightly") == index.due(NOW)[0]
+    assert Sleeping("first", NOW - HOUR, {"time", "message"}, "nightly") == index.list_due(NOW)[0]
     assert ["first", "late", "person", "second"] == names(index.all())
 
 
 def test_last_note_of_a_run_holds(index: WakeIndex) -> None:
-    index.note("one", NOW, {"time"}, "a")
-    index.note("one", NOW + HOUR, {"time"}, "b")
+    index.record_sleep("one", NOW, {"time"}, "a")
+    index.record_sleep("one", NOW + HOUR, {"time"}, "b")
 
-    assert [] == index.due(NOW)
+    assert [] == index.list_due(NOW)
     assert [Sleeping("one", NOW + HOUR, {"time"}, "b")] == index.all()
 
     index.forget("one")
@@ -104,29 +104,29 @@ def test_last_note_of_a_run_holds(index: WakeIndex) -> None:
     ],
 )
 def test_matching_message_makes_a_waiting_run_due(
-    index: WakeIndex, waits_for: set[str], kind: LetterKind, wakes: bool
+    index: WakeIndex, waits_for: set[str], kind: MailboxMessageKind, wakes: bool
 ) -> None:
-    index.note("one", None, waits_for, "a")
+    index.record_sleep("one", None, waits_for, "a")
 
     assert wakes == index.post_arrived("one", kind)
     assert not index.post_arrived("other", kind)
-    assert (["one"] if wakes else []) == names(index.due(NOW))
+    assert (["one"] if wakes else []) == names(index.list_due(NOW))
     assert wakes == (index.find_next_wake_time() is not None)
 
-    index.note("one", NOW + HOUR, waits_for, "a")
+    index.record_sleep("one", NOW + HOUR, waits_for, "a")
 
-    assert [] == index.due(NOW), "what was said last holds"
+    assert [] == index.list_due(NOW), "what was said last holds"
 
 
 def test_run_that_cannot_wake_does_not_block_others(index: WakeIndex) -> None:
-    index.note("broken", NOW, {"time"}, "a")
-    index.note("fine", NOW, {"time"}, "a")
+    index.record_sleep("broken", NOW, {"time"}, "a")
+    index.record_sleep("fine", NOW, {"time"}, "a")
 
     index.put_off("broken", NOW + HOUR)
 
-    assert ["fine"] == names(index.due(NOW, 1))
+    assert ["fine"] == names(index.list_due(NOW, 1))
     assert [Sleeping("broken", NOW, {"time"}, "a")] == [one for one in index.all() if one.run == "broken"]
-    assert ["fine", "broken"] == names(index.due(NOW + HOUR))
+    assert ["fine", "broken"] == names(index.list_due(NOW + HOUR))
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_invalid_sleep_entry_is_rejected(bad: dict[str, Any]) -> None:
 
 def test_a_time_without_its_zone_is_refused(index: WakeIndex) -> None:
     with pytest.raises(InputError):
-        index.due(datetime(2026, 1, 1))  # noqa: DTZ001
+        index.list_due(datetime(2026, 1, 1))  # noqa: DTZ001
 
 
 @pytest.mark.parametrize("place", ["nowhere", "run.jsonl", "runs.db#one"])
@@ -196,7 +196,7 @@ def test_unusable_index_is_rebuilt(bench: Bench, damage: str, is_open: bool, cap
             index.close()
         DAMAGE[damage](bench.file)
         with caplog.at_level(logging.INFO, "stepengine.journal"):
-            assert bench.sleeping == index.due(NOW)
+            assert bench.sleeping == index.list_due(NOW)
             assert bench.sleeping == index.all()
 
     assert 2 == bench.readings
@@ -231,15 +231,15 @@ def test_damaged_database_of_the_index_is_rebuilt(tmp_path: Path) -> None:
 def test_index_removed_in_use_is_rebuilt_by_the_next_user(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     with bench.index() as index, bench.index() as other:
-        index.note("one", NOW, {"time"}, "a")
+        index.record_sleep("one", NOW, {"time"}, "a")
         other.all()
         for path in tmp_path.glob(f"{WAKING}*"):
             path.unlink()
         bench.sleeping = [Sleeping("one", NOW, {"time"}, "a")]
 
-        assert ["one"] == names(other.due(NOW))
-        index.note("two", NOW, {"time"}, "a")
-        assert ["one", "two"] == names(other.due(NOW))
+        assert ["one"] == names(other.list_due(NOW))
+        index.record_sleep("two", NOW, {"time"}, "a")
+        assert ["one", "two"] == names(other.list_due(NOW))
     with bench.index() as later:
         assert ["one", "two"] == names(later.all())
     assert 2 == bench.readings
@@ -255,8 +255,8 @@ def test_rebuild_error_is_raised_and_retried(bench: Bench) -> None:
 
     with WakeIndex.for_store(bench.place, read) as index:
         with pytest.raises(JournalError, match="cannot be read"):
-            index.due(NOW)
-        assert ["one"] == names(index.due(NOW))
+            index.list_due(NOW)
+        assert ["one"] == names(index.list_due(NOW))
 
 
 # --- beside journals --------------------------------------------------------------------------------------------------
@@ -264,10 +264,10 @@ def test_rebuild_error_is_raised_and_retried(bench: Bench) -> None:
 
 def test_index_is_neither_a_journal_nor_a_run(tmp_path: Path) -> None:
     with WakeIndex.for_store(tmp_path, list) as index:
-        index.note("run.jsonl", NOW, {"time"}, "a")
-        beside = str(FileJournal(tmp_path / "run").missing())
+        index.record_sleep("run.jsonl", NOW, {"time"}, "a")
+        beside = str(FileJournal(tmp_path / "run").make_missing_error())
     with WakeIndex.for_store(tmp_path / "runs.db", list) as index:
-        index.note("one", NOW, {"time"}, "a")
+        index.record_sleep("one", NOW, {"time"}, "a")
 
         assert [] == SqliteJournal(tmp_path / "runs.db").runs()
     assert WAKING not in beside
@@ -279,7 +279,7 @@ def test_link_in_place_of_the_index_is_rejected(tmp_path: Path) -> None:
     (tmp_path / WAKING).symlink_to(tmp_path / "other")
 
     with WakeIndex.for_store(tmp_path, list) as index, pytest.raises(JournalError, match="is a symbolic link"):
-        index.note("one", NOW, {"time"}, "a")
+        index.record_sleep("one", NOW, {"time"}, "a")
     assert b"" == (tmp_path / "other").read_bytes()
 
 
@@ -289,10 +289,10 @@ def test_link_in_place_of_the_index_is_rejected(tmp_path: Path) -> None:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
 @FORKS
 def test_a_forked_child_uses_the_index_of_its_parent(index: WakeIndex) -> None:
-    index.note("parent", NOW, {"time"}, "a")
+    index.record_sleep("parent", NOW, {"time"}, "a")
 
-    assert 0 == in_child(lambda: index.note("child", NOW, {"time"}, "a"))
-    assert ["child", "parent"] == names(index.due(NOW))
+    assert 0 == in_child(lambda: index.record_sleep("child", NOW, {"time"}, "a"))
+    assert ["child", "parent"] == names(index.list_due(NOW))
 
 
 # --- what a look costs ------------------------------------------------------------------------------------------------
@@ -301,7 +301,7 @@ def test_a_forked_child_uses_the_index_of_its_parent(index: WakeIndex) -> None:
 @pytest.mark.speed
 @pytest.mark.spec("waiting:WT21")
 def test_lookup_of_due_runs_uses_the_index(bench: Bench, index: WakeIndex) -> None:
-    index.note("due", NOW, {"time"}, "a")
+    index.record_sleep("due", NOW, {"time"}, "a")
     with closing(sqlite3.connect(bench.file)) as database:
         plan = [row[3] for row in database.execute(f"EXPLAIN QUERY PLAN {wake_index.DUE}", (0, 1))]
 

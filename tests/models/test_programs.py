@@ -225,7 +225,7 @@ async def ran(provider: Any, model: str, *prompts: str) -> Any:
     settings = ModelSettings(server_tools=[Programs("look")])
     agent = AgentDefinition("a", model=model, tools=[look], settings=settings)
     models = Models({model.partition("/")[0]: provider})
-    async with Engine([agent], models=models, retry=RetryPolicy(attempts=2, base=0)) as engine:
+    async with Engine([agent], models=models, retry=RetryPolicy(attempts=2, base_seconds=0)) as engine:
         result = None
         for prompt in prompts:
             result = await engine.run("a", prompt, previous=None if result is None else result.state)

@@ -90,7 +90,7 @@ async def test_a_record_says_that_a_value_came_with_a_message() -> None:
         Engine([agent], permissions=POLICY, headless=True) as engine,
         engine.start("clerk", "Wait for mail.", journal=journal) as handle,
     ):
-        handle.post("mail", EVE)
+        handle.send_message("mail", EVE)
         result = await handle.result()
     (call,) = call_origins(journal)
 

@@ -50,20 +50,20 @@ def calls(world, count, *, together=False):
     policy=st.builds(
         RetryPolicy,
         attempts=st.integers(1, 50),
-        base=st.floats(0, 1e6),
-        cap=st.floats(0, 100),
-        obey=st.floats(0, 100),
-        extra=st.integers(0, 3),
+        base_seconds=st.floats(0, 1e6),
+        cap_seconds=st.floats(0, 100),
+        max_retry_after_seconds=st.floats(0, 100),
+        extra_attempts=st.integers(0, 3),
     ),
 )
 def test_retry_wait_is_between_retry_after_and_its_cap(asked, attempt, policy):
     wait = Retries(policy, "seed").next_delay(busy(retry_after=asked), attempt, HERE)
     meant = asked if asked is not None and asked >= 0 else 0
 
-    if attempt >= policy.attempts or policy.extra == 0 or meant > policy.obey:
+    if attempt >= policy.attempts or policy.extra_attempts == 0 or meant > policy.max_retry_after_seconds:
         assert wait is None
     else:
-        assert 0 <= meant <= wait <= max(policy.obey, policy.cap)
+        assert 0 <= meant <= wait <= max(policy.max_retry_after_seconds, policy.cap_seconds)
 
 
 def test_retry_after_waits_are_spread():
@@ -76,7 +76,7 @@ def test_retry_after_waits_are_spread():
 @pytest.mark.spec("reliability:R21")
 def test_retry_wait_depends_only_on_seed_address_and_attempt():
     def waits(seed, address):
-        retries = Retries(RetryPolicy(attempts=9, extra=9), seed)
+        retries = Retries(RetryPolicy(attempts=9, extra_attempts=9), seed)
         return [retries.next_delay(busy(), attempt, address) for attempt in range(1, 9)]
 
     known = waits("a", HERE)
@@ -86,7 +86,16 @@ def test_retry_wait_depends_only_on_seed_address_and_attempt():
         assert not set(known) & set(other)
 
 
-@pytest.mark.parametrize("wrong", [{"attempts": 0}, {"base": -1}, {"cap": float("nan")}, {"obey": -1}, {"extra": -1}])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"attempts": 0},
+        {"base_seconds": -1},
+        {"cap_seconds": float("nan")},
+        {"max_retry_after_seconds": -1},
+        {"extra_attempts": -1},
+    ],
+)
 def test_invalid_retry_policy_raises(wrong):
     with pytest.raises(DefinitionError, match="cannot be followed"):
         RetryPolicy(**wrong)

@@ -13,7 +13,7 @@ async def wait(cancellation: TaskCancellation) -> None:
     try:
         await asyncio.sleep(60)
     except asyncio.CancelledError:
-        cancellation.take_back()
+        cancellation.revoke()
 
 
 async def drive(cancellation: TaskCancellation, entered: asyncio.Event) -> tuple[bool, int]:

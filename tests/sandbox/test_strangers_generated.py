@@ -128,7 +128,7 @@ async def to_its_end(agents: list[Agents], journal: FileJournal) -> RunResult:
             }
             for waiting in result.waits_for:
                 if waiting.kind == "message":
-                    await one.post(journal, "t", {"turn": turn}, path=waiting.path)
+                    await one.send_message(journal, "t", {"turn": turn}, path=waiting.path)
         clock.advance(hours=3)
     raise AssertionError((turn, result.waits_for))
 

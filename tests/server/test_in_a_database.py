@@ -309,7 +309,7 @@ async def test_database_outage_gives_503_and_runs_continue_afterwards(servers: l
         server.stop()
 
     assert [200, *[503] * 6] == [one.status_code for one in told], [one.text for one in told]
-    assert {"urn:stepengine:problem:database_away"} == {one.json()["type"] for one in told[1:]}
+    assert {"urn:stepengine:problem:database_unavailable"} == {one.json()["type"] for one in told[1:]}
     assert str(data) not in "".join(one.text for one in told)
     assert "Traceback" not in server.said()
 

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.journal.mailbox import Letter
+from stepengine.journal.mailbox import MailboxMessage
 from stepengine.server.ledger import Ledger
 
 from .served import Client, Serve, Served
@@ -321,7 +321,7 @@ async def test_unregistered_journal_with_prepared_answers_is_never_resumed(
         first.kill()
         box = first.journal(run).mailbox()
         for question in ("q1", "q2"):
-            box.post(Letter(kind="answer", topic=question, value="yes"))
+            box.send(MailboxMessage(kind="answer", topic=question, value="yes"))
         other.place.mkdir(mode=0o700)
         for file in first.place.glob(f"{run}.jsonl*"):
             shutil.copy2(file, other.place)

@@ -40,7 +40,7 @@ from stepengine.durable import DurableEngine, Operator
 from stepengine.durable.register import Register
 from stepengine.errors import AnswerRejected, InputError, ToolError
 from stepengine.journal import FileJournal
-from stepengine.journal.mailbox import Letter
+from stepengine.journal.mailbox import MailboxMessage
 from stepengine.permissions import Policy, Rule
 from stepengine.runtime.handle import RunHandle
 from stepengine.server import Caller, Tokens, app
@@ -203,7 +203,7 @@ def test_suspended_database_run_always_shows_its_questions(
             await asyncio.sleep(0.01)
         return []
 
-    monkeypatch.setattr(Operator, "waiting", looked_before)
+    monkeypatch.setattr(Operator, "list_questions", looked_before)
     with Server(tmp_path, db=db).running() as server:
         seen = server.look(server.start("asking", "Rome"), until="suspended")
 
@@ -290,8 +290,8 @@ def test_active_runs_resume_at_restart_and_unregistered_journals_do_not(server: 
         if not server.db and (place := server.options["runs"]).is_dir():
             journal = place / f"{asked.rpartition('/')[2]}.jsonl"
             shutil.copy(journal, place / "stranger.jsonl")
-            prepared = Letter(kind="answer", topic=question, value="Tuesday")
-            FileJournal(place / "stranger.jsonl").mailbox().post(prepared)
+            prepared = MailboxMessage(kind="answer", topic=question, value="Tuesday")
+            FileJournal(place / "stranger.jsonl").mailbox().send(prepared)
     with server.running():
         assert server.ask("POST", f"{path}/messages", {"topic": "go", "value": 7}) == (
             202,
@@ -643,7 +643,7 @@ def test_result_reaches_a_resumed_run_before_its_call(tmp_path: Path, monkeypatc
         path = server.start("talking")
         journal = FileJournal(tmp_path / "runs" / f"{path.rpartition('/')[2]}.jsonl")
         until(lambda: journal.is_there() and journal.history().facts.pending_results)
-        monkeypatch.setattr(RunHandle, "post_tool_result", not_yet)
+        monkeypatch.setattr(RunHandle, "store_tool_result", not_yet)
         unknown, said = server.ask("POST", f"{path}/tool-results/c9", {"result": 1})
         given, _ = server.ask("POST", f"{path}/tool-results/c1", {"result": "at last"})
         ended = server.look(path, until="completed")

@@ -83,7 +83,7 @@ async def test_session_waiting_for_a_message_resumes_after_it_was_sent(tmp_path:
         kept = kept_in(tmp_path)
         with pytest.raises(SessionError, match="waits for a message on 'go'"):
             await e.run(LISTENER, "more", session_id="s")
-        await e.post(FileJournal(kept), "go", 3)
+        await e.send_message(FileJournal(kept), "go", 3)
         last = await e.run(LISTENER, "more", session_id="s")
         assert "got 3" == last.output
         assert ["hi", "more"] == [m.text for m in last.state.message_history], (

@@ -56,7 +56,7 @@ class Bytes(LineJournal):
         self.locks.add(self.run)
         return partial(self.locks.discard, self.run)
 
-    def letters(self) -> LineJournal | None:
+    def get_mailbox_store(self) -> LineJournal | None:
         return type(self)(self.stored, self.locks, f"{self.run}.mail")
 
 
@@ -139,7 +139,7 @@ class SharesNames(Bytes):
 
 
 class RemembersLettersTwice(Bytes):
-    def letters(self) -> LineJournal | None:
+    def get_mailbox_store(self) -> LineJournal | None:
         return ReadsFromTheStart(self.stored, self.locks, f"{self.run}.mail")
 
 

@@ -153,7 +153,9 @@ async def test_a_replayed_outage_costs_no_real_time() -> None:
     script = [talk(ANTHROPIC, 429, (*JSON, ("retry-after", "2500"))), talk(ANTHROPIC, 529), talk(ANTHROPIC)]
     clock = Clock()
     provider = AnthropicProvider("replay", transport=ReplayTransport(Script(script)))
-    async with Engine(models={"anthropic": provider}, clock=clock, retry=RetryPolicy(obey=3_000)) as engine:
+    async with Engine(
+        models={"anthropic": provider}, clock=clock, retry=RetryPolicy(max_retry_after_seconds=3_000)
+    ) as engine:
         agent = AgentDefinition("a", model="anthropic/m")
         result = await engine.run(agent, "hi")
     assert (result.text, len(asked)) == ("yo", 3)

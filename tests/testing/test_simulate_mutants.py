@@ -20,7 +20,7 @@ from stepengine.machine.author import Author
 from stepengine.machine.effect_channel import EffectChannel
 from stepengine.machine.history import RunHistory
 from stepengine.machine.signals import Stopped
-from stepengine.machine.spent import UsageTotals
+from stepengine.machine.usage_totals import UsageTotals
 from stepengine.runtime.limits import SpendingLedger
 from stepengine.testing import SimulationFailed, simulate, text, tool_call, tool_calls
 

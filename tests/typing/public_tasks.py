@@ -40,12 +40,12 @@ from stepengine import (
 from stepengine.errors import ModelError
 from stepengine.events import TextDelta, ThinkingDelta
 from stepengine.journal import (
-    Called,
+    AddedRecords,
+    ExternalCall,
     FileJournal,
     Follower,
     ForkReport,
-    News,
-    Purse,
+    SharedBudget,
     follow_events,
     send_answers,
     send_cancel,
@@ -316,27 +316,27 @@ def lines_of(transcript: Transcript) -> list[str]:
 # --- running a recorded run again -------------------------------------------------------------------------------------
 
 
-def made_up(call: Called, recorded: Sequence[Called]) -> str | None:
+def made_up(call: ExternalCall, recorded: Sequence[ExternalCall]) -> str | None:
     """
     What a call gives that nobody recorded: what the last one of the same tool gave.
     """
     return f"as {recorded[-1].address} gave" if recorded else None
 
 
-def ask_twice(journal: Path) -> tuple[list[ForkReport], Purse]:
+def ask_twice(journal: Path) -> tuple[list[ForkReport], SharedBudget]:
     """
     A recorded run goes on from its first model call with another reply, twice, for at most half a dollar together.
     """
-    purse = Purse("0.50")
+    budget = SharedBudget("0.50")
     agent = AgentDefinition("host")
     model = ScriptedModel(["Hello Bob.", "Hello Eve."])
     with Engine([agent], models=model, pricing=lambda model, usage, at: Decimal("0.10")) as engine:
         again = [
-            engine.fork_sync(journal, at=-1, tools="recorded", reuse=False, simulate=made_up, budget=purse)
+            engine.fork_sync(journal, at=-1, tools="recorded", reuse=False, simulate=made_up, budget=budget)
             for _ in range(2)
         ]
     assert_type(again[0], ForkReport)
-    return again, purse
+    return again, budget
 
 
 # --- a run that another process holds -----------------------------------------------------------------------------------
@@ -360,6 +360,6 @@ async def show_what_came(journal: Path, last_id: str | None) -> list[str]:
     The events of a run that another process holds, after the one that was shown last, to its end or to where it waits.
     """
     follower = Follower(FileJournal(journal))
-    news = follower.news()
-    assert_type(news, News)
+    news = follower.read_new()
+    assert_type(news, AddedRecords)
     return [event.id async for event in follow_events(FileJournal(journal), last_id, stay=False)]

@@ -73,11 +73,11 @@ def test_a_recorded_run_is_forked_with_other_replies(tasks: ModuleType, tmp_path
     agent = tasks.AgentDefinition("host")
     with tasks.Engine([agent], models=tasks.ScriptedModel(["Hello Ann."])) as engine:
         engine.run_sync(agent, "Hi", journal=tmp_path / "run.jsonl")
-    again, purse = tasks.ask_twice(tmp_path / "run.jsonl")
+    again, budget = tasks.ask_twice(tmp_path / "run.jsonl")
 
     assert ["Hello Bob.", "Hello Eve."] == [one.result.unwrap() for one in again]
-    assert 0 < purse.spent <= purse.dollars
-    assert "as #3 gave" == tasks.made_up(None, [tasks.Called("look", {}, "#3")])
+    assert 0 < budget.spent <= budget.dollars
+    assert "as #3 gave" == tasks.made_up(None, [tasks.ExternalCall("look", {}, "#3")])
 
 
 @pytest.mark.spec("durable:UC3")

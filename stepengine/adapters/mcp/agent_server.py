@@ -105,10 +105,10 @@ class WaitingCall:
 class CallRunner(Protocol):
     """Executes the calls of clients; ``ctx`` is the package's context of a request."""
 
-    async def begin(
-        self, ctx: Any, offered: Offered, prompt: str, params: Any, tell: Callable[[Event], Awaitable[object]]
+    async def start(
+        self, ctx: Any, offered: Offered, prompt: str, params: Any, on_event: Callable[[Event], Awaitable[object]]
     ) -> tuple[OfferedCall, RunResult]:
-        """Run an agent until it ends or waits, and call *tell* with its events."""
+        """Run an agent until it ends or waits, and call *on_event* with its events."""
 
     async def answer(self, ctx: Any, call: OfferedCall, answers: Mapping[str, AnswerLike]) -> RunResult:
         """Resume a waiting run with *answers* until it ends or waits again."""
@@ -135,12 +135,12 @@ class LocalRuns:
         self._journals = None if journals is None else Path(journals)
         self._waiting: dict[str, WaitingCall] = {}
 
-    async def begin(
-        self, ctx: Any, offered: Offered, prompt: str, params: Any, tell: Callable[[Event], Awaitable[object]]
+    async def start(
+        self, ctx: Any, offered: Offered, prompt: str, params: Any, on_event: Callable[[Event], Awaitable[object]]
     ) -> tuple[OfferedCall, RunResult]:
-        """Run an agent until it ends or waits, and call *tell* with its events. *ctx* is unused here."""
+        """Run an agent until it ends or waits, and call *on_event* with its events. *ctx* is unused here."""
         call = self._make_call(offered)
-        return call, await _run_shielded(self._run(call, prompt, params, tell))
+        return call, await _run_shielded(self._run(call, prompt, params, on_event))
 
     def _make_call(self, offered: Offered) -> OfferedCall:
         """Return a call whose run has a new journal."""
@@ -159,13 +159,13 @@ class LocalRuns:
         return OfferedCall(offered, FileJournal(path), {JOURNAL: path.name}, goes_on)
 
     async def _run(
-        self, call: OfferedCall, prompt: str, params: Any, tell: Callable[[Event], Awaitable[object]]
+        self, call: OfferedCall, prompt: str, params: Any, on_event: Callable[[Event], Awaitable[object]]
     ) -> RunResult:  # fmt: skip
         offered = call.offered
         result: RunResult | None = None
         options: dict[str, Any] = {**offered.options, "journal": call.run, "params": params}
         async for event in offered.engine.stream(offered.definition, prompt, **options):
-            await tell(event)
+            await on_event(event)
             if isinstance(event, RunFinished):
                 result = event.result
         if result is None:
@@ -356,15 +356,15 @@ class AgentServer:
         """Run an agent, and notify the client of its tool calls if requested."""
         count = 0
 
-        async def tell(event: Event) -> None:
+        async def on_event(event: Event) -> None:
             nonlocal count
             if isinstance(event, ToolStarted):
                 count += 1
                 with suppress(Exception):  # the client may be gone; the run has its own end
                     await ctx.session.report_progress(count, None, event.tool_name)
 
-        return await self._runner.begin(
-            ctx, offered, str(arguments.get("prompt") or ""), arguments.get("params"), tell
+        return await self._runner.start(
+            ctx, offered, str(arguments.get("prompt") or ""), arguments.get("params"), on_event
         )  # fmt: skip
 
     async def _resume_with_answers(self, ctx: object, params: Any) -> object:

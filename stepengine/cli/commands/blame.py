@@ -101,13 +101,13 @@ def _run_blame(options: Options, asked: BlameOptions) -> Exit:
         msg = f"--tools is {asked.tools!r}; it is recorded or idempotent"
         raise UsageProblem(msg)
     check, steps, models = Check.of_text(asked.check), _parse_steps(asked.steps), make_scripted_models(asked.script)
-    purse = parse_budget(asked.budget)
+    budget = parse_budget(asked.budget)
     simulate = load_function(asked.simulate) if asked.simulate else None
     case = load_recorded_case(options.journal, options, performs=asked.tools != "recorded")
 
     engine, confirm = case.bench.engine, partial(confirm_cost, yes=asked.yes or bool(asked.budget))
     made = partial(
-        blame, engine, case.journal, check, agent=case.agent, k=asked.k, steps=steps, purse=purse, models=models,
+        blame, engine, case.journal, check, agent=case.agent, k=asked.k, steps=steps, budget=budget, models=models,
         confirm=confirm if models is None else None, tools=asked.tools, simulate=simulate,
     )  # fmt: skip
     report = run_and_close_engines(made, [engine])

@@ -19,7 +19,7 @@ from stepengine.cli.settings import UsageProblem
 from stepengine.errors import JournalError
 
 if TYPE_CHECKING:
-    from stepengine.journal import Decided, JournalReport, Leak, Verified
+    from stepengine.journal import JournalReport, RecordedDecision, SecretFinding, VerificationResult
 
 SAID_CHARS = 200
 
@@ -99,9 +99,9 @@ class _CheckedFile:
 
     name: str
     report: JournalReport | None = None
-    leaks: Sequence[Leak] = ()
-    verified: Verified | None = None
-    decisions: Sequence[Decided] = ()
+    leaks: Sequence[SecretFinding] = ()
+    verified: VerificationResult | None = None
+    decisions: Sequence[RecordedDecision] = ()
 
     def is_good(self, *, allow_unsigned: bool) -> bool:
         is_sound = self.report is None or (bool(self.report) and not self.report.secrets)
@@ -170,7 +170,7 @@ def _report_lines(report: JournalReport, *, is_good: bool) -> Iterator[str]:
         yield f"      {report.torn} bytes at the end belong to no whole record; resuming cuts them off"
 
 
-def _verification_lines(verified: Verified) -> Iterator[str]:
+def _verification_lines(verified: VerificationResult) -> Iterator[str]:
     state = "ok" if verified else "ALTERED" if verified.problems else "UNSIGNED"
     yield f"{state:<9}{verified.name}  run {verified.run} of {verified.agent}, {verified.records} records"
     yield from [f"  {problem}" for problem in verified.problems]
@@ -180,7 +180,7 @@ def _verification_lines(verified: Verified) -> Iterator[str]:
         yield f"  digest {verified.digest}"
 
 
-def _describe_decision(one: Decided, verified: Verified) -> str:
+def _describe_decision(one: RecordedDecision, verified: VerificationResult) -> str:
     who = one.by or "somebody"
     said = (
         "declined"

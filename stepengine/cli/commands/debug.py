@@ -254,7 +254,7 @@ class DebugSession:
 
         walk = self._debugger._walk  # noqa: SLF001
         if isinstance(walk, PausedWalk):
-            walk.stepper = walk.stepper.anew()
+            walk.stepper = walk.stepper.copy_at_start()
             walk.move_to(start)
 
     def _show_start(self) -> None:

@@ -115,7 +115,7 @@ def import_(
             refuse_unknown_calls(journal)
 
     async def continued(engine: DurableEngine) -> Exit:
-        print(await engine.continued(open_journal(file), trust=trust_journal or None))
+        print(await engine.submit_journal(open_journal(file), trust=trust_journal or None))
         return Exit.COMPLETED
 
     return _run_with_agents(agents, db, continued, app=app, pool=pool, release=release)
@@ -191,9 +191,9 @@ def move(
     """
 
     async def moved(engine: DurableEngine) -> Exit:
-        from stepengine.durable import Upkeep
+        from stepengine.durable import DeploymentMaintenance
 
-        found = [only] if only else await Upkeep(engine.operator).unfinished(of)
+        found = [only] if only else await DeploymentMaintenance(engine.operator).list_unfinished(of)
         told = [await _move_run(engine, run, of, check=check) for run in found]
         if as_json:
             print(to_ascii_json([attrs.asdict(each) for each in told]))

@@ -35,9 +35,9 @@ def collect(
     age = parse_age_option("--older-than", older_than)
 
     async def deleted(operator: Operator) -> Exit:
-        from stepengine.durable import Upkeep
+        from stepengine.durable import DeploymentMaintenance
 
-        roots = await Upkeep(operator).collect(age.total_seconds(), dry_run=dry_run)
+        roots = await DeploymentMaintenance(operator).collect(age.total_seconds(), dry_run=dry_run)
         if dry_run:
             print("\n".join(roots))
         print_visible(f"{len(roots)} runs {'would be' if dry_run else 'were'} deleted, with their children")

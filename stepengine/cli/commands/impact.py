@@ -154,7 +154,7 @@ def _measure_impact(files: Sequence[str], options: Options, asked: ImpactOptions
     from stepengine.evaluation.checks import load_function
     from stepengine.evaluation.impact import Impact, Judged, RepeatedJournal, first_difference, impact
 
-    models, purse = make_scripted_models(asked.script), parse_budget(asked.budget)
+    models, budget = make_scripted_models(asked.script), parse_budget(asked.budget)
     simulate = load_function(asked.simulate) if asked.simulate else None
     old = load_agent(asked.baseline, folders=options.settings.agent_folders) if asked.baseline else None
     cases: list[RecordedCase | RepeatedJournal] = []
@@ -169,13 +169,13 @@ def _measure_impact(files: Sequence[str], options: Options, asked: ImpactOptions
 
     unread = [case for case in cases if isinstance(case, RepeatedJournal)]
     if not own:
-        return Impact("", asked.n, asked.tools, tuple(map(Judged, unread)), purse.known)
+        return Impact("", asked.n, asked.tools, tuple(map(Judged, unread)), budget.known)
     confirm = partial(confirm_cost, yes=asked.yes or bool(asked.budget)) if models is None else None
 
     async def run_impact() -> Impact:
         found = [await first_difference(case.bench.engine, case.file, case.journal, case.agent) for case in own]
         return await impact(
-            own[0].bench.engine, [*found, *unread], old=old, n=asked.n, purse=purse, models=models, confirm=confirm,
+            own[0].bench.engine, [*found, *unread], old=old, n=asked.n, budget=budget, models=models, confirm=confirm,
             tools=asked.tools, simulate=simulate, reuse=not asked.fresh,
         )  # fmt: skip
 

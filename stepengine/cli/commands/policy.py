@@ -41,10 +41,10 @@ def _judge_runs(policy: Policy, names: Sequence[str], agent: str, *, as_json: bo
     from stepengine.cli.journals import open_journal
     from stepengine.cli.screen.render import one_line, to_ascii_json
     from stepengine.data.json import compact
-    from stepengine.journal import judge_calls
+    from stepengine.journal import check_recorded_calls
 
     specs = _known_tools(agent)
-    judged = [(name, call) for name in names for call in judge_calls(open_journal(name), policy, specs)]
+    judged = [(name, call) for name in names for call in check_recorded_calls(open_journal(name), policy, specs)]
     found = [(name, call) for name, call in judged if call.decision != "allow"]
     if as_json:
         print(to_ascii_json([{"journal": name, **attrs.asdict(call)} for name, call in found]))

@@ -73,11 +73,11 @@ def _copy_first_records(file: str, until: int, into: str) -> Exit:
 
 
 def _seal_journal(file: str, against: str, *, dry_run: bool) -> Exit:
-    from stepengine.journal import diff, sealed
+    from stepengine.journal import diff, seal_journal
     from stepengine.journal.provenance import replace_with_derived
 
     journal = open_journal(file)
-    made = sealed(journal)
+    made = seal_journal(journal)
     told = [f"record {edit.number}, {edit.what}: {edit.now}" for edit in made.edits]
     if against:
         told += ["what that means:", *[f"  {line}" for line in str(diff(against, made.journal)).splitlines()]]

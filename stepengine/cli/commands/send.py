@@ -128,11 +128,11 @@ class _Outgoing:
     async def send_to_database(self, operator: Operator, run: str) -> bool | None:
         """Send it to a durable run; return whether a message is new, ``None`` if unknown."""
         if self.topic:
-            return await operator.post(run, self.topic, self.content, id=self.id, path=self.path)
+            return await operator.send_message(run, self.topic, self.content, id=self.id, path=self.path)
         if self.answers:
             await operator.answer(run, self.answers)
         else:
-            await operator.say(run, self.content, id=self.id)
+            await operator.send_input(run, self.content, id=self.id)
         return None
 
     def report(self, is_new: bool | None, *, as_json: bool) -> None:

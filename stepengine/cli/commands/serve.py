@@ -31,7 +31,7 @@ from stepengine.cli.scripts import ScriptFile, make_run_script, refuse_script_wi
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import ToolRequest, add_spawnable_agents
 from stepengine.data.visible import visible
-from stepengine.errors import DatabaseAway, DefinitionError, ExecutorBusy, StepEngineError
+from stepengine.errors import DatabaseUnavailable, DefinitionError, ExecutorBusy, StepEngineError
 from stepengine.runtime.logs import LOGGER
 
 if TYPE_CHECKING:
@@ -499,7 +499,7 @@ async def _serve_until_signal(served: Application, wanted: ServeOptions, begun: 
 
     try:
         has_listened = await serve_until_signal(served, wanted.host, wanted.port, begun)
-    except (DatabaseAway, ExecutorBusy):
+    except (DatabaseUnavailable, ExecutorBusy):
         raise
     except StepEngineError as error:
         raise UsageProblem(error.message) from error

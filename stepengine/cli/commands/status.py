@@ -17,7 +17,7 @@ from stepengine.data.quantities import format_age
 from stepengine.errors import JournalError
 
 if TYPE_CHECKING:
-    from stepengine.durable import Operator, Overview, TurnView, Upkeep, Waiting
+    from stepengine.durable import DeploymentMaintenance, DeploymentOverview, Operator, TurnView, Waiting
 
 
 def status(
@@ -59,14 +59,14 @@ def status(
             return await _print_session(operator, session, as_json=as_json)
         if sessions:
             return await _print_sessions(operator, as_json=as_json)
-        from stepengine.durable import Upkeep
+        from stepengine.durable import DeploymentMaintenance
 
-        upkeep = Upkeep(operator)
+        maintenance = DeploymentMaintenance(operator)
         if queues:
-            return await _print_queues(upkeep, as_json=as_json)
+            return await _print_queues(maintenance, as_json=as_json)
         if rates:
-            return await _print_rates(upkeep, as_json=as_json)
-        view = await upkeep.overview(check=check)
+            return await _print_rates(maintenance, as_json=as_json)
+        view = await maintenance.overview(check=check)
         if as_json:
             print(to_ascii_json(attrs.asdict(view)))
         else:
@@ -76,7 +76,7 @@ def status(
     return run_with_operator(db, print_status, app=app)
 
 
-def _needs_attention(view: Overview) -> bool:
+def _needs_attention(view: DeploymentOverview) -> bool:
     """Return whether a worker is dead, a release has no worker, or runs are stuck."""
     return bool(
         any(not each.is_alive for each in view.executors)
@@ -86,7 +86,7 @@ def _needs_attention(view: Overview) -> bool:
     )
 
 
-def _overview_lines(view: Overview, *, only_executors: bool) -> list[str]:
+def _overview_lines(view: DeploymentOverview, *, only_executors: bool) -> list[str]:
     lines: list[str] = []
     if not only_executors:
         lines += _format_columns(
@@ -121,7 +121,7 @@ def _format_columns(head: str, rows: Sequence[tuple[str, ...]]) -> list[str]:
 
 async def _print_run(operator: Operator, run: str, *, as_json: bool) -> Exit:
     tree = await operator.tree(run)
-    asked: list[Waiting] = await operator.waiting(run)
+    asked: list[Waiting] = await operator.list_questions(run)
     waits = await operator.run_waits.list_waits([run])
     if as_json:
         questions = [{"run": w.run, "id": q.id, "text": q.text} for w in asked for q in w.questions]
@@ -154,7 +154,7 @@ async def _print_session(operator: Operator, session: str, *, as_json: bool) -> 
     from stepengine.sessions import messages_to_json
 
     kept = await operator.sessions.load(session)
-    asked = [] if kept.journal is None else await operator.waiting(kept.journal)
+    asked = [] if kept.journal is None else await operator.list_questions(kept.journal)
     if as_json:
         questions = [{"run": w.run, "id": q.id, "text": q.text} for w in asked for q in w.questions]
         messages = messages_to_json(kept.messages)
@@ -176,7 +176,7 @@ async def _print_session(operator: Operator, session: str, *, as_json: bool) -> 
 def _describe_turn_state(turn: TurnView) -> str:
     if turn.answered is not None:
         return f"answer to {one_line(turn.answered, 60)}"
-    return "no answer" if turn.rejected else "in line" if turn.is_in_line else turn.state
+    return "no answer" if turn.rejected else "in line" if turn.is_waiting else turn.state
 
 
 def _print_questions(run: str, asked: Sequence[Waiting]) -> None:
@@ -188,8 +188,8 @@ def _print_questions(run: str, asked: Sequence[Waiting]) -> None:
                 print(f"    or --always {one_line(question.id, 60)}: {one_line(str(question.remember['id']), 120)}")
 
 
-async def _print_queues(upkeep: Upkeep, *, as_json: bool) -> Exit:
-    found = await upkeep.queues()
+async def _print_queues(maintenance: DeploymentMaintenance, *, as_json: bool) -> Exit:
+    found = await maintenance.queues()
     if as_json:
         print(to_ascii_json([attrs.asdict(queue) for queue in found]))
         return Exit.COMPLETED
@@ -207,8 +207,8 @@ async def _print_queues(upkeep: Upkeep, *, as_json: bool) -> Exit:
     return Exit.COMPLETED
 
 
-async def _print_rates(upkeep: Upkeep, *, as_json: bool) -> Exit:
-    found = await upkeep.rates()
+async def _print_rates(maintenance: DeploymentMaintenance, *, as_json: bool) -> Exit:
+    found = await maintenance.rates()
     if as_json:
         print(to_ascii_json([attrs.asdict(rate) for rate in found]))
         return Exit.COMPLETED

@@ -13,7 +13,7 @@ from stepengine.cli.screen.render import visible
 from stepengine.cli.settings import UsageProblem
 
 if TYPE_CHECKING:
-    from stepengine.durable import Operator, TakenOver
+    from stepengine.durable import Operator, TakeoverResult
 
 
 def takeover(
@@ -55,14 +55,14 @@ def takeover(
         raise UsageProblem(msg)
 
     async def take_over(operator: Operator) -> Exit:
-        from stepengine.durable import Upkeep
+        from stepengine.durable import DeploymentMaintenance
 
-        upkeep = Upkeep(operator)
+        maintenance = DeploymentMaintenance(operator)
         if watch:
             print(f"stepengine: taking over workers that are dead for {grace:g} s", file=sys.stderr, flush=True)
-            async for each in upkeep.watch(grace=grace):
+            async for each in maintenance.watch(grace=grace):
                 print(_describe_takeover(each), flush=True)
-        found = await upkeep.takeover(executor, force=force, dry_run=dry_run)
+        found = await maintenance.takeover(executor, force=force, dry_run=dry_run)
         print(
             "\n".join([_describe_takeover(each) for each in found])
             or f"executor {visible(executor, strict=True)} has no runs"
@@ -72,6 +72,6 @@ def takeover(
     return run_with_operator(db, take_over, app=app)
 
 
-def _describe_takeover(each: TakenOver) -> str:
+def _describe_takeover(each: TakeoverResult) -> str:
     again = f"  (taken over {each.times} times without getting further)" if each.times > 1 else ""
     return f"{each.outcome}  {each.run}  from {each.executor}{again}"

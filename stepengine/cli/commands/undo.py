@@ -21,7 +21,7 @@ from stepengine.cli.screen.render import print_visible
 from stepengine.errors import DefinitionError, JournalError, UndoRefused, WorkspaceLost
 
 if TYPE_CHECKING:
-    from stepengine.journal import Journal, Undone
+    from stepengine.journal import Journal, UndoResult
     from stepengine.workspace.workspace import Workspace
 
 
@@ -107,11 +107,11 @@ def undo(
     return Exit.COMPLETED
 
 
-def _changes_files(plan: Undone) -> bool:
+def _changes_files(plan: UndoResult) -> bool:
     return bool(plan.restored or plan.removed or plan.created)
 
 
-def _confirm_changes(journal: Journal, plan: Undone) -> bool:
+def _confirm_changes(journal: Journal, plan: UndoResult) -> bool:
     """Print all changes of an unknown journal with their content; return whether a person approves them in a terminal."""
     print_error(f"no run of yours is known to have written {journal.address}. It would change these files:")
     print_visible(str(plan))

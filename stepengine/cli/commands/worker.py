@@ -166,9 +166,9 @@ async def _open_database(folder: Path | None, db: str) -> AsyncIterator[str]:
     if folder is None:
         yield resolve_database(db)
         return
-    from stepengine.durable import embedded
+    from stepengine.durable import run_embedded_postgres
 
-    async with embedded(folder) as url:
+    async with run_embedded_postgres(folder) as url:
         print(f"database: {url}", flush=True)
         yield url
 

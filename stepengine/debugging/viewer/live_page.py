@@ -68,7 +68,7 @@ class FollowedJournal:
         """Read the records written since the last call; raises as the class."""
         is_behind = True
         while is_behind:
-            news = self._follower.news()
+            news = self._follower.read_new()
             is_behind = news.is_behind
             if news.again:
                 self._view = RunPayload(PageTexts(), self._view.file)

@@ -29,7 +29,7 @@ from stepengine.data.yields import Ask, Perform
 from stepengine.engine.engine import Engine
 from stepengine.errors import JournalCorrupt, JournalError, JournalLocked, JournalWriteFailed
 from stepengine.journal.line_journal import LineJournal
-from stepengine.journal.mailbox import Letter
+from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.records import Intent, Record, Result
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.testing.conformance.promises import Promises, require, require_equal, require_error
@@ -122,7 +122,7 @@ def _make_records(steps: int) -> list[Record]:
 def _require_same(expected: Sequence[Record], found: Sequence[Record], what: str) -> None:
     """Compare records by the lines that one encoder makes of them."""
     judge = MemoryJournal()
-    before, after = judge.lines_of(expected), judge.lines_of(found)
+    before, after = judge.encode_lines(expected), judge.encode_lines(found)
     for number, (one, other) in enumerate(zip(before, after, strict=False), start=1):
         require(one == other, f"{what}: record {number} differs: expected {one!r}, found {other!r}")
     require_equal(len(before), len(after), f"{what}: number of records")
@@ -253,14 +253,14 @@ def _check_mailbox(make: MakeJournal) -> None:
         box = make("mailbox").mailbox()
     except JournalError:
         return
-    sent = [Letter(kind="message", topic="news", value=number) for number in range(3)]
+    sent = [MailboxMessage(kind="message", topic="news", value=number) for number in range(3)]
     place = 0
     for letter in sent:
-        require(make("mailbox").mailbox().post(letter), "a new message is reported as known")
-        require(box.changed(place), "`changed` is false after a message")
+        require(make("mailbox").mailbox().send(letter), "a new message is reported as known")
+        require(box.has_changed(place), "`has_changed` is false after a message")
         found, place = box.read(place)
         require_equal([letter.id], [one.id for one in found], "messages after the position")
-    require(not make("mailbox").mailbox().post(sent[0]), "the same message is stored twice")
+    require(not make("mailbox").mailbox().send(sent[0]), "the same message is stored twice")
     require_equal([one.id for one in sent], [one.id for one in box.read()[0]], "all messages")
     make("mailbox").discard()
     _append_records(make("mailbox"), _make_records(2))
@@ -381,7 +381,7 @@ def _line_journal(journal: Journal) -> LineJournal:
 
 def _check_gap(journal: LineJournal, other: Journal) -> None:
     """Read the *other* object in another thread during each call that `replace_bytes` of the first makes."""
-    old, new = (b"".join(journal.lines_of(_make_records(steps))) for steps in (9, 2))
+    old, new = (b"".join(journal.encode_lines(_make_records(steps))) for steps in (9, 2))
     journal.replace_bytes(old)
     whole: list[bool] = []
     is_over = threading.Event()

@@ -1,5 +1,5 @@
 """
-``HeldFile``: a locked file of a journal that is closed while unused and stays locked.
+``LockedFile``: a locked file of a journal that is closed while unused and stays locked.
 
 A process may have so many files open, and may have more runs than that at once: of the files of all journals a part is open,
 those used last. The lock of a file lasts as long as anything refers to what was opened, and a mapping of it into memory does:
@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stepengine.errors import JournalWriteFailed
-from stepengine.journal.places import REOPENED, close_locked, open_for_appending
+from stepengine.journal.journal_files import REOPENED, close_locked, open_for_appending
 from stepengine.workspace import after_fork
 from stepengine.workspace.after_fork import Lock, call_after_fork, register_fork_hooks
 from stepengine.workspace.open_files import max_open_files, too_many_files_advice
@@ -39,7 +39,7 @@ def get_held_file_limit() -> int:
     return MAX_HELD_FILES if most is None else max(MIN_HELD_FILES, min(MAX_HELD_FILES, most // OPEN_FILES_DIVISOR))
 
 
-class HeldFile:
+class LockedFile:
     """
     A locked file, open or not.
 
@@ -56,9 +56,9 @@ class HeldFile:
     """
 
     # Those that are open and may be closed, the least recently used first.
-    _open: ClassVar[OrderedDict[HeldFile, None]] = OrderedDict()
-    _all: ClassVar[dict[HeldFile, None]] = {}
-    _last: ClassVar[HeldFile | None] = None
+    _open: ClassVar[OrderedDict[LockedFile, None]] = OrderedDict()
+    _all: ClassVar[dict[LockedFile, None]] = {}
+    _last: ClassVar[LockedFile | None] = None
     _lock: ClassVar[Lock] = Lock()
     _keeping: ClassVar[dict[int, bool]] = {}
 
@@ -91,9 +91,9 @@ class HeldFile:
                 self._close_idle_files(get_held_file_limit())
             elif self in self._open:
                 self._open.move_to_end(self)
-            if HeldFile._last is not None:
-                HeldFile._last.is_last = False
-            HeldFile._last, self.is_last = self, True
+            if LockedFile._last is not None:
+                LockedFile._last.is_last = False
+            LockedFile._last, self.is_last = self, True
             return self.descriptor
 
     def release(self) -> None:
@@ -145,7 +145,7 @@ class HeldFile:
 
     def _forget_last_used(self) -> None:
         if self.is_last:
-            HeldFile._last, self.is_last = None, False
+            LockedFile._last, self.is_last = None, False
 
     def _locks_outlive_close(self) -> bool | None:
         """Return whether locks survive closing a file on this disk, or ``None`` if descriptors ran out in the test."""
@@ -199,8 +199,8 @@ class HeldFile:
         cls._open, cls._all, cls._last, cls._is_held = OrderedDict(), {}, None, False
 
 
-register_fork_hooks(HeldFile.before_fork, HeldFile.after_fork)
-call_after_fork(HeldFile.renew)
+register_fork_hooks(LockedFile.before_fork, LockedFile.after_fork)
+call_after_fork(LockedFile.renew)
 
 
 def open_closing_idle_files(path: Path) -> int:
@@ -215,7 +215,7 @@ def open_closing_idle_files(path: Path) -> int:
             return open_for_appending(path)
         except JournalWriteFailed as error:
             cause = error.__cause__
-            if not isinstance(cause, OSError) or cause.errno != errno.EMFILE or not HeldFile.close_one():
+            if not isinstance(cause, OSError) or cause.errno != errno.EMFILE or not LockedFile.close_one():
                 raise
 
 

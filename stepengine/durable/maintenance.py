@@ -1,8 +1,8 @@
 """
-``Upkeep``: what keeps a deployment alive: who works and who is dead, taking over, cleaning up, tables.
+``DeploymentMaintenance``: lists live and dead workers, takes over runs, deletes old runs, and creates the tables.
 
-The open-source package lets nobody go on with a dead worker's runs by itself. Here somebody does: a worker holds a lock for as
-long as it lives, and ``takeover`` gives the runs of one whose lock is free back to their queues.
+DBOS leaves the runs of a dead worker to a restart of that worker. Here a worker holds a lock for as long as it lives, and ``takeover``
+returns the runs of a worker whose lock is free to their queues.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stepengine.durable.database import (
     open_connection,
     parse_database_url,
 )
-from stepengine.durable.database import migrate as make_tables
+from stepengine.durable.database import migrate as migrate_dbos_tables
 from stepengine.durable.deployment import OVER
 from stepengine.durable.indexes import (
     child_condition_sql,
@@ -32,14 +32,14 @@ from stepengine.durable.indexes import (
     turn_kind_sql,
     turn_number_sql,
 )
-from stepengine.durable.operate import Operator
+from stepengine.durable.operator import Operator
 from stepengine.durable.process import LOCK, release_lock_name, worker_lock_name
 from stepengine.durable.rates import create_rate_tables
 from stepengine.durable.register import create_register_tables_over
 from stepengine.durable.schedule_book import create_schedule_tables
 from stepengine.durable.step_names import ASK, CHILD, SPAWN, parse_kind
 from stepengine.durable.workers import create_worker_table, list_workers
-from stepengine.errors import DatabaseAway, DefinitionError, ExecutorBusy
+from stepengine.errors import DatabaseUnavailable, DefinitionError, ExecutorBusy
 from stepengine.runtime.logs import LOGGER
 
 MAX_TAKEOVERS = 5
@@ -165,7 +165,7 @@ class ReleaseView:
 @frozen
 class QueueView:
     """
-    A queue as it stands in the database, which is what holds.
+    The settings of a queue in the database. Workers follow these and not the ones that they were started with.
 
     Attributes:
         name: ``se.POOL.dDEPTH``.
@@ -187,7 +187,7 @@ class QueueView:
 @frozen
 class RateView:
     """
-    What is asked of one provider with one key, by all workers that limit it.
+    The load of one provider account: the requests of all workers that limit it.
 
     Attributes:
         account: The provider's prefix, and the fingerprint of the key.
@@ -205,7 +205,7 @@ class RateView:
 
 
 @frozen
-class Overview:
+class DeploymentOverview:
     """
     A deployment at a glance.
 
@@ -227,7 +227,7 @@ class Overview:
 
 
 @frozen
-class TakenOver:
+class TakeoverResult:
     """
     What became of a run of a dead worker.
 
@@ -245,7 +245,7 @@ class TakenOver:
     times: int
 
 
-class Upkeep:
+class DeploymentMaintenance:
     """
     Operations on a whole deployment.
 
@@ -258,7 +258,7 @@ class Upkeep:
 
     # --- looking ------------------------------------------------------------------------------------------------------
 
-    async def overview(self, *, check: bool = False) -> Overview:
+    async def overview(self, *, check: bool = False) -> DeploymentOverview:
         """
         Return the deployment at a glance.
 
@@ -266,7 +266,7 @@ class Upkeep:
             check: Whether every row is counted that is not portable JSON, which reads whole tables.
 
         Raises:
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
         """
         async with await open_connection(self._operator.url) as own:
             rows = await _fetch_all(own, STATES, WORKFLOW, self._operator.app)
@@ -293,7 +293,7 @@ class Upkeep:
             ]
             unreadable = {t: n for t in CODED if (n := await _count_unreadable_rows(own, t))} if check else None
         poison = sum([row[5] for row in rows])
-        return Overview(states, oldest, tuple(executors), tuple(releases), poison, unreadable)
+        return DeploymentOverview(states, oldest, tuple(executors), tuple(releases), poison, unreadable)
 
     async def _find_idle_workers(self, own: object, having: Mapping[str, object]) -> dict[str, dict[str, int]]:
         """Return the listed workers without runs, each with its release; they may be dead."""
@@ -313,19 +313,19 @@ class Upkeep:
         found = await self._operator.deployment.rows(RATES) if is_there else ()
         return [RateView(row[0], *[int(count) for count in row[1:]]) for row in found]
 
-    async def unfinished(self, release: str) -> list[str]:
+    async def list_unfinished(self, release: str) -> list[str]:
         """
         Return the ids of the root runs of a release that have not ended, the oldest first.
 
         Raises:
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
         """
         rows = await self._operator.deployment.rows(UNFINISHED, WORKFLOW, self._operator.app, release, list(OVER))
         return [row[0] for row in rows]
 
     # --- taking over --------------------------------------------------------------------------------------------------
 
-    async def takeover(self, executor: str, *, force: bool = False, dry_run: bool = False) -> list[TakenOver]:
+    async def takeover(self, executor: str, *, force: bool = False, dry_run: bool = False) -> list[TakeoverResult]:
         """
         Put the runs of a dead worker back into their queues; a second time finds nothing.
 
@@ -339,7 +339,7 @@ class Upkeep:
 
         Raises:
             ExecutorBusy: when the worker is alive, or somebody else is taking over.
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
         """
         async with await open_connection(self._operator.url) as own:
             got = await self._try_worker_lock(own, executor, seconds=0 if force else GONE_SECONDS)
@@ -365,14 +365,14 @@ class Upkeep:
                 return bool(got)
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
 
-    async def _requeue_runs(self, executor: str, *, dry_run: bool) -> list[TakenOver]:
+    async def _requeue_runs(self, executor: str, *, dry_run: bool) -> list[TakeoverResult]:
         operator = self._operator
         left = await operator.client.list_workflows_async(
             status="PENDING", executor_id=executor, application_name=operator.app, load_input=False, load_output=False
         )
         return [await self._requeue_or_cancel_run(status, executor, dry_run=dry_run) for status in left]
 
-    async def _requeue_or_cancel_run(self, status: Any, executor: str, *, dry_run: bool) -> TakenOver:
+    async def _requeue_or_cancel_run(self, status: Any, executor: str, *, dry_run: bool) -> TakeoverResult:
         operator, run = self._operator, status.workflow_id
         # Only the last one: a record may be long, and what somebody else wrote into it keeps no run from going on.
         (last, name) = next(iter(await operator.deployment.rows(LAST_STEP, run)), (0, ""))
@@ -382,18 +382,18 @@ class Upkeep:
         times = known.get("times", 0) + 1 if stuck else 1
         is_poison = times > MAX_TAKEOVERS
         if dry_run:
-            return TakenOver(run, executor, "would cancel" if is_poison else "would resume", times)
+            return TakeoverResult(run, executor, "would cancel" if is_poison else "would resume", times)
         counted = {"takeover": {"times": times, "step": last}}
         if is_poison:
             counted["poison"] = {"executor": executor, "step": last}
         await operator.client.update_workflow_attributes_async(run, counted, merge=True)
         if is_poison:
             await operator.client.cancel_workflow_async(run, cancel_children=True)
-            return TakenOver(run, executor, "poison", times)
-        await operator.client.resume_workflow_async(run, queue_name=status.queue_name or operator.queue_of(run))
-        return TakenOver(run, executor, "resumed", times)
+            return TakeoverResult(run, executor, "poison", times)
+        await operator.client.resume_workflow_async(run, queue_name=status.queue_name or operator.find_queue_name(run))
+        return TakeoverResult(run, executor, "resumed", times)
 
-    async def watch(self, *, grace: float = GRACE_SECONDS, look: float = LOOK_SECONDS) -> AsyncIterator[TakenOver]:
+    async def watch(self, *, grace: float = GRACE_SECONDS, look: float = LOOK_SECONDS) -> AsyncIterator[TakeoverResult]:
         """
         Take over every worker whose lock has been free for *grace* seconds, forever.
 
@@ -405,7 +405,7 @@ class Upkeep:
         """
         away: dict[str, float] = {}
         while True:
-            with contextlib.suppress(DatabaseAway), convert_database_errors(self._operator.url):
+            with contextlib.suppress(DatabaseUnavailable), convert_database_errors(self._operator.url):
                 async with await open_connection(self._operator.url) as own:
                     await own.execute(ELECT, (f"stepengine-takeover:{self._operator.app}",))
                     while True:
@@ -415,10 +415,12 @@ class Upkeep:
             away.clear()
             await asyncio.sleep(look)
 
-    async def _requeue_runs_of_dead_workers(self, own: object, away: dict[str, float], grace: float) -> list[TakenOver]:
+    async def _requeue_runs_of_dead_workers(
+        self, own: object, away: dict[str, float], grace: float
+    ) -> list[TakeoverResult]:
         """Take over workers that have been dead for *grace* seconds, and record when others died."""
         rows = await _fetch_all(own, WORKERS, WORKFLOW, self._operator.app)
-        taken: list[TakenOver] = []
+        taken: list[TakeoverResult] = []
         having = sorted([name for (name,) in rows if name])
         # Since when one was away once is nothing for the next time that it is.
         for executor in away.keys() - having:
@@ -433,7 +435,7 @@ class Upkeep:
                         taken += await self.takeover(executor)
                 except ExecutorBusy:  # it came back just now
                     continue
-                except DatabaseAway:
+                except DatabaseUnavailable:
                     raise
                 except Exception as error:  # noqa: BLE001  (whatever it is, the runs of the others go on)
                     LOGGER.warning("the runs of %r could not be taken over: %s", executor, error)
@@ -453,7 +455,7 @@ class Upkeep:
 
         Raises:
             DefinitionError: for a negative number.
-            DatabaseAway: when the database cannot be reached.
+            DatabaseUnavailable: when the database cannot be reached.
         """
         if older_than < 0:
             msg = f"an age is a number of seconds from 0 on, not {older_than!r}"
@@ -503,12 +505,12 @@ async def migrate(url: str, *, role: str | None = None) -> None:
         role: Role of workers and clients; it gets the rights that they need.
 
     Raises:
-        DatabaseAway: when the database cannot be reached, or the role may not.
+        DatabaseUnavailable: when the database cannot be reached, or the role may not.
         DefinitionError: when the URL is none.
         StepEngineError: when the extra is not installed.
     """
     real = parse_database_url(url)
-    await asyncio.to_thread(make_tables, real, role=role)
+    await asyncio.to_thread(migrate_dbos_tables, real, role=role)
     with convert_database_errors(real):
         async with await open_connection(real) as own:
             # Every step locks its run's row, which is written three or four times: room beside it, and early cleaning.

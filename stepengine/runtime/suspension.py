@@ -51,14 +51,14 @@ def _wake_date(item: Item, at: int | None) -> datetime | None:
 
 
 class _ParkedWait(NamedTuple):
-    """A wait: the future that ends it, the one for a standstill, and its description."""
+    """A wait: the future that ends it, the one for the suspension, and its description."""
 
     events: tuple[asyncio.Future[Any], ...]
     over: asyncio.Future[None]
     waits: tuple[Waits, ...]
 
 
-class Standstill:
+class SuspensionDetector:
     """
     The waits of one run tree.
 
@@ -225,7 +225,7 @@ class Standstill:
         # background does not wait for it: it goes on as soon as that is recorded, which takes a journal in a file a moment.
         effect = item.effect
         is_start = isinstance(effect, Spawn) and effect.is_background
-        if type(effect) in RUNS and not is_start and child_path(item.path, effect.seq) in self._tree.runs.by_path:
+        if isinstance(effect, RUNS) and not is_start and child_path(item.path, effect.seq) in self._tree.runs.by_path:
             return True
         return self._is_parked((item.path, effect.seq))
 
@@ -234,11 +234,11 @@ class Standstill:
         return parked is not None and not any(event.done() for event in (parked.over, *parked.events))
 
 
-class TreeWithStandstill(Tree, Protocol):
+class TreeWithSuspension(Tree, Protocol):
     """A run tree with the waits of its runs."""
 
     @property
-    def standstill(self) -> Standstill:
+    def suspension(self) -> SuspensionDetector:
         """The waits of its runs."""
 
 
@@ -246,7 +246,7 @@ def _no_sender_error(wait: Waits) -> AgentError:
     whose = f" of the run {wait.path!r}" if wait.path else ""
     msg = (
         f"Receive({wait.topic!r}){whose} waits for a message that no one can send: the run has no journal and no handle. "
-        f"Record it with journal=FileJournal(...), or start it with engine.start(...) and call handle.post({wait.topic!r}, value)"
+        f"Record it with journal=FileJournal(...), or start it with engine.start(...) and call handle.send_message({wait.topic!r}, value)"
     )
     return AgentError(msg)
 

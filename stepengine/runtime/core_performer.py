@@ -1,5 +1,5 @@
 """
-``Innermost``: performs model calls, tool calls, functions, questions and children, with one method for each.
+``CorePerformer``: performs model calls, tool calls, functions, questions and children, with one method for each.
 
 ``WaitingEffects`` performs the rest. The performers that record, limit and trace wrap these. Outcomes contain the run's time and the
 user messages that have arrived meanwhile.
@@ -85,7 +85,7 @@ from stepengine.models.base import Provider, raw_arguments, split_part_into_delt
 from stepengine.runtime.background import TreeWithBackground
 from stepengine.runtime.logs import LineLogger
 from stepengine.runtime.performer import IO, Item, child_path
-from stepengine.runtime.rates import Notice, Obstacle, ParsingRegistry, make_rate_limited_provider
+from stepengine.runtime.rates import Notice, ParsingRegistry, WaitReason, make_rate_limited_provider
 from stepengine.runtime.retry import Retries
 from stepengine.runtime.services import ModelProvider
 from stepengine.runtime.sizes import estimated_tokens
@@ -176,7 +176,7 @@ class OutcomeMaker:
         return None
 
 
-class Innermost:
+class CorePerformer:
     """
     The core performer of one run tree, which all others wrap: it performs the effects.
 
@@ -407,7 +407,7 @@ class Innermost:
                 # That it only waits is recorded: whoever resumes then waits on, in place of calling the effect in doubt
                 # (replay:J31).
                 if not delivered.done():
-                    await io.waits(item)
+                    await io.note_waiting_call(item)
             deferred.mark_waiting(item)
             if delivered.done():
                 return delivered.result()
@@ -541,7 +541,7 @@ class Innermost:
     def _wait(self, item: Item, io: IO) -> Awaitable[Single]:
         return self._perform_wait(item, io)
 
-    _PERFORM: ClassVar[Mapping[type[Leaf], Callable[[Innermost, Item, IO], Awaitable[Single]]]] = {
+    _PERFORM: ClassVar[Mapping[type[Leaf], Callable[[CorePerformer, Item, IO], Awaitable[Single]]]] = {
         CallModel: _call_model,
         CallTool: _call_tool,
         CallBody: _call_body,
@@ -754,7 +754,7 @@ def _make_retry_event(item: Item, request: ModelRequest, attempt: int, wait: flo
 def _make_notice(item: Item, io: IO, request: ModelRequest) -> Notice:
     """Return a function that shows waits for a rate limit."""
 
-    def notice(provider: str, obstacle: Obstacle) -> None:
+    def notice(provider: str, obstacle: WaitReason) -> None:
         if io.watched:
             at: dict[str, Any] = {"path": item.path, "seq": item.effect.seq, "model": request.model}
             io.emit(RateLimited(**at, provider=provider, limit=obstacle.limit, wait=obstacle.seconds))

@@ -26,10 +26,10 @@ from stepengine.tools.schemas import JsonSchema
 
 MessageKind: TypeAlias = Literal["message", "answer", "cancel", "input", "result"]
 
-# Other processes post to a folder or a database, neither of which tells anybody. So it is looked into, only while a run
+# Other processes send to a folder or a database, neither of which tells anybody. So it is looked into, only while a run
 # waits, and less and less often.
 FIRST_POLL_SECONDS = 0.25
-"""Seconds until the first look into a post box while a run waits for what somebody else's process may send."""
+"""A reply to what a run has just sent arrives within a quarter of a second or much later."""
 MAX_POLL_SECONDS = 2.0
 """A person who posts a message waits this long for its effect, and a thousand waiting runs look 500 times in a second."""
 POLL_FACTOR = 1.25
@@ -71,13 +71,13 @@ def parse_answer(value: JsonValue) -> AnswerLike:
     return answer
 
 
-class PostBox(Protocol):
+class MessageStore(Protocol):
     """The store for messages of a run that outlive its process, to which other processes add theirs."""
 
     def unread(self) -> Sequence[Message]:
         """Return the stored messages that no run of the tree has received."""
 
-    def unheard(self, path: str) -> Sequence[str]:
+    def list_unreceived(self, path: str) -> Sequence[str]:
         """Return the texts sent to the run at *path* before this process resumed it and not received."""
 
     def has(self, message_id: str) -> bool:
@@ -94,13 +94,13 @@ class PostBox(Protocol):
             StepEngineError: when it cannot be read; it can be asked again.
         """
 
-    def keep(self, message: Message) -> bool:
+    def store_message(self, message: Message) -> bool:
         """Store a message of this process; return False if its run has not started, so that it stays unread."""
 
     def refuse(self, message: Message, why: str) -> None:
         """Record that a message was refused."""
 
-    def post(self, message: Message) -> bool:
+    def send(self, message: Message) -> bool:
         """
         Store a message durably for all processes; return whether its id is new.
 
@@ -129,7 +129,7 @@ class Inboxes:
             (self.by_path.setdefault(path, []) if path else self.root).extend(messages)
 
 
-class Mail:
+class RunMessages:
     """
     The messages of one run tree.
 
@@ -143,7 +143,9 @@ class Mail:
         apply: The same function; it does nothing once the tree has ended.
     """
 
-    def __init__(self, box: PostBox | None, apply: Callable[[Message], object], warn: Callable[[str], object]) -> None:
+    def __init__(
+        self, box: MessageStore | None, apply: Callable[[Message], object], warn: Callable[[str], object]
+    ) -> None:
         self._box = box
         self.apply = apply
         self._warn = warn
@@ -184,9 +186,9 @@ class Mail:
     def arrive(self, message: Message) -> bool:
         """Receive a message of this process in the run's event loop; return whether it is new."""
         if self._is_over or self.has(message.id):
-            return False  # what comes too late is in the post box, for whoever goes on
+            return False  # what comes too late is in the mailbox, for whoever goes on
         # Kept before it is told: what a run has acted upon has to be in its record, or a replay would not hear it.
-        if self._box is not None and not self._box.keep(message):
+        if self._box is not None and not self._box.store_message(message):
             return False
         self._enqueue_new((message,))
         self._notify_waiters()
@@ -196,9 +198,9 @@ class Mail:
         """Return whether a message with this id has arrived before."""
         return message_id in self._seen or (self._box is not None and self._box.has(message_id))
 
-    def post(self, message: Message) -> bool:
+    def send(self, message: Message) -> bool:
         """Store a message durably if there is a store; return whether it is new. May be called from any thread."""
-        return not self.has(message.id) if self._box is None else self._box.post(message)
+        return not self.has(message.id) if self._box is None else self._box.send(message)
 
     async def fetch(self) -> None:
         """Receive the messages of other processes; to be called in the run's event loop."""
@@ -218,9 +220,9 @@ class Mail:
             self._notify_waiters()
         self._apply_all([message for message in found if message.kind != "message"])
 
-    def unheard(self, path: str) -> Sequence[str]:
+    def list_unreceived(self, path: str) -> Sequence[str]:
         """Return the texts sent to the run at *path* before this process resumed it and not received."""
-        return () if self._box is None else self._box.unheard(path)
+        return () if self._box is None else self._box.list_unreceived(path)
 
     def _notify_waiters(self) -> None:
         """Wake everything that waits for a message."""
@@ -234,7 +236,7 @@ class Mail:
         waiting = self._waiting.get((path, topic))
         return waiting[0] if waiting else None
 
-    def take(self, message: Message) -> None:
+    def remove(self, message: Message) -> None:
         """Remove a message that a run has received; a replay may do so, too."""
         waiting = self._waiting.get((message.path, message.topic))
         if waiting and waiting[0].id == message.id:
@@ -242,7 +244,7 @@ class Mail:
         elif waiting:
             self._waiting[message.path, message.topic] = deque([one for one in waiting if one.id != message.id])
 
-    def give_back(self, message: Message) -> None:
+    def return_message(self, message: Message) -> None:
         """Return a message to the front of its topic, since its receiver lost a race."""
         # In front: it was the next one, and the order of a topic is that in which its messages came.
         self._waiting.setdefault((message.path, message.topic), deque()).appendleft(message)
@@ -250,7 +252,7 @@ class Mail:
 
     def refuse(self, message: Message, why: str) -> None:
         """Remove a message that does not fit and record why."""
-        self.take(message)
+        self.remove(message)
         if self._box is not None:
             self._box.refuse(message, why)
 
@@ -263,7 +265,7 @@ class Mail:
 
     @contextlib.contextmanager
     def polling(self) -> Iterator[None]:
-        """Poll the post box for the duration of the block, since a run waits in it."""
+        """Poll the mailbox for the duration of the block, since a run waits in it."""
         self._watchers += 1
         if self._box is not None and self._polling is None:
             self._polling = asyncio.get_running_loop().create_task(self._poll())
@@ -275,7 +277,7 @@ class Mail:
                 self._stop_polling()
 
     async def _poll(self) -> None:
-        """Poll the post box, less often while nothing arrives."""
+        """Poll the mailbox, less often while nothing arrives."""
         pause = FIRST_POLL_SECONDS
         while True:
             await asyncio.sleep(pause)

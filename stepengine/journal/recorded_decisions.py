@@ -1,7 +1,7 @@
 """
 The decisions in a recorded run.
 
-``decisions`` are answers to questions and permissions, and results stated by people; ``judge_calls`` yields the decisions of another policy.
+``decisions`` are answers to questions and permissions, and results stated by people; ``check_recorded_calls`` yields the decisions of another policy.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 @frozen(kw_only=True)
-class Decided:
+class RecordedDecision:
     """
     One thing that was decided from outside of a run.
 
@@ -60,7 +60,7 @@ class Decided:
     reason: str = ""
 
 
-def decisions(journal: JournalLike) -> list[Decided]:
+def decisions(journal: JournalLike) -> list[RecordedDecision]:
     """
     Return the answers to questions and permissions of a run, and the results stated by people, in recorded order.
 
@@ -69,17 +69,17 @@ def decisions(journal: JournalLike) -> list[Decided]:
     """
     history = as_journal(journal).history()
     if history.head is None:
-        raise as_journal(journal).missing()
+        raise as_journal(journal).make_missing_error()
     return list(_find_decisions(history, parse_created(history.head)))
 
 
 def _make_moment(record: Input | Result, number: int, created: datetime) -> dict[str, Any]:
-    """Return the place and time of a record, as members of ``Decided``."""
+    """Return the place and time of a record, as members of ``RecordedDecision``."""
     time = created + timedelta(milliseconds=record.at)
     return {"record": number, "address": format_address(*record.address), "time": time}
 
 
-def _find_decisions(history: History, created: datetime) -> Iterator[Decided]:
+def _find_decisions(history: History, created: datetime) -> Iterator[RecordedDecision]:
     # Inputs as they were read: texts that stand apart are put in.
     inputs = iter(history.inputs)
     for number, record in enumerate(history.records, 1):
@@ -89,7 +89,9 @@ def _find_decisions(history: History, created: datetime) -> Iterator[Decided]:
             yield from _find_decisions_in_result(history, record, number, created)
 
 
-def _find_decisions_in_result(history: History, record: Result, number: int, created: datetime) -> Iterator[Decided]:
+def _find_decisions_in_result(
+    history: History, record: Result, number: int, created: datetime
+) -> Iterator[RecordedDecision]:
     intent = history.intents[record.address]
     outcome = history.outcome(record) if intent.type == "ask" else None
     if isinstance(outcome, Value):
@@ -98,10 +100,12 @@ def _find_decisions_in_result(history: History, record: Result, number: int, cre
             yield _make_decision(_make_moment(record, number, created), form, question, answer)
 
 
-def _find_decisions_in_input(history: History, record: Input, number: int, created: datetime) -> Iterator[Decided]:
+def _find_decisions_in_input(
+    history: History, record: Input, number: int, created: datetime
+) -> Iterator[RecordedDecision]:
     address, said = record.address, record.input
     if said["type"] == "manual_result":
-        yield Decided(
+        yield RecordedDecision(
             **_make_moment(record, number, created),
             kind="result",
             asked=str(history.intents[address].subject or history.intents[address].type),
@@ -116,8 +120,10 @@ def _find_decisions_in_input(history: History, record: Input, number: int, creat
             yield _make_decision(_make_moment(record, number, created), form, found, restored(said["answer"]))
 
 
-def _make_decision(moment: Mapping[str, Any], form: Mapping[str, Any], question: Question, answer: Answer) -> Decided:
-    return Decided(
+def _make_decision(
+    moment: Mapping[str, Any], form: Mapping[str, Any], question: Question, answer: Answer
+) -> RecordedDecision:
+    return RecordedDecision(
         **moment,
         kind=str(form["purpose"]),
         asked=question.text,
@@ -153,7 +159,7 @@ class JudgedCall:
     why: str
 
 
-def judge_calls(journal: JournalLike, policy: Policy, tools: Mapping[str, ToolSpec]) -> Iterator[JudgedCall]:
+def check_recorded_calls(journal: JournalLike, policy: Policy, tools: Mapping[str, ToolSpec]) -> Iterator[JudgedCall]:
     """
     Yield the decision of a policy about each tool call of a recorded run, in order; nothing is run.
 

@@ -28,7 +28,7 @@ from stepengine.durable.deployment import (
 from stepengine.durable.messages import TOPIC, find_text_problem, make_database_topic
 from stepengine.durable.run_waits import AnswerSender, RunWaits, Waiting
 from stepengine.durable.sessions import Sessions, resolve_answered_run, waiting_queue_name
-from stepengine.durable.wire import Order, to_portable_json
+from stepengine.durable.wire import SubmittedRun, to_portable_json
 from stepengine.engine.options import MAX_RUN_ID_CHARS
 from stepengine.errors import AnswerRejected, InputError, JournalError
 from stepengine.journal.mailbox import MAX_VALUE_BYTES
@@ -94,7 +94,7 @@ class Operator:
             pool: Where runs are submitted to.
 
         Raises:
-            DatabaseAway: when it cannot be reached.
+            DatabaseUnavailable: when it cannot be reached.
             DefinitionError: when the URL or the name is not valid.
             StepEngineError: when the extra is not installed.
         """
@@ -158,7 +158,7 @@ class Operator:
         if priority < 0:
             msg = f"a priority is 0 or a larger number, not {priority}"
             raise InputError(msg, issues=("priority",))
-        order = Order(
+        order = SubmittedRun(
             root=run,
             agent_id=agent,
             prompt=prompt,
@@ -189,7 +189,7 @@ class Operator:
         """Return a root run and every run below it, the root first; raise ``JournalError`` when there is none of that id."""
         return await self.deployment.tree(root)
 
-    async def waiting(self, root: str) -> list[Waiting]:
+    async def list_questions(self, root: str) -> list[Waiting]:
         """
         Return the open questions of a run and its descendants, in the order of their ids.
 
@@ -231,7 +231,7 @@ class Operator:
                 msg = f"somebody else has answered {' or '.join(map(repr, answers))} in the meantime"
                 raise AnswerRejected(msg)
 
-    async def say(self, root: str, text: str, *, id: str | None = None) -> None:
+    async def send_input(self, root: str, text: str, *, id: str | None = None) -> None:
         """
         Send user input to a running run, for its next model call.
 
@@ -253,7 +253,9 @@ class Operator:
         await self._check_can_receive(root, "it is a child, and only roots are spoken to")
         await self.client.send_async(root, {"text": text}, TOPIC, idempotency_key=id or make_run_id())
 
-    async def post(self, root: str, topic: str, value: object, *, id: str | None = None, path: str = "") -> bool:
+    async def send_message(
+        self, root: str, topic: str, value: object, *, id: str | None = None, path: str = ""
+    ) -> bool:
         """
         Send a message to a running run, for its next ``Receive`` on that topic; return False if *id* was sent before.
 
@@ -309,8 +311,8 @@ class Operator:
             known = await self.tree(root)
             tree = [each for each in known if not each.is_over]
             if is_held and tree:
-                await self.sessions.hold(known[0])
-            elif not is_held and await self.sessions.give_up(known[0]):
+                await self.sessions.block_on_turn(known[0])
+            elif not is_held and await self.sessions.release_turn(known[0]):
                 return [root]
             for each in tree:
                 await self.client.cancel_workflow_async(each.id)
@@ -338,11 +340,11 @@ class Operator:
             raise JournalError(msg)
         # A cancelled run has lost its queue.
         found = await self.client.list_workflows_async(workflow_ids=[root.partition("/")[0]], load_output=False)
-        pool = Order.from_form(found[0].input["args"][0]).pool
+        pool = SubmittedRun.from_form(found[0].input["args"][0]).pool
         async with self.sessions.retry_turn(tree[0]):
             for each in reversed(stopped):
                 is_turn = "turn" in each.attributes
-                queue = waiting_queue_name(pool) if is_turn else self.queue_of(each.id, pool)
+                queue = waiting_queue_name(pool) if is_turn else self.find_queue_name(each.id, pool)
                 await self._rewind(each.id, release=release, queue=queue)
         return [each.id for each in stopped]
 
@@ -378,7 +380,7 @@ class Operator:
         for topic, message, key in unread:
             await self.client.send_async(run, message, topic, idempotency_key=key.removesuffix(f"::{run}"))
 
-    def queue_of(self, run: str, pool: str | None = None) -> str:
+    def find_queue_name(self, run: str, pool: str | None = None) -> str:
         """Return the queue of a run by its depth, in *pool* or that of this operator."""
         path = run.partition("/")[2]
         return queue_name(pool or self.pool, path.count(".") + 1 if path else 0)

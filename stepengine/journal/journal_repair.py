@@ -1,5 +1,5 @@
 """
-Checking and repairing journals: ``check``, ``scrub``, ``sealed``, ``repair``.
+Checking and repairing journals: ``check``, ``scrub``, ``seal_journal``, ``repair``.
 
 Mending is an explicit act: nothing here happens by itself.
 """
@@ -72,7 +72,7 @@ def check(journal: JournalLike, *, allow_secrets: Iterable[str] = ()) -> Journal
 
     Args:
         journal: The journal.
-        allow_secrets: Hashes of values that look like secrets and are none, as ``Leak.digest`` has them.
+        allow_secrets: Hashes of values that look like secrets and are none, as ``SecretFinding.digest`` has them.
     """
     source = as_journal(journal)
     try:
@@ -144,7 +144,7 @@ def scrub(journal: JournalLike) -> MemoryJournal:
     source = as_journal(journal)
     history = source.history()
     if history.head is None:
-        raise source.missing()
+        raise source.make_missing_error()
     copy = MemoryJournal(redact="all", link=history.head.link)
     copy.replace(redact_records(history, copy.redactor))
     made = MemoryJournal(copy.lines(), redact="all", link=copy.link)
@@ -157,7 +157,7 @@ SHOWN_CHARS = 160
 
 
 @frozen
-class Edit:
+class EditedLine:
     """
     A line that was changed after stepengine wrote it.
 
@@ -173,7 +173,7 @@ class Edit:
 
 
 @frozen
-class Sealed:
+class SealedJournal:
     """
     A journal whose edited lines were made valid.
 
@@ -183,14 +183,14 @@ class Sealed:
     """
 
     journal: MemoryJournal
-    edits: tuple[Edit, ...]
+    edits: tuple[EditedLine, ...]
 
 
-def sealed(journal: JournalLike) -> Sealed:
+def seal_journal(journal: JournalLike) -> SealedJournal:
     """
     Return a valid copy of a manually edited journal, with checksums and fingerprints recomputed.
 
-    The journal itself is not changed; ``sealed(journal).journal.copy_to(journal)`` does that.
+    The journal itself is not changed; ``seal_journal(journal).journal.copy_to(journal)`` does that.
 
     Raises:
         JournalCorrupt: when a line is not a record, or the records do not follow from each other.
@@ -207,10 +207,10 @@ def sealed(journal: JournalLike) -> Sealed:
     records = list(_recompute_fingerprints(records, numbers, source))
     copy = MemoryJournal(redact="off", link=source.link)
     copy.replace(records)
-    edits = [Edit(n, _describe_record(records[n - 1]), _format_members(records[n - 1])) for n in sorted(numbers)]
+    edits = [EditedLine(n, _describe_record(records[n - 1]), _format_members(records[n - 1])) for n in sorted(numbers)]
     made = MemoryJournal(copy.lines(), redact="off", link=source.link)
     made.is_own = find_owner_mark(source)
-    return Sealed(made, tuple(edits))
+    return SealedJournal(made, tuple(edits))
 
 
 def repair(journal: JournalLike, until: int, into: JournalLike) -> Journal:

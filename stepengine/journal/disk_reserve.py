@@ -1,0 +1,143 @@
+"""
+Reserved room on each disk for the results of running effects when the disk is full.
+
+An unnamed temporary file, one for all journals of a disk, takes the room, so no one sees it and nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from pathlib import Path
+from typing import ClassVar
+
+from stepengine.workspace.after_fork import Lock, call_after_fork
+
+RESERVE_BYTES = 1024 * 1024
+"""Room for the results of some dozen effects that are in progress when the disk becomes full, and no loss to any disk."""
+LESS = tuple([RESERVE_BYTES >> halved for halved in range(1, 5)])
+"""Smaller reserves for running effects on a disk without room for ``RESERVE_BYTES``."""
+FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+class DiskReserve:
+    """
+    A mebibyte of one disk, for results that come when it is full; made by ``for_disk_of(folder)``.
+
+    Attributes:
+        users: How many journals count on it.
+        is_short: Whether less is kept, so that no effect should begin: there may be no room for what comes of it.
+    """
+
+    _known: ClassVar[dict[int, DiskReserve]] = {}
+    _lock: ClassVar[Lock] = Lock()
+
+    def __init__(self, device: int, folder: Path) -> None:
+        self._device = device
+        self._folder = folder
+        self._descriptor: int | None = None
+        self.users = 0
+        self.is_short = True
+
+    @classmethod
+    def for_disk_of(cls, folder: Path) -> DiskReserve | None:
+        """Return the reserve of the disk that holds *folder*, or ``None`` if there can be none."""
+        with cls._lock:
+            try:
+                device = folder.stat().st_dev
+                known = cls._known.get(device)
+                if known is None:
+                    known = cls(device, folder)
+                    known._allocate_largest((RESERVE_BYTES,))
+                    cls._known[device] = known
+            except (OSError, AttributeError):
+                return None
+            known.users += 1
+            return known
+
+    def spend(self) -> bool:
+        """Release the reserved room; return whether there was any."""
+        with self._lock:
+            return self._release_room()
+
+    def renew(self, folder: Path) -> bool:
+        """
+        Reserve all the room again if the disk has enough; return whether it has.
+
+        Args:
+            folder: One of the disk that is there: the one that the room was first kept in may be gone.
+        """
+        with self._lock:
+            if self.is_short:
+                self._release_room()
+                self._folder = folder
+                try:
+                    self._allocate_largest((RESERVE_BYTES, *LESS))
+                except OSError:  # as in `for_disk_of`: where no room can be kept, nothing waits for it
+                    self.is_short = False
+            return not self.is_short
+
+    def reserve_remaining(self) -> None:
+        """Reserve again the room that is left on the disk, for results of running effects."""
+        with self._lock:
+            self._release_room()
+            self._allocate_if_possible(LESS)
+
+    def close(self) -> None:
+        """Count one journal less; the last one releases the room."""
+        with self._lock:
+            self.users -= 1
+            if self.users <= 0:
+                self._release_room()
+                if self._known.get(self._device) is self:
+                    del self._known[self._device]
+
+    def _allocate_if_possible(self, sizes: tuple[int, ...]) -> None:
+        with contextlib.suppress(OSError):
+            self._allocate_largest(sizes)
+
+    def _allocate_largest(self, sizes: tuple[int, ...]) -> None:
+        """Reserve the first of these sizes that fits; a full disk is not an error."""
+        for size in sizes:
+            try:
+                self._descriptor = _allocate_space(self._folder, size)
+            except OSError as error:
+                if error.errno not in FULL:
+                    raise
+            else:
+                self.is_short = size < RESERVE_BYTES
+                return
+
+    def leave(self) -> None:
+        """Close the inherited descriptor in a forked child."""
+        descriptor, self._descriptor = self._descriptor, None
+        if descriptor is not None:
+            os.close(descriptor)
+
+    def _release_room(self) -> bool:
+        """Release the room; return whether there was any."""
+        descriptor, self._descriptor = self._descriptor, None
+        self.is_short = True
+        if descriptor is None:
+            return False
+        os.close(descriptor)
+        return True
+
+
+@call_after_fork
+def _drop_reserves_after_fork() -> None:
+    """Release the parent's reserved room in a forked child, which would keep it from the disk."""
+    for reserve in list(DiskReserve._known.values()):  # noqa: SLF001 - it is what this module keeps of them
+        reserve.leave()
+    DiskReserve._known.clear()  # noqa: SLF001
+
+
+def _allocate_space(folder: Path, size: int) -> int:
+    descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except BaseException:
+        os.close(descriptor)
+        raise
+    return descriptor
