@@ -317,7 +317,7 @@ class Chat:
             if typed.strip() and not await self.terminal.handle_chat_command(typed):
                 self.terminal.queue_first([self.terminal.message_from_line(typed)])
 
-        return await self.terminal.ask_question(question, answer, other)
+        return await self.terminal.ask_until_answered(question, answer, other)
 
     async def _watch_turn(
         self, handle: RunHandle, recording: RunRecording, options: Options, *, settled: Collection[str] = ()

@@ -78,7 +78,7 @@ def resume_due(
 
 def _find_store_path(text: str) -> Path:
     """
-    Return the folder or SQLite file of runs that is named.
+    Return the folder or SQLite file of runs that *text* names; for an empty text, the folder of recorded runs.
 
     Raises:
         UsageProblem: when it is something else, or is not there.

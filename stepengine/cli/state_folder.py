@@ -278,9 +278,9 @@ class RunRecording:
         """Record the result of the run, or its waits."""
         status = result.status.value
         if self.journal is not None:
-            from stepengine.journal.provenance import record_reviewed_journal
+            from stepengine.journal.provenance import record_permission_review
 
-            record_reviewed_journal(self.journal)
+            record_permission_review(self.journal)
         if self._entry is None:
             return
         if result.status is RunStatus.CANCELLED and self.journal is not None:

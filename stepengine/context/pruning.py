@@ -115,7 +115,7 @@ def make_entry(
         speaker = "[EARLIER SUMMARY]" if SUMMARY_TAGS.intersection(message.tags) else "[USER]"
         return RememberedMessage("user", f"{speaker}{note}\n{cut_to_tokens(text, caps.user)}") if text else None
     if isinstance(message, AssistantMessage):
-        text = cut_to_tokens(message.said.strip(), caps.note)
+        text = cut_to_tokens(message.text_without_thoughts.strip(), caps.note)
         lines = [*([f"Progress note: {text}"] if text else []), *map(describe_call, message.tool_calls)]
         return RememberedMessage("assistant", cut_to_tokens("\n".join(lines), caps.work)) if lines else None
     text = describe_result(message, calls[message.tool_call_id], forgotten)
@@ -539,15 +539,15 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         """Return why to prune the history: ``context_limit``, ``cache_expiry``, both, or ``None``."""
         margin = min(MARGIN_TOKENS, limits.max_tokens // MARGIN_DIVISOR)
         is_large = limits.size(transcript) + margin > limits.max_tokens
-        is_cold = self._is_cold(transcript, limits, now, last_request)
+        is_cold = self._starts_cold_turn(transcript, limits, now, last_request)
         if is_large:
             return "context_limit_and_cache_expiry" if is_cold else "context_limit"
         return "cache_expiry" if is_cold else None
 
-    def _is_cold(
+    def _starts_cold_turn(
         self, transcript: Transcript, limits: ContextLimits, now: datetime, last_request: datetime | None
     ) -> bool:
-        """Return whether a new request of the user arrives after the provider's prompt cache has expired."""
+        """Return whether a large enough conversation starts a new request of the user after the prompt cache has expired."""
         if self.cold_after is None or last_request is None or now - last_request <= self.cold_after:
             return False
         if self.cold_min_tokens is not None and limits.size(transcript) < self.cold_min_tokens:

@@ -202,7 +202,7 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
             settings=settings,
             tools=tuple(state.tool_definitions.values()),
         )
-        return reply.said
+        return reply.text_without_thoughts
 
 
 def compact(state: AgentState, policy: summarize | None = None) -> Generator[Yieldable, StepResult, AgentState]:

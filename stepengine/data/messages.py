@@ -576,7 +576,7 @@ class AssistantMessage:
         return join_text_parts(self.content)
 
     @property
-    def said(self) -> str:
+    def text_without_thoughts(self) -> str:
         """The text without thoughts that some models write into it."""
         return split_thoughts(self.text).said
 

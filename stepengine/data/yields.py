@@ -902,7 +902,7 @@ class StepResult:
     def text(self) -> str:
         """The text of the newest assistant message, stripped and without thoughts; ``""`` for calls alone or no message."""
         history = reversed(self.agent_state.message_history)
-        return next((m.said.strip() for m in history if isinstance(m, AssistantMessage)), "")
+        return next((m.text_without_thoughts.strip() for m in history if isinstance(m, AssistantMessage)), "")
 
     def __repr__(self) -> str:
         """Return one line, for error messages about a wrongly used result."""
@@ -1128,9 +1128,9 @@ def parse_reply(reply: ModelReply, schema: type[Reply]) -> Reply:
     Raises:
         OutputMissing: when the text is not JSON or does not fit.
     """
-    found = parse_json_answer(reply.said)
+    found = parse_json_answer(reply.text_without_thoughts)
     if found is NO_JSON:
-        issues = [f"its text is not JSON: {format_value(reply.said)}"]
+        issues = [f"its text is not JSON: {format_value(reply.text_without_thoughts)}"]
     else:
         try:
             made: Reply = model_from_json(schema, freeze(found))

@@ -102,10 +102,10 @@ def queue_name(pool: str, depth: int) -> str:
 
 def check_deployment_name(name: str, what: str) -> str:
     """
-    Return *name*.
+    Return *name* if it is valid as a name in the database.
 
     Raises:
-        DefinitionError: when it is none of the names that the database takes.
+        DefinitionError: for any other name.
     """
     if NAME.fullmatch(name) is None:
         msg = f"{what} is 3 to 64 characters of a-z, 0-9, - and _, such as 'stepengine', not {name!r}"

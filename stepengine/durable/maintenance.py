@@ -284,7 +284,7 @@ class DeploymentMaintenance:
                     unfinished[release] = unfinished.get(release, 0) + count
             executors = [
                 ExecutorView(name, is_alive, sum(found.values()), tuple(sorted(found)))
-                for name, found in sorted((await self._find_idle_workers(own, having) | having).items())
+                for name, found in sorted((await self._find_workers_without_runs(own, having) | having).items())
                 if (is_alive := await _is_lock_held(own, worker_lock_name(name))) or name in having
             ]
             releases = [
@@ -295,16 +295,18 @@ class DeploymentMaintenance:
         poison = sum([row[5] for row in rows])
         return DeploymentOverview(states, oldest, tuple(executors), tuple(releases), poison, unreadable)
 
-    async def _find_idle_workers(self, own: object, having: Mapping[str, object]) -> dict[str, dict[str, int]]:
+    async def _find_workers_without_runs(
+        self, connection: object, with_runs: Mapping[str, object]
+    ) -> dict[str, dict[str, int]]:
         """Return the listed workers without runs, each with its release; they may be dead."""
         return {
             name: {release: 0}
-            for name, release in (await list_workers(own, self._operator.app)).items()
-            if name not in having
+            for name, release in (await list_workers(connection, self._operator.app)).items()
+            if name not in with_runs
         }
 
-    async def queues(self) -> list[QueueView]:
-        """Return the queues with their settings in the database."""
+    async def queue_settings(self) -> list[QueueView]:
+        """Return the settings of each queue, as the database has them."""
         return [QueueView(*row) for row in await self._operator.deployment.rows(QUEUES, self._operator.app)]
 
     async def rates(self) -> list[RateView]:

@@ -218,7 +218,7 @@ class WorkerProcess:
         except BaseException:
             await self.close(drain=0)
             raise
-        self._keeper = asyncio.create_task(self._poll_queues(queues))
+        self._keeper = asyncio.create_task(self._poll_and_watch(queues))
 
     async def _connect_and_lock(self) -> None:
         lock = await open_connection(self.setting.url)
@@ -229,8 +229,8 @@ class WorkerProcess:
             raise
         self._lock = lock
 
-    async def _poll_queues(self, queues: Queues) -> None:
-        """Take runs, restore the lock after a lost connection, and end waiting executions that belong to others."""
+    async def _poll_and_watch(self, queues: Queues) -> None:
+        """Take runs, restore the lock after a lost connection, and end waiting executions of cancelled or lost runs."""
         loop, looked = asyncio.get_running_loop(), 0.0
         while True:
             try:

@@ -202,22 +202,22 @@ class SharedRates:
         self._limiters: dict[str, SharedLimiter] = {}
         self._own: Any = None
         self._asking = asyncio.Lock()
-        self._effects: asyncio.Semaphore | None = None
+        self._effect_slots: asyncio.Semaphore | None = None
         self._taking: set[asyncio.Task[Any]] = set()
 
-    async def open(self, effects: asyncio.Semaphore, *, migrate: bool) -> None:
+    async def open(self, effect_slots: asyncio.Semaphore, *, migrate: bool) -> None:
         """
-        Connect, and create the tables if *migrate* is true.
+        Connect, and check that the tables exist, or create them if *migrate* is true.
 
         Args:
-            effects: The places of effects: a request gives its own to others while it waits.
+            effect_slots: The slots of effects: a request lets others use its own while it waits.
             migrate: Whether tables are made and updated.
 
         Raises:
             DatabaseUnavailable: when the database cannot be reached.
             StepEngineError: when the tables are missing.
         """
-        self._effects = effects
+        self._effect_slots = effect_slots
         with convert_database_errors(self._url):
             own = await self._connect()
             is_there = await fetch_value(own, THERE)
@@ -288,7 +288,7 @@ class SharedRates:
     @contextlib.asynccontextmanager
     async def release_slot(self) -> AsyncIterator[None]:
         """Release this effect's slot while the block waits."""
-        effects = self._effects
+        effects = self._effect_slots
         if effects is None:
             yield
             return

@@ -535,7 +535,7 @@ class _PlaybackPerformer:
         await self._inner.begin(batch)
 
     async def perform(self, item: Item, io: IO) -> Single:
-        """Return the recorded outcome; children and tool bodies are replayed from their own records."""
+        """Return the recorded outcome, or a stop where the record ends; children and tool bodies replay their own records."""
         if isinstance(item.effect, RunInBackground):
             return await self._replay_child_to_end(item, io)
         if isinstance(item.effect, RUNS) and not getattr(item.effect, "is_background", False):

@@ -61,7 +61,7 @@ class _AgentLookup(NamedTuple):
 
     @classmethod
     def from_file(cls, file: str, folders: Iterable[Path]) -> Self:
-        """Return a lookup of the agents in *file* and in its folder."""
+        """Return a lookup of the agents in *file*, in its folder and in *folders*."""
         place = AgentLocation.of_text(file) if file else None
         same = {} if place is None else {normalised_id(one.id): one for one in place.agents()}
         return cls(place, same, tuple(folders))

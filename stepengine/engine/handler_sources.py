@@ -129,7 +129,7 @@ def check_agent_sources(
     """
     listed = f"tools=[...] of agent {definition.id!r}", f"spawnable_agents=[...] of agent {definition.id!r}"
     scope = None if is_shared else _FunctionScope(names, *listed)
-    _check_function(definition.handle_steps, f"handle_steps of {definition.id!r}", scope)
+    _warn_about_function(definition.handle_steps, f"handle_steps of {definition.id!r}", scope)
     check_hook_sources(f"agent {definition.id!r}", definition.hooks)
     for tool in tools:
         if isinstance(tool, Tool):
@@ -153,7 +153,9 @@ def _check_tool_source(tool: Tool[..., Any], names: AllowedNames) -> None:
     remedy = f"uses=[...] of the tool {name!r}"
     # The body of a tool that does not yield calls no other tool.
     is_generator = isinstance(tool.binding().runs, Yielding)
-    _check_function(tool.body.fn, f"tool {name!r}", _FunctionScope(names, remedy, remedy) if is_generator else None)
+    _warn_about_function(
+        tool.body.fn, f"tool {name!r}", _FunctionScope(names, remedy, remedy) if is_generator else None
+    )
     if not tool.spec.description.strip() and function is not None and not _is_in_package(function):
         text = (
             f"tool {name!r} has no description. Write a docstring: the model reads it to decide when to call the tool."
@@ -165,11 +167,11 @@ def check_hook_sources(owner: str, hooks: Hooks) -> None:
     """Warn about lines of hooks that have no effect."""
     for point in HOOK_POINTS:
         for hook in hooks.get_hooks(point):
-            _check_function(hook, f"the {point} hook of {owner}", None)
+            _warn_about_function(hook, f"the {point} hook of {owner}", None)
 
 
-def _check_function(fn: object, owner: str, scope: _FunctionScope | None) -> None:
-    """Check a function, and the generator functions of its author that it calls by name."""
+def _warn_about_function(fn: object, owner: str, scope: _FunctionScope | None) -> None:
+    """Warn of each problem in the source of a function, and of its author's generator functions that it calls by name."""
     waiting, met = [_unwrap_function(fn)], set[object]()
     for function in waiting:
         if function is None or function.__code__ in met or _is_in_package(function):

@@ -557,7 +557,7 @@ def import_agents(value: str) -> PackageAgents:
     for name in filter(None, attribute.split(".")):
         held = getattr(held, name, None)
     if isinstance(held, ModuleType):
-        return _agents_of_module(held)
+        return _load_agents_of_module(held)
     agents = [held] if isinstance(held, AgentDefinition) else held
     if not isinstance(agents, list | tuple) or not agents or not all(isinstance(a, AgentDefinition) for a in agents):
         msg = f"{value!r} is {_short_repr(held)}; an agent, a list of agents, or a module with `agent` or `agents` would be fine"
@@ -565,8 +565,8 @@ def import_agents(value: str) -> PackageAgents:
     return PackageAgents(_index_by_id(agents, value))
 
 
-def _agents_of_module(module: ModuleType) -> PackageAgents:
-    """Return the agents of a module, or of the modules in a package; those of helpers have none, and count for nothing."""
+def _load_agents_of_module(module: ModuleType) -> PackageAgents:
+    """Return the agents of a module, or those of all modules in a package; modules without agents are skipped."""
     if hasattr(module, "agent") or hasattr(module, "agents") or not hasattr(module, "__path__"):
         return PackageAgents(_index_by_id(find_agents(module, module.__name__), module.__name__))
     agents, problems = list[AgentDefinition](), list[str]()

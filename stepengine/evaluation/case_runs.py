@@ -369,7 +369,7 @@ class Copy:
                     (folder / name).parent.mkdir(parents=True, exist_ok=True)
                     (folder / name).write_bytes(text.encode())
             elif files is not None:
-                _copy_folder((root / files).resolve(), folder)
+                _copy_regular_files((root / files).resolve(), folder)
             return cls(folder, hash_files(folder))
         except BaseException:
             shutil.rmtree(folder.parent, ignore_errors=True)
@@ -386,7 +386,8 @@ class Copy:
         shutil.rmtree(self.root.parent, ignore_errors=True)
 
 
-def _copy_folder(source: Path, target: Path) -> None:
+def _copy_regular_files(source: Path, target: Path) -> None:
+    """Copy the files of a folder, without links; raise if they are too many or too large."""
     number = size = 0
     folders = [(source, target)]
     while folders:

@@ -169,14 +169,16 @@ class Trials:
     error: StepEngineError | None = None
     _agents: dict[str, AgentDefinition] = attrs.field(factory=dict, init=False)
 
-    async def run_case(self, changes: Mapping[str, Any], case: str, before: Mapping[str, Any] | None) -> dict[str, Any]:
+    async def run_case(
+        self, changes: Mapping[str, Any], case: str, parent_changes: Mapping[str, Any] | None
+    ) -> dict[str, Any]:
         """
         Return the score of a version in a case, with a description of its run.
 
         Args:
             changes: What differs from the agent as it is, by the names of parts; ``{}`` for nothing.
             case: The id of the case.
-            before: The changes of the version that this one was made of; of what it was answered equal requests are answered.
+            parent_changes: The changes of the version that this one was made of; its recorded replies answer equal requests.
 
         Returns:
             ``score`` from 0 to 1, or ``None`` with a ``problem``; ``said`` by the checks that do not hold; ``did``, the course of
@@ -184,7 +186,7 @@ class Trials:
             paid again; ``journal``. ``stopped`` says that nothing more may be spent.
         """
         try:
-            made = await self._run_case(changes, self._find_case(case), before)
+            made = await self._run_case(changes, self._find_case(case), parent_changes)
             self.done(version_name(changes), case, made)
             return made
         except DefinitionError as error:
@@ -196,9 +198,9 @@ class Trials:
             raise
 
     async def _run_case(
-        self, changes: Mapping[str, Any], case: Case, before: Mapping[str, Any] | None
+        self, changes: Mapping[str, Any], case: Case, parent_changes: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        made = [await self._get_sample(changes, case, number, before) for number in range(1, self.n + 1)]
+        made = [await self._get_sample(changes, case, number, parent_changes) for number in range(1, self.n + 1)]
         samples = [sample for sample, _ in made]
         scores = [self._score(sample) for sample in samples]
         problem = next((said for sample in samples if (said := self._explain_unmeasured(sample))), "")
@@ -221,11 +223,11 @@ class Trials:
         }
 
     async def _get_sample(
-        self, changes: Mapping[str, Any], case: Case, number: int, before: Mapping[str, Any] | None
+        self, changes: Mapping[str, Any], case: Case, number: int, parent_changes: Mapping[str, Any] | None
     ) -> tuple[Sample, int]:
         """Return a sample, recorded or new, and the number of reused replies; raise if the budget is spent."""
         agent, folder = self._make_agent(changes), self.folder / "versions" / version_name(changes)
-        pages = [] if before is None else [_page_name(before, case, number)]
+        pages = [] if parent_changes is None else [_page_name(parent_changes, case, number)]
         buyer = self._make_buyer(_page_name(changes, case, number), case, pages)
         agents: dict[str, Any] = {SIDE: agent}
         outcome = await run_samples(
@@ -396,7 +398,7 @@ def _conversation_lines(result: RunResult) -> list[str]:
             told.append(f"user: {_cut(message.text, MAX_TEXT)}")
         elif isinstance(message, AssistantMessage):
             step += 1
-            told += [f"step {step}: {_cut(message.said.strip(), MAX_TEXT)}"]
+            told += [f"step {step}: {_cut(message.text_without_thoughts.strip(), MAX_TEXT)}"]
             told += [
                 f"step {step} calls {call.tool_name} {_cut(compact(call.input), MAX_TEXT)}"
                 for call in message.tool_calls

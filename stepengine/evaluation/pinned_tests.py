@@ -396,13 +396,13 @@ def _write_pinned_test(
     return PinnedTest(file, kept, clean(reason), copy.changed)
 
 
-def _format_agent_reference(agent_id: str, given: str, folders: Iterable[Path], file: Path) -> str:
-    """Return how the test names an agent: its file relative to the test, or the id of a bundled agent."""
+def _format_agent_reference(agent_id: str, given: str, folders: Iterable[Path], test_file: Path) -> str:
+    """Return how a test names an agent: the id of a bundled agent, else the agent's file relative to the test."""
     place = loader.locate_agent(given or agent_id, folders=folders)
     package = Path(loader.__file__).resolve().parents[1]
     if place.file.resolve().parent in (package / "_agents", package.parent / "agents"):
         return agent_id
-    return str(attrs.evolve(place, file=Path(relative_to_test(place.file, file))))
+    return str(attrs.evolve(place, file=Path(relative_to_test(place.file, test_file))))
 
 
 def _find_referenced_ids(agents: Sequence[AgentDefinition]) -> list[str]:

@@ -20,7 +20,7 @@ from stepengine.journal.signing import (
     JournalSignature,
     SignatureChain,
     SigningKey,
-    compute_mark,
+    compute_line_digest,
     is_valid_signature,
     key_fingerprint,
 )
@@ -139,7 +139,7 @@ class JournalScan:
                 self._check_signature(signature)
             self.hash.update(line + b"\n")
             if signature is None:
-                self.marks.append(compute_mark(line))
+                self.marks.append(compute_line_digest(line))
             else:
                 self._start_span(signature)
         self.problems += [FALSE_SIGNATURE.format(number) for number in self._false if number > self.last]

@@ -527,7 +527,7 @@ async def follow_events(
     watch, pause = JournalWatch(journal, after), FIRST_PAUSE_SECONDS
     while True:
         # What is read waits for the disk, and making events of a long journal takes its time.
-        has_news = watch.is_behind or watch.follower.has_changed()
+        has_news = watch.is_behind or watch.follower.may_have_new_records()
         events = await asyncio.to_thread(watch.look) if has_news else ()
         for event in events:
             yield event

@@ -73,11 +73,11 @@ class JournalPosition(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def end(self) -> int:
-        """The position, in bytes or records from the start."""
+    def offset(self) -> int:
+        """Where the next read starts, in bytes or records from the start of the journal."""
 
     @abc.abstractmethod
-    def has_changed(self) -> bool:
+    def may_have_new_records(self) -> bool:
         """Return whether ``read_new_records`` may find something; a cheap check, true where it is unsure."""
 
     @abc.abstractmethod
@@ -155,12 +155,12 @@ class OffsetPosition(JournalPosition):
         self._last = b""
 
     @property
-    def end(self) -> int:
-        """The position in bytes: the length of all returned records."""
+    def offset(self) -> int:
+        """Where the next read starts, in bytes: the length of all returned records."""
         return self._reading.end
 
-    def has_changed(self) -> bool:
-        """Return whether there may be new records."""
+    def may_have_new_records(self) -> bool:
+        """Return whether there may be new records: also after ``restart``, and if the store cannot tell."""
         seen = self._store.stamp()
         return self._is_behind or self._must_restart or seen is None or seen != self._seen
 
@@ -291,13 +291,13 @@ class Follower:
         self.history = History((), journal.name, journal.make_missing_error)
 
     @property
-    def end(self) -> int:
-        """The position after the last returned record: bytes from the start, or records of a journal in memory."""
-        return self._tail.end
+    def offset(self) -> int:
+        """Where the next read starts: bytes from the start of the journal, or records of a journal in memory."""
+        return self._tail.offset
 
-    def has_changed(self) -> bool:
-        """Return whether there may be news, from the file's size and time alone."""
-        return self._tail.has_changed()
+    def may_have_new_records(self) -> bool:
+        """Return whether ``read_new`` may find records, from the file's size and time alone."""
+        return self._tail.may_have_new_records()
 
     def read_new(self) -> AddedRecords:
         """
@@ -312,7 +312,7 @@ class Follower:
             JournalError: when it cannot be read.
         """
         if self._error is not None:
-            if not self._tail.has_changed():
+            if not self._tail.may_have_new_records():
                 raise self._error
             self._error = None
             self._tail.restart()

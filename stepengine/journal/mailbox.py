@@ -330,7 +330,7 @@ class Mailbox(abc.ABC):
         """
 
     @abc.abstractmethod
-    def has_changed(self, after: int) -> bool:
+    def may_have_messages(self, after: int) -> bool:
         """Return whether there may be mailbox messages after a position; a cheap check."""
 
     @abc.abstractmethod
@@ -397,7 +397,7 @@ class MemoryMailbox(Mailbox):
             place = len(self._letters)
         return [each.letter for each in new if head is not None and each.run == head.run], place
 
-    def has_changed(self, after: int) -> bool:
+    def may_have_messages(self, after: int) -> bool:
         """Return whether there are mailbox messages after a position."""
         return len(self._letters) > after
 
@@ -485,7 +485,7 @@ class StoreMailbox(Mailbox):
             start = end
         return letters, start
 
-    def has_changed(self, after: int) -> bool:
+    def may_have_messages(self, after: int) -> bool:
         """Return whether there are mailbox messages after a position."""
         return bool(self._read_from_store(after))
 
@@ -587,7 +587,7 @@ class FileMailbox(StoreMailbox):
         super().__init__(journal, _LetterFile(journal, path, sync, unsafe_no_lock=unsafe_no_lock))
         self._path = mailbox_path(path)
 
-    def has_changed(self, after: int) -> bool:
+    def may_have_messages(self, after: int) -> bool:
         """Return whether the file's length differs from the position."""
         try:
             size = os.stat(self._path, follow_symlinks=False).st_size  # noqa: PTH116 - a path object takes its time

@@ -129,8 +129,8 @@ def record_user_journal(journal: Journal) -> None:
         _append_entry(journal, "own")
 
 
-def record_reviewed_journal(journal: Journal) -> None:
-    """Record that this user gave or was asked for all permissions that a journal holds."""
+def record_permission_review(journal: Journal) -> None:
+    """Record that this user gave or was asked for all permissions in a journal."""
     if not is_in_state_folder(journal):
         _append_entry(journal, "seen")
 

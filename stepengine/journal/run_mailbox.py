@@ -269,4 +269,4 @@ class RunMailbox:
 
 def _read_new_letters(box: Mailbox, place: int) -> tuple[list[MailboxMessage], int]:
     """Return the messages after a position and the next position; waits for the disk."""
-    return box.read(place) if box.has_changed(place) else ([], place)
+    return box.read(place) if box.may_have_messages(place) else ([], place)

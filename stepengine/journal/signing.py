@@ -160,8 +160,8 @@ def key_fingerprint(public: str) -> str:
     return f"SHA256:{base64.b64encode(digest).decode().rstrip('=')}"
 
 
-def compute_mark(line: bytes) -> str:
-    """Return the mark of a record from its line without newline and checksum."""
+def compute_line_digest(line: bytes) -> str:
+    """Return the shortened SHA-256 digest of a line without its newline and checksum: the record's mark in a signature."""
     return hashlib.sha256(line[:-TAIL_BYTES]).hexdigest()[:MARK_DIGITS]
 
 
@@ -294,7 +294,7 @@ class SignatureChain:
         """Add the lines of an appended record."""
         for line in lines:
             self._digest.update(line)
-            self._marks.append(compute_mark(line[:-1]))
+            self._marks.append(compute_line_digest(line[:-1]))
             self._records += 1
         self._is_closed = False
         self._is_open = self._is_open or isinstance(record, Intent)

@@ -73,8 +73,8 @@ class WakeEntry:
         box = mail.open_mailbox()
         has_unread = (
             box is not None
-            and box.has_changed(0)
-            and find_first_unread_time(journal, journal.history(), mail.list_undelivered_ids()) is not None
+            and box.may_have_messages(0)
+            and find_first_unread_message_time(journal, journal.history(), mail.list_undelivered_ids()) is not None
         )
         if has_unread or mail.was_answered:
             with self.index() as index:
@@ -175,24 +175,26 @@ def make_row_from_journal(journal: Journal, name: str) -> Sleeping | None:
     if history.is_complete or (history.stop is not None and history.stop.input["kind"] != "suspended"):
         return None
     found = make_row(name, find_waits(history), str(history.root["agent_id"]))
-    came = None if found is None else find_first_unread_time(journal, history)
+    came = None if found is None else find_first_unread_message_time(journal, history)
     return found if found is None or came is None else attrs.evolve(found, wakes_at=came)
 
 
-def find_first_unread_time(journal: Journal, history: History, early: Collection[str] = ()) -> datetime | None:
+def find_first_unread_message_time(
+    journal: Journal, history: History, ignored_ids: Collection[str] = ()
+) -> datetime | None:
     """
-    Return the time of the first mailbox message that the run has not received, or ``None``.
+    Return when the first mailbox message that the run has not received was sent, or ``None``.
 
-    Letters whose ids are in *early* are for runs that have not begun, and wake nobody.
+    Messages with *ignored_ids* are for runs that have not started, and wake nobody.
     """
     try:
         box = journal.mailbox()
     except JournalError:
         return None  # a store without mailboxes
-    letters = box.read()[0] if box.has_changed(0) else []
+    letters = box.read()[0] if box.may_have_messages(0) else []
     known, open_ = list_message_ids(history) if letters else set(), open_questions(history) if letters else {}
     known -= _find_receivable_ids(history, find_waits(history)) if letters else set()
-    gone = {*known, *early}
+    gone = {*known, *ignored_ids}
     new = [one for one in letters if one.id not in gone and _can_have_effect(one, history, open_)]
     return min([one.sent for one in new], default=None)
 

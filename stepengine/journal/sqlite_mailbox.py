@@ -70,7 +70,7 @@ class SqliteMailbox(Mailbox):
                 letters.append(stored.letter)
         return letters, found[-1][0]
 
-    def has_changed(self, after: int) -> bool:
+    def may_have_messages(self, after: int) -> bool:
         """Return whether there is a mailbox message after a position."""
         name = self._name()
         with self._open_for_reading() as database:

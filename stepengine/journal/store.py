@@ -399,7 +399,7 @@ def _load_signing_key(file: str | Path) -> SigningKey:
 
 def _encode_signed_lines(key: SigningKey, records: Sequence[Record], encoder: Encoder) -> list[bytes]:
     """Return the lines of a new signed journal; its one signature marks the records as found."""
-    from stepengine.journal.signing import SignatureChain, compute_mark, drop_signatures
+    from stepengine.journal.signing import SignatureChain, compute_line_digest, drop_signatures
 
     lines: list[bytes] = []
     for record in drop_signatures(records):
@@ -409,7 +409,10 @@ def _encode_signed_lines(key: SigningKey, records: Sequence[Record], encoder: En
             made = attrs.evolve(record, signed=key.public, line=line)
         lines += encoder.lines(made)
     chain = SignatureChain(
-        key, hashlib.sha256(b"".join(lines)), records=len(lines), marks=[compute_mark(line[:-1]) for line in lines]
+        key,
+        hashlib.sha256(b"".join(lines)),
+        records=len(lines),
+        marks=[compute_line_digest(line[:-1]) for line in lines],
     )
     return [*lines, encoder.line(chain.sign(closes=True))] if lines else []
 
@@ -500,11 +503,11 @@ class _MemoryPosition(JournalPosition):
         self._must_restart = False
 
     @property
-    def end(self) -> int:
-        """The number of returned records."""
+    def offset(self) -> int:
+        """Where the next read starts: the number of returned records."""
         return len(self._given)
 
-    def has_changed(self) -> bool:
+    def may_have_new_records(self) -> bool:
         """Return whether records were added or replaced."""
         now = self._journal._records  # noqa: SLF001
         return self._must_restart or now is not self._records or len(now) != len(self._given)

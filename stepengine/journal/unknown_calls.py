@@ -150,7 +150,7 @@ class UnknownCalls:
         is_free = not effect.tool_call_id if isinstance(effect, Spawn) else _is_harmless(item, effect.tool_name)
         if is_free or (item.path, effect.tool_call_id) in self._approved:
             return False
-        return has_begun or self._is_started_by_record(item.path) or self._comes_from_record(item.path)
+        return has_begun or self._is_started_by_record(item.path) or self._is_last_reply_recorded(item.path)
 
     def make_refusal(self, item: Item) -> JournalError:
         """Return the error for a call that a replay would perform: it asks nobody."""
@@ -176,8 +176,8 @@ class UnknownCalls:
         assert isinstance(answer, Answer)  # noqa: S101 - one for the one question
         return answer
 
-    def _comes_from_record(self, path: str) -> bool:
-        """Return whether the last reply of a model in the run at *path* is the record's; without one, of the run around it."""
+    def _is_last_reply_recorded(self, path: str) -> bool:
+        """Return whether the last model reply in the run at *path* is recorded; without one, that in the run around it."""
         while path and path not in self._replies:
             path = get_start_address(path)[0]
         return self._replies.get(path, False)

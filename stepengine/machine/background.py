@@ -35,12 +35,12 @@ class BackgroundChildRefs:
         self._refs[ref.path] = ref
         self._at_work[ref.path] = on_return
 
-    def get_path(self, ref: ChildRef[Any]) -> str:
+    def require_own_child(self, ref: ChildRef[Any]) -> str:
         """
-        Return the path of a child.
+        Return the path of a child that this run started in the background.
 
         Raises:
-            AgentError: when this run did not start it in the background.
+            AgentError: for any other child.
         """
         if self._refs.get(ref.path) == ref:
             return ref.path

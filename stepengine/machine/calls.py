@@ -627,7 +627,7 @@ class WaitMember(SingleEffectMember):
         run, asked = self.run, self._asked
         # Known are the children that this run has started itself: a reference that came from elsewhere (a param, a
         # message) raises here, at the handler's yield.
-        paths = tuple([run.children.background.get_path(ref) for ref in asked.refs])
+        paths = tuple([run.children.background.require_own_child(ref) for ref in asked.refs])
         wakes = self.wakes(asked.timeout)
         return ef.AwaitRuns(run.effects.number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.effects.now)
 
@@ -653,7 +653,7 @@ class SendMember(SingleEffectMember):
     def effect(self) -> Leaf:
         """Return the ``SendToRun``."""
         asked = self._asked
-        path = self.run.children.background.get_path(asked.ref)
+        path = self.run.children.background.require_own_child(asked.ref)
         return ef.SendToRun(self.run.effects.number(), path, asked.value, asked.topic)
 
 
@@ -665,7 +665,9 @@ class CancelMember(SingleEffectMember):
     def effect(self) -> Leaf:
         """Return the ``EndRuns``."""
         asked = self._asked
-        return ef.EndRuns(self.run.effects.number(), (self.run.children.background.get_path(asked.ref),), asked.reason)
+        return ef.EndRuns(
+            self.run.effects.number(), (self.run.children.background.require_own_child(asked.ref),), asked.reason
+        )
 
     def value_of(self, outcome: Value) -> Any:
         """Return the child's result."""

@@ -62,7 +62,7 @@ def spawn_not_allowed_error(
 
 
 def resolve_agent_id(run: RunState, wanted: str) -> str | None:
-    """Return the id of the agent that *wanted* names in this run; warn once if only the name matches."""
+    """Return the id of the agent that *wanted* names in this run; warn once if only *wanted* has a publisher."""
     found = find_matching_id(wanted, run.plan.agents or {})
     told = describe_substitution(wanted, found) if found is not None else ""
     if told:

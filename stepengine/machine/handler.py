@@ -440,7 +440,7 @@ def _answer_generate(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
     if dropped:
         text = f"{dropped} tool calls in candidates were dropped; candidates are text"
         yield Notify(ev.HandlerNotice(path=run.plan.path, seq=run.effects.seq, kind="calls_dropped", message=text))
-    texts = tuple([reply.said for reply in replies])
+    texts = tuple([reply.text_without_thoughts for reply in replies])
     return _make_step_result(run, texts=texts)
 
 

@@ -415,7 +415,7 @@ class LastTexts:
         if newest is None:
             return ""
         has_ended_turn = any(call.tool_name == "end_turn" for call in newest.tool_calls)
-        return self._history.end_turn_message if has_ended_turn else newest.said
+        return self._history.end_turn_message if has_ended_turn else newest.text_without_thoughts
 
     def _last_texts(self) -> list[str]:
         """Return the texts of the last assistant messages that follow each other, the newest first."""
@@ -425,7 +425,7 @@ class LastTexts:
                 if texts:
                     break
             elif not _is_single_call(message):
-                text = message.said
+                text = message.text_without_thoughts
                 if text.strip():
                     texts.append(text)
         return texts
@@ -439,7 +439,7 @@ class LastTexts:
                 if not is_before and all(call.tool_call_id not in own for call in message.tool_calls):
                     return []
                 is_before = True
-                texts.append(message.said)
+                texts.append(message.text_without_thoughts)
             elif is_before:
                 break
             elif isinstance(message, ToolMessage) and message.tool_call_id in own:

@@ -20,7 +20,7 @@ class Progress:
         steps_complete: Whether the last step ended the turn, or no step is left.
         has_asked: Whether the handler asked for a step.
         truncated: Whether the last reply was cut, or the turn was.
-        only_thoughts: How many replies in a row were only thoughts.
+        thoughts_in_a_row: How many replies in a row were only thoughts.
         stop_reason: Why the last reply stopped.
         thinking: The thoughts of its replies.
         authors: The author's running generators, outermost first: handler or tool body, then the hook or tool that it waits for.
@@ -32,12 +32,12 @@ class Progress:
         "authors",
         "began",
         "has_asked",
-        "only_thoughts",
         "step",
         "step_index",
         "steps_complete",
         "stop_reason",
         "thinking",
+        "thoughts_in_a_row",
         "truncated",
     )
 
@@ -46,7 +46,7 @@ class Progress:
         self._budget = budget
         self.step = self.step_index = step_index
         self.steps_complete = self.has_asked = self.truncated = self.began = False
-        self.only_thoughts = 0
+        self.thoughts_in_a_row = 0
         self.stop_reason: StopReason | None = None
         self.thinking: list[str] = []
         self.authors: list[Author] = []
@@ -67,16 +67,15 @@ class Progress:
         self.has_asked = True
         return self._budget.steps_left > 0 and self._budget.reached is None
 
-    def count_step(self, reason: StopReason | None, *, only_thoughts: bool) -> int:
-        """Deduct a step whose reply has arrived; return the number of replies in a row with only thoughts."""
+    def count_reply(self, reason: StopReason | None, *, only_thoughts: bool) -> None:
+        """Deduct the step of a reply that has arrived, and count replies in a row with only thoughts."""
         # Counted when the reply is there, not when it is asked for: a request that failed for good is no step, and a
         # handler that catches the error still has its step.
         self._budget.count_step_taken()
         self.step_index += 1
         self.stop_reason = reason
         self.truncated = reason is MAX_TOKENS
-        self.only_thoughts = self.only_thoughts + 1 if only_thoughts else 0
-        return self.only_thoughts
+        self.thoughts_in_a_row = self.thoughts_in_a_row + 1 if only_thoughts else 0
 
     def end_step(self) -> None:
         """Advance to the next step."""

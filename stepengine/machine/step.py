@@ -353,7 +353,8 @@ def _make_tail(run: RunState) -> Flow[Sequence[Message]]:
 
 def _accept_reply(run: RunState, model: ModelReply, request: ModelRequest) -> tuple[StepReply, list[ToolMember]]:
     """Count the step of a reply; return the reply and its calls."""
-    in_a_row = run.progress.count_step(model.stop_reason, only_thoughts=_is_only_thoughts(model))
+    run.progress.count_reply(model.stop_reason, only_thoughts=_is_only_thoughts(model))
+    in_a_row = run.progress.thoughts_in_a_row
     if in_a_row >= MAX_THOUGHT_REPLIES:
         run.progress.cut_turn()
         run.side_events.warn(f"the turn was ended after {in_a_row} replies in a row that were only thoughts")
@@ -455,7 +456,7 @@ def _request_continuation(
 
 def _is_cut_text(reply: ModelReply) -> bool:
     """Return whether a reply without calls was cut at the output limit."""
-    if reply.stop_reason is not MAX_TOKENS or not reply.said.strip():
+    if reply.stop_reason is not MAX_TOKENS or not reply.text_without_thoughts.strip():
         return False
     # Thoughts may stand before it, since they go back as they came; half a call may not.
     return all(isinstance(part, (TextPart, ThinkingPart)) for part in reply.content)
@@ -527,7 +528,7 @@ def _warn_of_written_call(run: RunState, reply: ModelReply) -> None:
     # It happens where a server's chat template does not fit its model, or where a prompt shows such blocks, and looks
     # as if the agent had lost its tools. Nothing is called: text is text, unless the provider was told to read calls
     # out of it.
-    mark = find_call_mark(reply.said)
+    mark = find_call_mark(reply.text_without_thoughts)
     if not mark:
         return
     run.side_events.warn_once(
@@ -550,7 +551,7 @@ def _is_only_thoughts(reply: ModelReply) -> bool:
         kind = type(part)
         if kind is not TextPart and kind is not ThinkingPart:
             return False
-    return not reply.said.strip() and not _is_empty_reply(reply.content)
+    return not reply.text_without_thoughts.strip() and not _is_empty_reply(reply.content)
 
 
 # --- its calls and its end --------------------------------------------------------------------------------------------
@@ -628,7 +629,7 @@ def _ends_turn(run: RunState, calls: Sequence[ToolMember]) -> bool:
     # pause.
     if ended or "task_completed" in run.tools.offered:
         return ended
-    return not forced if calls else not run.progress.only_thoughts
+    return not forced if calls else not run.progress.thoughts_in_a_row
 
 
 def _warn_of_missing_answer(run: RunState, calls: Sequence[ToolMember]) -> None:

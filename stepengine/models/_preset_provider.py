@@ -60,9 +60,9 @@ async def remove_placeholder_key(request: Any) -> None:
         del request.headers["authorization"]
 
 
-def create_compatible_client(base: type[Any], **options: Any) -> Any:
+def create_client_without_openai_env(sdk_class: type[Any], **options: Any) -> Any:
     """
-    Return a client of the SDK's class *base* for a company other than OpenAI.
+    Return a client of the SDK's class for a company other than OpenAI.
 
     It sends no organization, no project and no headers from OpenAI's environment variables. With the SDK, a header of
     ``OPENAI_CUSTOM_HEADERS`` could replace the key.
@@ -70,7 +70,7 @@ def create_compatible_client(base: type[Any], **options: Any) -> Any:
     lines = os.environ.get("OPENAI_CUSTOM_HEADERS", "").split("\n")
     ambient = {line.partition(":")[0].strip().lower() for line in lines if ":" in line}
 
-    class ForeignClient(base):  # type: ignore[misc]  # a class of a module that is loaded late
+    class ForeignClient(sdk_class):  # type: ignore[misc]  # a class of a module that is loaded late
         @property
         def default_headers(self) -> dict[str, Any]:
             own = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": self.user_agent}
@@ -275,21 +275,23 @@ class PresetProvider(HttpProvider):
         if not key:
             http_client.event_hooks = {**http_client.event_hooks, "request": [remove_placeholder_key]}
         if self._api_version:
-            return create_compatible_client(
+            return create_client_without_openai_env(
                 self._load_sdk().AsyncAzureOpenAI, azure_endpoint=base_url, api_version=self._api_version, **shared
             )
         if self._preset.key_variable == "OPENAI_API_KEY":
             return self._load_sdk().AsyncOpenAI(base_url=base_url, **shared)
-        return create_compatible_client(self._load_sdk().AsyncOpenAI, base_url=base_url, **shared)
+        return create_client_without_openai_env(self._load_sdk().AsyncOpenAI, base_url=base_url, **shared)
 
     def _make_token_client(self, tokens: TokenSource, base_url: str, http_client: Any) -> Any:
         shared = {"max_retries": 0, "timeout": http_client.timeout, "http_client": http_client}
         if self._api_version:
-            return create_compatible_client(
+            return create_client_without_openai_env(
                 self._load_sdk().AsyncAzureOpenAI,
                 azure_endpoint=base_url,
                 api_version=self._api_version,
                 azure_ad_token_provider=tokens,
                 **shared,
             )
-        return create_compatible_client(self._load_sdk().AsyncOpenAI, base_url=base_url, api_key=tokens, **shared)
+        return create_client_without_openai_env(
+            self._load_sdk().AsyncOpenAI, base_url=base_url, api_key=tokens, **shared
+        )

@@ -55,7 +55,7 @@ from stepengine.models.bedrock_converse import request as converse
 from stepengine.models.bedrock_converse.families import find_family as family_of_converse
 from stepengine.models.bedrock_converse.families import parse_maker
 from stepengine.models.bedrock_converse.stream import ConverseAccumulator
-from stepengine.models.bedrock_converse.transport import ConverseErrorReply, Signer
+from stepengine.models.bedrock_converse.transport import AuthenticatedClient, ConverseErrorReply
 from stepengine.models.google import GoogleProvider, transport
 from stepengine.models.keys import (
     Credentials,
@@ -495,8 +495,8 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         self._tools = ToolsCache(converse.encode_tool)
         self._loose = ToolsCache(lambda spec: converse.encode_tool(attrs.evolve(spec, strict=False)))
 
-    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Signer:
-        return Signer(self._aws, self.name, base_url, http_client)
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> AuthenticatedClient:
+        return AuthenticatedClient(self._aws, self.name, base_url, http_client)
 
     def _list_errors(self) -> tuple[type[Exception], ...]:
         import httpx2
@@ -512,8 +512,8 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
             return super()._convert_error(error, call)
         return error_from_transport(error, call)
 
-    async def _post(self, client: Signer, body: RequestBody, *, stream: bool) -> object:
-        return await client.post(body.path, body.content, body.headers)
+    async def _post(self, client: AuthenticatedClient, body: RequestBody, *, stream: bool) -> object:
+        return await client.post_streaming(body.path, body.content, body.headers)
 
     def _explain_no_schema(self, request: ModelRequest) -> str:
         schema = request.settings.response_schema
@@ -533,7 +533,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
         family, settings = family_of_converse(model), request.settings
-        dropped = [*converse.encode_settings(request, model, family, self.name).dropped]
+        dropped = [*converse.encode_special_settings(request, model, family, self.name).dropped]
         if any(tool.strict for tool in request.tools) and not self._can_be_strict(request):
             dropped.append("strict")
         if request.tools and settings.parallel_tool_calls is False:

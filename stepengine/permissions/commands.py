@@ -437,7 +437,7 @@ def find_widening(command: Argv | Script) -> CommandForm | None:
 
 
 def matches_deny(form: CommandForm, command: Argv | Script) -> bool:
-    """Return whether *command*, or a command behind its wrappers, matches a deny rule for *form*."""
+    """Return whether *command*, or any command that it starts, matches a deny rule for *form*."""
     return any(_is_meant(form, started) for started in find_started(command).commands)
 
 

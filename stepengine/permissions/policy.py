@@ -213,7 +213,7 @@ class Policy:
         """Return the decision of a rule about data origins; it holds in every mode."""
         assert isinstance(rule.matcher, ORIGIN_MATCHERS)  # noqa: S101
         known = request.provenance
-        values = rule.matcher.select_values(request)
+        values = rule.matcher.list_checked_arguments(request)
         is_id = isinstance(rule.matcher, Untrusted) and rule.matcher.judges_ids(request)
         origins = (() if known is None else find_origins(known, values, is_id=is_id)) or (NO_ARGUMENT,)
         why = f"the rule {rule.id!r} {'denies it' if rule.decision == 'deny' else 'asks'}"

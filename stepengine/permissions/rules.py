@@ -463,7 +463,7 @@ class Path:
             found = request.contained_paths(marked=True, keep=keep)
             if found is None:
                 return "..."
-            if path := next(filter(self._may_be_meant, found), None):
+            if path := next(filter(self._may_contained_path_match, found), None):
                 return path
         shortened = [text for text in map(_shorten_path, request.other_texts) if _is_short(text)]
         texts = [(text, possible_paths(text)) for text in shortened if not _is_only_address(text)]
@@ -504,7 +504,12 @@ class Path:
         far = path.replace("**", f"{UNUSED}/{UNUSED}").replace("*", UNUSED * 2).replace("?", UNUSED)
         return far == path or self._is_within(far)
 
-    def _may_be_meant(self, path: str) -> bool:
+    def _may_contained_path_match(self, path: str) -> bool:
+        """
+        Return whether a path that a text contains may name a file of the rule, ignoring case.
+
+        A path from elsewhere is compared from any of its folders on. One with wildcards matches if both can match the same name.
+        """
         names = _split_path(normalize_path([path.removeprefix("../")]))
         starts = range(len(names)) if path.startswith(("/", "..")) else (0,)
         if has_wildcards(path):
@@ -535,6 +540,7 @@ class Path:
         return any(glob.match(parts) for glob in self._exact)
 
     def _may_match(self, path: str) -> bool:
+        """Return whether a plain path may name a file of the rule, ignoring case; an absolute one from any of its folders on."""
         parts = _resolve_parents(_split_path(normalize_path([path])))
         if parts is None:
             return True  # it leads above the start, so its target is unknown
@@ -990,14 +996,15 @@ class Untrusted:
         known = request.provenance
         is_id = self.judges_ids(request)
         return any(
-            known is None or not known.is_trusted(value, is_id=is_id) for _, value in self.select_values(request)
+            known is None or not known.is_trusted(value, is_id=is_id)
+            for _, value in self.list_checked_arguments(request)
         )
 
     def judges_ids(self, request: Request) -> bool:
         """Return whether numbers in the checked arguments are ids: destinations, not amounts."""
         return not self.parameters and request.tool.destinations is not None
 
-    def select_values(self, request: Request) -> list[tuple[str, JsonValue]]:
+    def list_checked_arguments(self, request: Request) -> list[tuple[str, JsonValue]]:
         """Return the arguments that are checked, each with its location in the input."""
         if not _matches_tool(self.tool, request):
             return []
@@ -1079,8 +1086,8 @@ class AfterUntrusted:
         """Return whether the tool matches and untrusted data were received; unknown provenance counts as untrusted."""
         return _matches_tool(self.tool, request) and (request.provenance is None or request.provenance.saw_untrusted)
 
-    def select_values(self, request: Request) -> list[tuple[str, JsonValue]]:
-        """Return all arguments: none of them is the reason, so all of them are shown."""
+    def list_checked_arguments(self, request: Request) -> list[tuple[str, JsonValue]]:
+        """Return all arguments: none of them is checked alone, so all of them are shown."""
         return list(request.input.items())
 
     def __str__(self) -> str:

@@ -251,7 +251,7 @@ class CorePerformer:
             else:
                 return self._outcomes.value(item, reply)
             room = io.attempt(Failure(cut_error(failed)), used)
-            refusal = None if room is None else await self._until_stopped(item, room(), spent)
+            refusal = None if room is None else await self._store_usage_if_stopped(item, room(), spent)
             if refusal is not None:
                 return self._outcomes.failure(item, _add_refusal(failed, refusal, spent))
             await self._wait_before_retry(item, io, _make_retry_event(item, request, attempt, wait, failed), spent)
@@ -260,10 +260,10 @@ class CorePerformer:
     async def _wait_before_retry(self, item: Item, io: IO, event: ModelRetry, spent: Usage | None) -> None:
         if io.watched:
             io.emit(event)
-        await self._until_stopped(item, self._services.clock.sleep(event.wait), spent)
+        await self._store_usage_if_stopped(item, self._services.clock.sleep(event.wait), spent)
 
-    async def _until_stopped(self, item: Item, wait: Awaitable[Waited], spent: Usage | None) -> Waited:
-        """Wait for something before the next attempt; if the call is stopped meanwhile, report what it *spent*."""
+    async def _store_usage_if_stopped(self, item: Item, wait: Awaitable[Waited], spent: Usage | None) -> Waited:
+        """Await *wait* before the next attempt; if it is cancelled, store *spent* as the usage of the call and raise."""
         try:
             return await wait
         except BaseException:

@@ -784,7 +784,7 @@ class _RunningGroup:
                 # is nothing that an order of intents could be built on.
                 task = asyncio.create_task(self._run_member(index))
                 self._running[task] = self.items[index]
-                task.add_done_callback(self._on_member_end)
+                task.add_done_callback(self._free_slot_and_start_members)
 
     async def _run_member(self, index: int) -> None:
         """Perform one member and store its outcome."""
@@ -820,7 +820,8 @@ class _RunningGroup:
             if message is not None and n != won:
                 self._run.tree.mail.return_message(message)
 
-    def _on_member_end(self, task: asyncio.Task[None]) -> None:
+    def _free_slot_and_start_members(self, task: asyncio.Task[None]) -> None:
+        """Free the slot of a member that has ended, start waiting members and wake the group."""
         kind = type(self._running.pop(task).effect)
         self._room[ROOM_OF.get(kind, kind)] += 1
         # A member turns everything into an outcome, so this is a bug of ours. Without it the missing outcome would be

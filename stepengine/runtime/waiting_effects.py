@@ -74,6 +74,7 @@ class WaitingEffects:
         return self._outcomes.value(item, None)
 
     async def _await_message(self, item: Item, effect: AwaitMessage) -> Single:
+        """Wait for the first message on the topic that fits the schema; refuse the others with a warning."""
         mail, path, topic = self._tree.mail, item.path, effect.topic
         try:
             misfit = make_message_checker(topic, effect.schema)

@@ -285,7 +285,7 @@ class UserMessage:
 class AssistantMessage:
     def __init__(self, content="", tags=()):
         _se_told(self, "assistant", content, tags, "assistant_message")
-        self.said = content
+        self.text_without_thoughts = content
         self.tool_calls = []
         self.thinking = []
 

@@ -702,7 +702,7 @@ class _SchemaReading:
             told = {key: said for key, said in read.schema.items() if key != "anyOf"}
             return attrs.evolve(read, schema={**_any_of([inner.schema, {"type": "null"}]), **told}, inner=inner)
         if word == "pattern" and read.kind == "string":
-            return attrs.evolve(read, schema={**read.schema, "pattern": self._check_pattern(value)})
+            return attrs.evolve(read, schema={**read.schema, "pattern": self._store_pattern(value)})
         if word in NUMERIC and read.kind in {"integer", "number", "decimal"}:
             return self._apply_bound(read, word, value)
         lengths = LENGTHS.get("string" if read.kind == "union" else read.kind, {})
@@ -725,7 +725,8 @@ class _SchemaReading:
         number, *others = read.schema["anyOf"]  # as pydantic writes it: of the text it says nothing
         return attrs.evolve(read, schema={**read.schema, "anyOf": [{**number, NUMERIC[word]: float(value)}, *others]})
 
-    def _check_pattern(self, value: object) -> str:
+    def _store_pattern(self, value: object) -> str:
+        """Check type and length of a pattern, store it with its line for ``_check_patterns``, and return it."""
         text = self._check_text("pattern", value)
         if len(text) > MAX_PATTERN_CHARS:
             self._refuse(f"the pattern has {len(text):,} characters; up to {MAX_PATTERN_CHARS} would be fine")

@@ -294,8 +294,12 @@ class MontySandbox:
         limits = {"max_turn_duration_secs": seconds, "max_memory": memory, "max_suspensions": UNLIMITED_SUSPENSIONS}
         return _MontySession(self, (), limits, printed, seed, host=host)
 
-    def seat(self, checkout: Mapping[str, Any], is_closed: Callable[[], bool]) -> _SessionWorker:
-        """Return a new worker for a turn, after ending an idle one if there are too many; ``rest`` or ``leave`` follows the turn."""
+    def start_worker(self, checkout: Mapping[str, Any], is_closed: Callable[[], bool]) -> _SessionWorker:
+        """
+        Start a worker for a turn and return it; ``rest`` or ``leave`` follows the turn.
+
+        If there are too many workers, an idle one is ended, or the call waits for one until *is_closed* returns true.
+        """
         self._check_process()
         with self._changed:
             while True:
@@ -522,7 +526,7 @@ class _MontySession:
             self._sandbox.rest(seat)
         limits: Any = self._checkout["limits"]
         checkout = {**self._checkout, "limits": {**limits, "max_turn_duration_secs": LOOK_SECONDS}}
-        copy = self._sandbox.seat(checkout, lambda: self._is_closed)
+        copy = self._sandbox.start_worker(checkout, lambda: self._is_closed)
         try:
             copy.session.load_session(copied)
             return self._read_variables(copy.session, names)
@@ -578,7 +582,7 @@ class _MontySession:
 
         A worker that was given to somebody else, or has ended while it rested, is replaced so.
         """
-        seat = self._sandbox.seat(self._checkout, lambda: self._is_closed)
+        seat = self._sandbox.start_worker(self._checkout, lambda: self._is_closed)
         with self._lock:
             self._seat = seat
             is_closed = self._is_closed

@@ -253,7 +253,7 @@ class _Definitions:
 
     def read(self, value: Any) -> tuple[AgentDefinition, ...]:
         given = list(value) if isinstance(value, list | tuple) else [value]
-        found = [self._read_agent(one) for one in given]
+        found = [self._make_agent(one) for one in given]
         if not found:
             self._refuse("`agents` is empty")
         ids = [agent.id for agent in found]
@@ -262,13 +262,14 @@ class _Definitions:
             self._refuse(f"`agents` holds two agents of the id {twice!r}; each needs its own")
         return tuple(found)
 
-    def _read_agent(self, value: Any) -> AgentDefinition:
-        name, fields = _split_object(value)
+    def _make_agent(self, returned: Any) -> AgentDefinition:
+        """Return the definition for an ``AgentDefinition`` that the sandbox returned; refuse hooks and too many agents."""
+        name, fields = _split_object(returned)
         given, agent_id = fields.get("fields"), _id_or_short_repr(fields.get("id"))
         if name != "AgentDefinition" or not isinstance(given, Mapping):
-            self._refuse(f"expected `AgentDefinition(...)` of stepengine, found {_short_repr(value)}")
+            self._refuse(f"expected `AgentDefinition(...)` of stepengine, found {_short_repr(returned)}")
         # One object of the file comes out once for each place where it stands.
-        known = next((agent for one, agent in self._made if one == value), None)
+        known = next((agent for one, agent in self._made if one == returned), None)
         if known is not None:
             return known
         self._count += 1
@@ -285,7 +286,7 @@ class _Definitions:
             agent = AgentDefinition(agent_id, **made)
         except DefinitionError as error:
             self._refuse(error.message)
-        self._made.append((value, agent))
+        self._made.append((returned, agent))
         return agent
 
     def _read_field(self, agent_id: str, field: str, value: Any) -> Any:
@@ -337,7 +338,7 @@ class _Definitions:
             and "_se_is_elsewhere" in fields["fields"]
         ):
             return _id_or_short_repr(fields.get("id"))
-        return self._read_agent(value)
+        return self._make_agent(value)
 
     def _make_object(self, agent_id: str, field: str, value: Any, kind: type) -> Any:
         if value is None:
@@ -1031,7 +1032,7 @@ def _message_as_json(message: Message) -> dict[str, Any]:
         told["tags"] = ["json", list(message.tags)]
     if type(message) is AssistantMessage:
         told |= {
-            "said": ["json", message.said],
+            "text_without_thoughts": ["json", message.text_without_thoughts],
             "thinking": ["json", list(message.thinking)],
             "tool_calls": ["list", [_encode_value(call) for call in message.tool_calls]],
         }

@@ -267,7 +267,7 @@ async def resume_foreign(request: Request) -> Response:
     if body.seen != look.seen:
         msg = "what would happen next is not what was shown; look at it again"
         raise Problem(msg, status=409, kind="changed")
-    await journals.foreign.resume(caller_of(request), name, look.agent, look.prompt)
+    await journals.foreign.resume(caller_of(request), name, listed_agent=look.agent, listed_prompt=look.prompt)
     place = f"{request.scope.get('root_path', '')}/runs/{quote(name, safe='')}/events"
     return Resumed(run_id=name, events=place).response(202)
 

@@ -68,6 +68,14 @@ class ForeignRuns:
         """Return a journal by its name."""
         return self._store.journal(name)
 
-    async def resume(self, caller: Caller, name: str, agent: str, prompt: str) -> None:
-        """Resume a journal as a run of *caller*; errors are those of ``RunLauncher.resume_foreign_journal``."""
-        await self._launcher.resume_foreign_journal(caller, name, agent, prompt)
+    async def resume(self, caller: Caller, name: str, *, listed_agent: str, listed_prompt: str) -> None:
+        """
+        Resume a journal as a run of *caller*; the ledger lists it with *listed_agent* and *listed_prompt*.
+
+        Raises:
+            JournalError: when it cannot be resumed; ``JournalLocked`` when another process has it.
+            Problem: when too many runs are executed, or the caller's quota is exceeded.
+        """
+        await self._launcher.resume_foreign_journal(
+            caller, name, listed_agent=listed_agent, listed_prompt=listed_prompt
+        )

@@ -230,9 +230,9 @@ class RunLauncher(RunStarts[RunRow]):
             raise
         self._live.add(row.run, handle, row.owner, is_resumed=True)
 
-    async def resume_foreign_journal(self, caller: Caller, run: str, agent: str, prompt: str) -> None:
+    async def resume_foreign_journal(self, caller: Caller, run: str, *, listed_agent: str, listed_prompt: str) -> None:
         """
-        Resume a journal that no server of this folder started, as a run of *caller*.
+        Resume a journal that no server of this folder started, as a run of *caller*; the ledger lists it with agent and prompt.
 
         Permissions in the journal are asked for again: its author may have written any approval into it.
 
@@ -240,8 +240,8 @@ class RunLauncher(RunStarts[RunRow]):
             JournalError: when it cannot be resumed; ``JournalLocked`` when another process has it.
             Problem: when too many runs are executed, or the caller's quota is exceeded.
         """
-        now, request = time.time(), {"prompt": prompt, "params": None, "metadata": None}
-        row = RunRow(run, caller.name, agent, "running", now, now, request)
+        now, request = time.time(), {"prompt": listed_prompt, "params": None, "metadata": None}
+        row = RunRow(run, caller.name, listed_agent, "running", now, now, request)
         options: dict[str, Any] = {"in_doubt": "ask", "trust": False, "wait_for_answers": self._patience}
         await self._engines.try_rebuild()
         with self._live.reserve(row.owner):

@@ -101,7 +101,7 @@ class RunReader:
 
     async def find(self, caller: Caller, run: str) -> RunRow:
         """
-        Return a run of *caller*.
+        Return a run of *caller*; if it has just ended in this process, wait until its end is recorded.
 
         Raises:
             Problem: when there is no such run, or it belongs to somebody else; both look the same.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import Response, StreamingResponse
 
-from stepengine.adapters.vercel import HEADERS, VERSIONS, answers_of, prompt_of, sse, vercel
+from stepengine.adapters.vercel import HEADERS, VERSIONS, prompt_of, read_approvals, sse, vercel
 from stepengine.data.codec import plain
 from stepengine.errors import AnswerRejected, InputError
 from stepengine.redaction import KNOWN
@@ -41,7 +41,7 @@ class ChatTurn(BaseModel):
 async def start_chat_turn(request: Request) -> Response:
     body = validate_as(ChatTurn, plain(await read_json_body(request)))
     agent, version = get_path_agent(request), _parse_protocol_version(request)
-    answers = answers_of(body.messages)
+    answers = read_approvals(body.messages)
     prompt = "" if answers else prompt_of(body.messages, trigger=body.trigger, message_id=body.messageId)
     chat = await CallerConversation.load(request, body.id)
     chat.check_not_running()

@@ -366,7 +366,7 @@ class FollowedEvents:
             # Who asked for it has gone, but its thread reads on: with two at once records would come twice, or be lost.
             await self._await_reading(self._reading)
         watch = self._watch
-        if not (watch.is_behind or watch.follower.has_changed()):
+        if not (watch.is_behind or watch.follower.may_have_new_records()):
             return False
         self._reading = asyncio.create_task(self._append_new_events())
         self._reading.add_done_callback(_retrieve_error)
@@ -381,14 +381,14 @@ class FollowedEvents:
 
     async def _append_new_events(self) -> bool:
         watch = self._watch
-        before = watch.follower.end
+        before = watch.follower.offset
         found = await asyncio.to_thread(watch.look)
         for event in found:
             if isinstance(event, EventsDropped):
                 self._discard_lost_events(event.count)
         kept = [event for event in found if not isinstance(event, EventsDropped)]
         self._events += kept
-        self._pieces.append((len(kept), max(0, watch.follower.end - before)))
+        self._pieces.append((len(kept), max(0, watch.follower.offset - before)))
         self._drop_oldest_events()
         news, self._news = self._news, asyncio.Event()
         news.set()

@@ -179,7 +179,7 @@ class Budgets:
         return self._ledgers.get_ledger(path).bounded
 
     def count_startable(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather | None) -> int:
-        """Return how many of the first *members* can begin together."""
+        """Return how many of the first *members* can start together within the limits; at least one."""
         return self._meter.count_startable([Item(run.plan.path, effect, run.plan, gather) for effect in members])
 
     def begin(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather | None) -> None:

@@ -315,7 +315,7 @@ class Cassette:
             self._waiting.setdefault(asked.key, []).append(slot)
             self._slots_by_key.setdefault(asked.key, []).append(slot)
             self._places_of_marks.setdefault(asked.key, set()).add(frozenset(asked.marks))
-            self._pairs.add(asked.marks.values())
+            self._pairs.add_recorded_marks(asked.marks.values())
 
     def assert_all_used(self) -> None:
         """

@@ -301,8 +301,8 @@ class SecretPairs:
         self._recorded = set(recorded)
         self._pairs: dict[str, str] = {}
 
-    def add(self, marks: Iterable[str]) -> None:
-        """Add marks that were recorded."""
+    def add_recorded_marks(self, marks: Iterable[str]) -> None:
+        """Add marks of secrets in a recording."""
         self._recorded.update(marks)
 
     def fit(self, recorded: ComparedRequest, now: ComparedRequest) -> bool:

@@ -521,7 +521,7 @@ class JournalFixture(SelfOpeningJournal):
         return self._fresh
 
     def replace(self, records: Sequence[Record]) -> None:
-        """Store *records* until the test has passed."""
+        """Hold *records* in memory; the file is written after the test has passed."""
         fresh = self._make_memory_journal()
         fresh.replace(records)
         self._fresh = fresh

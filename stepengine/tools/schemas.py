@@ -189,7 +189,7 @@ def _unique_items(walk: _Walk, unique: object, instance: object, _: object) -> S
 
 def _properties(walk: _Walk, properties: dict[str, Form], instance: object, _: object) -> Iterator[Any]:
     if isinstance(instance, dict):
-        for name in walk.in_order(instance) if len(instance) <= len(properties) else properties:
+        for name in walk.member_names(instance) if len(instance) <= len(properties) else properties:
             if name in properties and name in instance:
                 yield from walk.descend(instance[name], properties[name], name)
 
@@ -197,7 +197,7 @@ def _properties(walk: _Walk, properties: dict[str, Form], instance: object, _: o
 def _pattern_properties(walk: _Walk, patterns: dict[str, Form], instance: object, _: object) -> Iterator[Any]:
     if isinstance(instance, dict):
         for pattern, form in patterns.items():
-            for name in walk.in_order(instance):
+            for name in walk.member_names(instance):
                 if walk.judge.matches(pattern, name):
                     yield from walk.descend(instance[name], form, name)
 
@@ -208,7 +208,7 @@ def _additional_properties(walk: _Walk, other: Form, instance: object, schema: d
         return
     walk.judge.spend(len(instance))
     has_others = False
-    for name in walk.in_order(instance):
+    for name in walk.member_names(instance):
         forms = list(_forms_of_member(walk, name, schema))
         has_others = has_others or not forms
         for form in forms or ([] if other is False else [other]):
@@ -543,8 +543,8 @@ class _Judge:
             self.known[key] = True
         return ()
 
-    def in_order(self, instance: dict[str, Any]) -> Iterable[str]:
-        """Return the names of an object's members."""
+    def member_names(self, instance: dict[str, Any]) -> Iterable[str]:
+        """Return the names of an object's members, in the order of the object."""
         return instance
 
     def evolve(self, *, schema: Form) -> _SubschemaValidator:
@@ -652,8 +652,8 @@ class _Teller:
         if steps.target is not None:
             yield from _Teller(self.judge, place, self._told, is_referred=True).follow(instance, steps.target)
 
-    def in_order(self, instance: dict[str, Any]) -> Iterable[str]:
-        """Return the names of an object's members in their order; sorted below a reference, as in journals."""
+    def member_names(self, instance: dict[str, Any]) -> Iterable[str]:
+        """Return the names of an object's members, in the order of the object; below a reference, sorted as in journals."""
         return sorted(instance) if self.is_referred else instance
 
     def follow(self, instance: object, target: _Target) -> Sequence[str]:
@@ -946,14 +946,14 @@ def _unexpected_issues(at: _Teller, names: Iterable[str | int], schema: dict[str
 
 def _additional_issues(at: _Teller, _: object, instance: dict[str, object], schema: dict[str, Any]) -> Iterator[str]:
     return _unexpected_issues(
-        at, [name for name in at.in_order(instance) if not [*_forms_of_member(at, name, schema)]], schema
+        at, [name for name in at.member_names(instance) if not [*_forms_of_member(at, name, schema)]], schema
     )
 
 
 def _unevaluated_issues(at: _Teller, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[str]:
     strange = at.judge.find_unevaluated(instance, other, schema)
     if isinstance(instance, dict):
-        return _unexpected_issues(at, [name for name in at.in_order(instance) if name in strange], schema)
+        return _unexpected_issues(at, [name for name in at.member_names(instance) if name in strange], schema)
     return _too_many_issue(at, "Unevaluated", len(strange))
 
 
@@ -966,7 +966,7 @@ def _too_many_issue(at: _Teller, what: str, count: int) -> Iterator[str]:
 
 
 def _name_issues(at: _Teller, names: Form, instance: dict[str, object], _: object) -> Iterator[str]:
-    for name in at.in_order(instance):
+    for name in at.member_names(instance):
         for said in at.descend(name, names):
             place = at.path if names is False else member_path(at.path, name)
             yield f"{place}: {said.removeprefix(f'{at.path}: ')}"

@@ -104,7 +104,7 @@ def contained_paths(text: str, keep: str = "") -> frozenset[str] | None:
             for spelled in _spellings_with_blanks(WEB_ADDRESS.sub(_keep_parents, form)):
                 new = set(_splitter(keep).findall(spelled)) - parts
                 parts |= new
-                found.update([path for part in new for path in _readings(part, is_alone=part == text)])
+                found.update([path for part in new for path in _possible_paths(part, is_whole_text=part == text)])
                 found.update([f"./{name}" for name in PREFIXED.findall(spelled)])
                 if len(found) > MAX_PARTS:
                     return None
@@ -138,7 +138,7 @@ def _decode(text: str) -> Iterator[str]:
     if "%" in text:
         yield unquote(text)
     if "\\" in text:
-        yield ESCAPED_CHARACTER.sub(_unescape, ESCAPED_BYTES.sub(_decode_bytes, text))
+        yield ESCAPED_CHARACTER.sub(_decode_character_escape, ESCAPED_BYTES.sub(_decode_bytes, text))
 
 
 def _decode_bytes(escapes: re.Match[str]) -> str:
@@ -150,8 +150,8 @@ def _decode_bytes(escapes: re.Match[str]) -> str:
         return escapes[0]
 
 
-def _unescape(escape: re.Match[str]) -> str:
-    """Return the character of an escape; each of those with a letter, such as a line break, is a blank."""
+def _decode_character_escape(escape: re.Match[str]) -> str:
+    """Return the character that an escape stands for; a blank for one with a letter, such as a line break."""
     code = escape[1] or escape[2]
     return chr(int(code, 16)) if code else chr(int(escape[3], 8)) if escape[3] else " "
 
@@ -216,14 +216,15 @@ def _splitter(keep: str) -> re.Pattern[str]:
     return re.compile(f"[^{re.escape(split_at)}]+")
 
 
-def _readings(part: str, *, is_alone: bool) -> Iterator[str]:
-    parts = {part, part.lstrip("-")}
-    if part.startswith("-") and not part.startswith("--"):
-        parts.update([part[at:] for at in range(2, MAX_LETTERS)])  # `-xfNAME`
-    if not is_alone:  # a patch has more than one name
+def _possible_paths(word: str, *, is_whole_text: bool) -> Iterator[str]:
+    """Yield the paths that a word of a text may name."""
+    parts = {word, word.lstrip("-")}
+    if word.startswith("-") and not word.startswith("--"):
+        parts.update([word[at:] for at in range(2, MAX_LETTERS)])  # `-xfNAME`
+    if not is_whole_text:  # a patch has more than one name
         parts |= {one[2:] for one in parts if one[:2] in PATCH_PREFIXES and len(one) > len("a/")}
-    if part[0] in DELIMITERS:  # one that is part of names, as in `@@scope/x`
-        parts.add(part[0] + part.lstrip(part[0]))
+    if word[0] in DELIMITERS:  # one that is part of names, as in `@@scope/x`
+        parts.add(word[0] + word.lstrip(word[0]))
     parts |= {one.rstrip(".") for one in parts if one.endswith(".") and one.rpartition("/")[2].strip(".")}
     for one in parts:
         for path in (_resolve(one.replace(KEPT_BLANK, " ")), one if "/../" in one.lstrip("./") else ""):

@@ -126,7 +126,7 @@ def _begin_transaction(database: sqlite3.Connection, seconds: float) -> None:
                 raise
             now = time.monotonic()
             if now >= until:
-                version = _data_version(database)
+                version = _data_version_or_busy(database)
                 if version == seen or not seconds:
                     raise
                 until, seen = now + seconds, version
@@ -135,11 +135,11 @@ def _begin_transaction(database: sqlite3.Connection, seconds: float) -> None:
             return
 
 
-def _data_version(database: sqlite3.Connection) -> object:
+def _data_version_or_busy(database: sqlite3.Connection) -> object:
     """
-    Return a value that changes with each commit of another connection.
+    Return a value that changes with each commit of another connection, or ``"busy"``.
 
-    Another process may hold back readers too, while it recovers the log of one that was killed; that is a value of its own.
+    It is busy while another process recovers the log of a killed process, which delays readers, too.
     """
     try:
         return database.execute("PRAGMA data_version").fetchone()[0]

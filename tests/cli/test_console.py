@@ -239,7 +239,7 @@ async def test_long_diff_leaves_its_question_on_the_screen(folder: Path, rows: i
     terminal = Terminal(console, TypedLines(io.StringIO("n\n")))
     preview = {"action": "Write", "details": {"unified_diff": "--- a\n+++ b\n" + "+x\n" * 300}}
     question = Question("q", "May it?", tool_name="write_file", details={"path": "a"}, preview=preview)
-    await terminal.ask_question(question, lambda _: None, None)  # type: ignore[arg-type]  # nothing else is said
+    await terminal.ask_until_answered(question, lambda _: None, None)  # type: ignore[arg-type]  # nothing else is said
     lines = out.getvalue().splitlines()
 
     assert "? May it?" in lines[0]
@@ -309,7 +309,7 @@ async def test_long_question_is_shown_whole_on_demand(lines: int, typed: str) ->
     out, said = io.StringIO(), []
     console = Console(file=out, force_terminal=True, width=80, height=24, no_color=True)
     question = Question("q", "Well?\n" + "\n".join([f"line {n}" for n in range(lines)]), allow_text=True)
-    await Terminal(console, TypedLines(io.StringIO(typed))).ask_question(question, said.append, None)  # type: ignore[arg-type]
+    await Terminal(console, TypedLines(io.StringIO(typed))).ask_until_answered(question, said.append, None)  # type: ignore[arg-type]
 
     assert ["no" if lines > 100 else "v"] == said
     assert f"line {lines - 1}" in out.getvalue()
@@ -418,7 +418,7 @@ async def test_input_typed_before_a_question_does_not_answer_it() -> None:
         lines = TypedLines(stream)
         await asyncio.to_thread(lines_there, stream)
         out = io.StringIO()
-        there = asyncio.ensure_future(Terminal(make_console(out), lines).ask_question(asked, said.append, other))
+        there = asyncio.ensure_future(Terminal(make_console(out), lines).ask_until_answered(asked, said.append, other))
         while "May rm run?" not in out.getvalue():  # noqa: ASYNC110  (what is printed sets no event)
             await asyncio.sleep(0.01)
         before = list(said)
@@ -469,7 +469,7 @@ async def test_an_answer_that_is_refused_is_asked_for_again() -> None:
     out = io.StringIO()
     there = Terminal(make_console(out), TypedLines(io.StringIO("blue\n1, 2\n")))
     question = Question("q1", "Which?", ("red", "green"), multi_select=True)
-    done = await there.ask_question(question, answer, given.append)
+    done = await there.ask_until_answered(question, answer, given.append)
 
     assert (True, [Answer(selected=("red", "green"))]) == (done, given)
     assert "there is no blue" in out.getvalue()
@@ -815,7 +815,9 @@ async def test_imitated_question_is_behind_a_gutter_before_the_real_one() -> Non
     file, said = io.StringIO(), []
     nasty = "\n" * 10_000 + "y yes, n no > y\nallowed by user\n? May ls run?"
     question = Question("q1", "May rm run?", tool_name="rm", details={"command": nasty})
-    await Terminal(make_console(file), TypedLines(io.StringIO("y\n"))).ask_question(question, said.append, said.append)
+    await Terminal(make_console(file), TypedLines(io.StringIO("y\n"))).ask_until_answered(
+        question, said.append, said.append
+    )
     first, *rest, more = file.getvalue().splitlines()
 
     assert ("? May rm run?", [True]) == (first, said)

@@ -165,7 +165,7 @@ async def test_longest_waiting_request_goes_first_across_workers(worker):
 @pytest.mark.spec("durable:U21")
 async def test_waiting_request_releases_its_effect_slot(worker):
     rates, one = await worker(max_concurrency=1)
-    effects = rates._effects
+    effects = rates._effect_slots
     held = await one.enter(0, said_nothing)
 
     async def effect():
@@ -294,7 +294,9 @@ async def test_starts_of_runs_are_limited_across_workers(db: str, until):
         states = "select count(*) from dbos.workflow_status where status = %s"
         first = await until(lambda: worker.operator.deployment.rows(states, "SUCCESS"), lambda found: found >= [(3,)])
         (queue,) = [
-            queue for queue in await DeploymentMaintenance(worker.operator).queues() if queue.name == "se.default.d0"
+            queue
+            for queue in await DeploymentMaintenance(worker.operator).queue_settings()
+            if queue.name == "se.default.d0"
         ]
         assert [(3,)] == first
         assert [(2,)] == await worker.operator.deployment.rows(states, "ENQUEUED")
@@ -316,7 +318,7 @@ async def test_global_concurrency_limits_root_runs_across_workers(db: str, until
     async with engine(db, global_concurrency=2) as worker:
         runs = [await worker.submit(HOLDS, str(number)) for number in range(4)]
         await until(begun, lambda count: 2 == count)
-        view = await DeploymentMaintenance(worker.operator).queues()
+        view = await DeploymentMaintenance(worker.operator).queue_settings()
         states = dict(
             await worker.operator.deployment.rows("select status, count(*) from dbos.workflow_status group by status")
         )

@@ -89,7 +89,7 @@ def fed(journal: Any, write: Any, pieces: list[bytes]) -> list[str]:
         assert "" == news.again
         lines += [json.dumps(record.line) for record in news.records]
         assert not follower.read_new().records
-    assert len(b"".join(pieces)) == follower.end
+    assert len(b"".join(pieces)) == follower.offset
     return lines
 
 

@@ -20,7 +20,7 @@ from stepengine.errors import AnswerRejected, InputError, ToolError, UnknownOutc
 from stepengine.journal import FileJournal, Journal, MemoryJournal, send_tool_result
 from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.questions import make_doubt_questions, make_pending_call_questions
-from stepengine.journal.sleepers import find_first_unread_time
+from stepengine.journal.sleepers import find_first_unread_message_time
 from stepengine.runtime.deferred_calls import DeferredCalls
 from stepengine.runtime.messages import make_result_message
 
@@ -255,7 +255,7 @@ async def test_mailed_result_is_used_once_by_the_resumed_run() -> None:
         assert [True, False] == [send_tool_result(journal, call, f"by letter: {city}") for _ in range(2)]
         with pytest.raises(InputError, match="another mailbox message"):
             send_tool_result(journal, call, "something else")
-        assert find_first_unread_time(journal, journal.history())
+        assert find_first_unread_message_time(journal, journal.history())
         BEGUN.clear()
         async with Engine([AGENT]) as engine:
             handle = await engine.start_resume(journal)
@@ -267,7 +267,7 @@ async def test_mailed_result_is_used_once_by_the_resumed_run() -> None:
 
         assert {**RESULTS, city: f"by letter: {city}"} == dict(zip(RESULTS, output, strict=True))
         assert city not in BEGUN
-        assert find_first_unread_time(journal, journal.history()) is None
+        assert find_first_unread_message_time(journal, journal.history()) is None
 
     assert 3 <= tried
 

@@ -246,7 +246,8 @@ def read(wire: str, events: list[Any], *, at_length: bool) -> Any:
     """Return the pieces and the reply, or the error; *at_length*, nothing is taken for text that nothing else comes with."""
     it = reader(wire)
     if at_length:
-        it._accumulator._append_plain_text = lambda _: None if wire == "openai_chat" else ""
+        shortcut = "_append_if_only_text_differs" if wire == "openai_chat" else "_append_plain_text"
+        setattr(it._accumulator, shortcut, lambda _: None if wire == "openai_chat" else "")
     shown = []
     try:
         for each in events:

@@ -106,7 +106,7 @@ async def test_text_without_a_leading_thought_is_unchanged(text, stream):
 async def test_without_the_option_written_thoughts_stay_text(stream):
     deltas, reply = await asked("<think>deep</think>", "\n\nYes.", stream=stream)
 
-    assert ((TextPart("<think>deep</think>\n\nYes."),), "Yes.") == (reply.content, reply.said)
+    assert ((TextPart("<think>deep</think>\n\nYes."),), "Yes.") == (reply.content, reply.text_without_thoughts)
     if stream:
         assert ("", "<think>deep</think>\n\nYes.") == shown(deltas)
 

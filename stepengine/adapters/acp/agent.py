@@ -678,7 +678,7 @@ class EditorAgent:
         if is_kept:
             session.state = result.state
         if session.turn is not None:
-            session.kept.end(session.turn, is_kept=is_kept)
+            session.kept.end_turn(session.turn, is_in_conversation=is_kept)
             session.asleep = _find_suspended_turn(session.kept.turns[-1], result)
         for task in session.asking:  # what was asked about and not answered when the turn was cancelled
             task.cancel()

@@ -109,9 +109,9 @@ class KeptSession:
             raise
         return turn
 
-    def end(self, turn: PromptRun, *, is_kept: bool) -> None:
-        """Store that a turn has ended; with *is_kept* it remains part of the conversation."""
-        self.turns[self.turns.index(turn)] = attrs.evolve(turn, is_kept=is_kept)
+    def end_turn(self, turn: PromptRun, *, is_in_conversation: bool) -> None:
+        """Store that a turn has ended, and whether the conversation continues from it."""
+        self.turns[self.turns.index(turn)] = attrs.evolve(turn, is_kept=is_in_conversation)
         self.save()
 
     def save(self) -> None:

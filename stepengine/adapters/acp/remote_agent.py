@@ -28,8 +28,8 @@ from attrs import frozen
 
 from stepengine.adapters.acp.program import AgentProgram, select_environment
 from stepengine.adapters.acp.workplace import (
-    BorrowedFiles,
     BorrowedTerminals,
+    ProgramFileAccess,
     RequestedFile,
     parse_command,
     parse_variables,
@@ -301,7 +301,7 @@ class _ProgramConversation:
         self._asked = asyncio.Event()
         self._given: dict[str, bool] = {}
         self.said = _ProgramOutput()
-        self._files: BorrowedFiles | None = None
+        self._files: ProgramFileAccess | None = None
         self._terminals: BorrowedTerminals | None = None
         self._granted: set[str] = set()
         self._granted_files: set[tuple[str, str]] = set()
@@ -373,7 +373,7 @@ class _ProgramConversation:
             msg = "external agents need the package agent-client-protocol: pip install 'stepengine[acp]'"
             raise ExternalAgentError(msg, kind="start") from None
         led = self._led
-        self._files = BorrowedFiles(folder, led.files)
+        self._files = ProgramFileAccess(folder, led.files)
         self._terminals = BorrowedTerminals(folder, place) if led.terminals else None
         env = select_environment(led.names) | dict(led.env)
         self._program = await AgentProgram.start(led.command, env, folder)

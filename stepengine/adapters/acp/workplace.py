@@ -73,8 +73,8 @@ class RequestedFile:
     paths: tuple[str, ...]
 
 
-class BorrowedFiles:
-    """The files of the workspace that the program may read and write: those that our own tools may access."""
+class ProgramFileAccess:
+    """Gives an external program access to files of the workspace: those that our own tools may read or write."""
 
     def __init__(self, folder: Path, may: str) -> None:
         self.folder = folder
@@ -121,7 +121,7 @@ class BorrowedFiles:
         return RequestedFile(found, tuple(dict.fromkeys([*names, found])))
 
     async def read(self, file: RequestedFile, given: Mapping[str, Any]) -> str:
-        """Return the text of a file, or the requested lines."""
+        """Return the text of a workspace file for the program that requests it, or only the requested lines."""
         text = await asyncio.to_thread(self.content, file)
         line, limit = given.get("line"), given.get("limit")
         if type(line) is not int and type(limit) is not int:

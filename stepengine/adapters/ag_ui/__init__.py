@@ -326,17 +326,22 @@ class _EventTranslator:
             return self.core.RunFinishedInterruptOutcome(type="interrupt", interrupts=asked)
         return self.core.RunFinishedSuccessOutcome(type="success", pending_tool_call_ids=page_calls(state) or None)
 
-    def _show_final_state(self, event: RunFinished) -> Iterator[BaseEvent]:
-        """Yield the shared state if hooks or children changed it, and report page tools that the run was not offered."""
+    def _show_changed_state(self, event: RunFinished) -> Iterator[BaseEvent]:
+        """Yield the shared state if hooks or children changed it."""
         page = self._page
         if page is None or event.path:
             return
-        state = event.result.state
-        held = {name: plain(value) for name, value in state.context.items() if name in page.shares}
+        held = {name: plain(value) for name, value in event.result.state.context.items() if name in page.shares}
         if held != self._state:
             self._state = held
             yield self.core.StateSnapshotEvent(snapshot=dict(held))
-        if missing := [name for name in page.tools if name not in state.tool_definitions]:
+
+    def _warn_of_missing_page_tools(self, event: RunFinished) -> Iterator[BaseEvent]:
+        """Yield a warning if the run was not offered some tools of the page."""
+        page = self._page
+        if page is None or event.path:
+            return
+        if missing := [name for name in page.tools if name not in event.result.state.tool_definitions]:
             told = (
                 f"the page's tools {', '.join(missing)} were not offered: Engine(hooks=page_hooks()) gives them to runs"
             )
@@ -402,7 +407,8 @@ class _EventTranslator:
 
     def _run_finished(self, event: RunFinished) -> Iterator[BaseEvent]:
         result, core = event.result, self.core
-        yield from self._show_final_state(event)
+        yield from self._show_changed_state(event)
+        yield from self._warn_of_missing_page_tools(event)
         match result.status:
             case RunStatus.FAILED | RunStatus.MAX_STEPS:
                 message = "the step limit was reached" if result.error is None else str(result.error)

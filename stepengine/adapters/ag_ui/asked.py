@@ -103,7 +103,7 @@ def asked_of(given: Any, session: Session, *, shares: Collection[str] = ()) -> A
     """
     waiting = {message.tool_call_id for message in waiting_calls(session.state)}
     results = dict(_iter_results([m for m in given.messages if m.role == "tool" and m.tool_call_id in waiting]))
-    answers = {**find_page_answers(session.state, results), **answers_of(given)}
+    answers = {**find_page_answers(session.state, results), **read_answers(given)}
     says_more = bool(answers) and not given.resume and bool(given.messages) and given.messages[-1].role == "user"
     prompt = "" if answers and not says_more else prompt_of(given)
     metadata = _make_metadata(given, session.state, tuple(shares))
@@ -142,7 +142,7 @@ def _content_text(content: Any) -> str | None:
     return "\n\n".join(texts) if len(texts) == len(parts) else None
 
 
-def answers_of(given: Any) -> dict[str, AnswerLike]:
+def read_answers(given: Any) -> dict[str, AnswerLike]:
     """
     Return a page's answers to the interrupts of a suspended run, by question id; empty without answers.
 

@@ -259,7 +259,7 @@ class TurnOutput:
 
     def more(self, kind: str, text: str) -> None:
         """Append to the ``"text"`` or to a ``"thought"``."""
-        if not text or not self.has_room(len(text)):
+        if not text or not self.reserve_room(len(text)):
             return
         if kind == "text":
             self._text.append(text)
@@ -271,8 +271,12 @@ class TurnOutput:
         else:
             self._record.append({kind: [text]})
 
-    def has_room(self, chars: int) -> bool:
-        """Reserve room for *chars* characters, and return False if there is none."""
+    def reserve_room(self, chars: int) -> bool:
+        """
+        Count *chars* characters as stored; return False if the room was used up before.
+
+        The text that uses up the room is stored whole, followed by a note that more was left out.
+        """
         if self._left <= 0:
             return False
         self._left -= chars
@@ -310,19 +314,19 @@ class TurnOutput:
         entry = self._tools.get(call)
         size = len(json.dumps(kept, default=str))
         if entry is None:
-            if not self.has_room(1 + size):
+            if not self.reserve_room(1 + size):
                 return
             # The id stays, though the turn may go on in another call of ours.
             shown = f"{self.ctx.tool_call_id}/{call[:200]}"
             entry = self._tools[call] = {"tool": "", "kind": name, "status": "pending", "kept": {}, "id": shown}
-        elif kept != entry["kept"] and not self.has_room(size):
+        elif kept != entry["kept"] and not self.reserve_room(size):
             kept = entry["kept"]
         if call not in self._recorded:
             self._recorded.add(call)
             self._record.append(entry)
         entry["tool"] = title or entry["tool"]
         entry["kind"], entry["status"], entry["kept"] = name, status or entry["status"], dict(kept)
-        if output and self.has_room(len(output)):
+        if output and self.reserve_room(len(output)):
             entry["output"] = output
         self._emit_start(call, entry, given, category)
 
@@ -352,7 +356,7 @@ class TurnOutput:
 
     def plan(self, plan: list[dict[str, Any]]) -> None:
         """Record a plan: the ``task`` of each part, and whether it is ``completed``."""
-        if self.has_room(len(json.dumps(plan))):
+        if self.reserve_room(len(json.dumps(plan))):
             self._record.append({"plan": plan})
             self._emit(TodosChanged(todos=plan))
 

@@ -34,7 +34,13 @@ from stepengine.adapters.mcp._caps import (
 )
 from stepengine.adapters.mcp.client_requests import make_roots
 from stepengine.adapters.mcp.http import ANSWER, RUN, EndpointAnswers, HttpAnswer
-from stepengine.adapters.mcp.lenient_messages import TASK, MessageRepair, describe_mismatch, left_out_of, result_as_sent
+from stepengine.adapters.mcp.lenient_messages import (
+    TASK,
+    MessageRepair,
+    describe_mismatch,
+    list_left_out,
+    result_as_sent,
+)
 from stepengine.adapters.mcp.notices import LogLevel, Notice, Notices
 from stepengine.adapters.mcp.stdio import Pipe, ServerProgram
 from stepengine.data.visible import cut_middle, visible
@@ -545,7 +551,7 @@ class ServerConnection:
                     break
                 raise
             found += [one.model_dump(mode="json", by_alias=True, exclude_none=True) for one in getattr(page, what)]
-            found += left_out_of(page)
+            found += list_left_out(page)
             cursor = page.next_cursor
             if cursor is None or len(found) > TOOLS:
                 break

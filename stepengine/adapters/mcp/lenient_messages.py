@@ -159,7 +159,7 @@ def result_as_sent(result: Any) -> dict[str, Any]:
     return dumped
 
 
-def left_out_of(page: Any) -> list[dict[str, Any]]:
+def list_left_out(page: Any) -> list[dict[str, Any]]:
     """Return placeholders for the entries that ``MessageRepair`` left out of a list."""
     odd = (page.meta or {}).get(LEFT_OUT)
     return [one for one in odd if isinstance(one, dict)] if isinstance(odd, list) else []

@@ -53,7 +53,7 @@ from stepengine.data.state import RunStatus
 from stepengine.data.waits import describe_waits
 from stepengine.errors import InputError, StepEngineError
 
-__all__ = ("HEADERS", "answers_of", "prompt_of", "sse", "vercel")
+__all__ = ("HEADERS", "prompt_of", "read_approvals", "sse", "vercel")
 
 HEADERS: Mapping[str, str] = {
     "content-type": "text/event-stream",
@@ -81,7 +81,7 @@ async def vercel(
     Yield the events of a run as chunks of a UI message stream, for ``sse``.
 
     Texts, thoughts and tool calls of the root run are parts of the message; each child run is one part ``data-agent``, replaced in
-    place. A permission is a ``tool-approval-request``, another question a part ``data-question``; ``answers_of`` reads what comes
+    place. A permission is a ``tool-approval-request``, another question a part ``data-question``; ``read_approvals`` reads what comes
     back. Leaving the iteration early closes *events*.
 
     Args:
@@ -160,9 +160,9 @@ def prompt_of(messages: Sequence[object], *, trigger: str = "submit-message", me
     return said
 
 
-def answers_of(messages: Sequence[object]) -> dict[str, AnswerLike]:
+def read_approvals(messages: Sequence[object]) -> dict[str, AnswerLike]:
     """
-    Return a page's answers to permissions by question id: the ``approval-responded`` parts of its last message.
+    Return a page's answers to permission questions by question id: the ``approval-responded`` parts of its last message.
 
     An approval has the id ``RUN:QUESTION``. Empty when the last message is the user's. Questions that are no permissions are answered
     by the application's own request.

@@ -57,7 +57,10 @@ def agents(
             )
         )
     else:
-        shown = [*[_describe_agent(e) for e in entries if e.agent is not None], *map(_describe_package, found.packages)]
+        shown = [
+            *[_describe_agent(e) for e in entries if e.agent is not None],
+            *map(_format_agents_of_package, found.packages),
+        ]
         print_visible("\n\n".join(shown), hang=8)
     for entry in entries:
         if entry.problem is not None:
@@ -94,8 +97,8 @@ def _describe_agent(entry: ListedAgent) -> str:
     return "\n".join([line for line in lines if line])
 
 
-def _describe_package(package: Package) -> str:
-    """Return the lines for a package: its source, its requests and its agents."""
+def _format_agents_of_package(package: Package) -> str:
+    """Return a block of lines for each agent of a package: tools, children, source and requested access."""
     from stepengine.engine.trust import find_unapproved_access
 
     missing = find_unapproved_access(package.access_request)

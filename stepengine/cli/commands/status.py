@@ -189,7 +189,7 @@ def _print_questions(run: str, asked: Sequence[Waiting]) -> None:
 
 
 async def _print_queues(maintenance: DeploymentMaintenance, *, as_json: bool) -> Exit:
-    found = await maintenance.queues()
+    found = await maintenance.queue_settings()
     if as_json:
         print(to_ascii_json([attrs.asdict(queue) for queue in found]))
         return Exit.COMPLETED

@@ -547,30 +547,29 @@ class Terminal:
         return False
 
     def handle_unaccepted_line(self, text: str, error: StepEngineError) -> None:
-        """Report that a run did not accept a typed line."""
+        """Handle a typed line that a run did not accept: print the reason."""
         self.say(visible(error.message))
 
     def drain_typed_lines(self) -> list[str]:
         """Remove and return the lines typed before a read, and discard an unfinished one; an empty list without a terminal."""
         return self.lines.drain_typed_lines()
 
-    async def ask_question(
+    async def ask_until_answered(
         self,
         question: Question,
-        answer: Callable[[Any], object],
-        other: Callable[[str], Awaitable[object]],
+        accept: Callable[[Any], object],
+        handle_other_line: Callable[[str], Awaitable[object]],
         *,
         may_skip: bool = False,
     ) -> bool:
         """
-        Ask until *answer* accepts the typed line; return whether it did, ``False`` at the end of the input.
+        Ask until *accept* accepts the typed answer; return whether it did, ``False`` at the end of the input.
 
-        A line that is no answer to a permission question is something else that the person says, and so is what they typed
-        before they could see the question: *other* takes it (requirements:X47). With *may_skip*, an empty line leaves the
-        question open.
+        Lines that do not answer a permission question, and lines that were typed before the question was shown, are passed to
+        *handle_other_line* (requirements:X47). With *may_skip*, an empty line leaves the question open.
         """
         for line in self.drain_typed_lines():
-            await other(line)
+            await handle_other_line(line)
         is_whole = self._show(question, self._max_subject_lines())
         prompt = _permission_prompt(question, self._console.width, is_whole=is_whole) if question.tool_name else "> "
         prompt = LATER if may_skip else prompt
@@ -583,12 +582,12 @@ class Terminal:
                 if said is AGAIN:
                     continue
                 if said is not None:
-                    answer(said)
+                    accept(said)
                     return True
             except AnswerRejected as error:
                 self.say(visible(error.message), self._colors.warning)
             else:
-                await other(typed)
+                await handle_other_line(typed)
         return False
 
     async def _parse_answer(self, question: Question, typed: str) -> Any:
@@ -1014,7 +1013,7 @@ class _ConsoleInput:
         if question.id in self._settled:
             return True
         self._screen.mark_asked(question)
-        asking = asyncio.create_task(self._terminal.ask_question(question, answer, self._send_line))
+        asking = asyncio.create_task(self._terminal.ask_until_answered(question, answer, self._send_line))
         self._asking = question.id, asking
         try:
             await asyncio.wait((asking,))
@@ -1068,7 +1067,7 @@ class TerminalInteractor:
         async with self._one_at_a_time:
             with held:
                 may_skip = is_about_doubt(question.id)
-                await self._terminal.ask_question(question, answer, self._report_unsent, may_skip=may_skip)
+                await self._terminal.ask_until_answered(question, answer, self._report_unsent, may_skip=may_skip)
         if self._progress is not None:
             self._progress.mark_asked(question)
         return answers[0] if answers else None

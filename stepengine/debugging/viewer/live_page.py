@@ -77,7 +77,7 @@ class FollowedJournal:
             _ = history.root
             if news.records:
                 self._view.add_records(history)
-        self.offset = self._follower.end
+        self.offset = self._follower.offset
         texts = self._view.texts
         self._run = self._view.run()
         self._known[self.offset] = _PageState(self._view.took, len(texts.all), len(texts.images))

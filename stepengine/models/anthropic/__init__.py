@@ -32,14 +32,14 @@ from stepengine.models.anthropic.request import (
     UNPROMISING,
     AnthropicRequestOptions,
     Site,
-    choose_offered_tools,
     demands_unsupported_call,
     encode,
-    encode_settings,
+    encode_special_settings,
     encode_token_count_request,
     encode_tool,
     is_fast,
     limit_strict_tools,
+    limit_tools_to_choice,
     needs_binding_beta,
     resolve_output_limit,
     thinks_anyway,
@@ -291,7 +291,7 @@ class AnthropicProvider(HttpProvider):
 
     def _limit_strict_tools(self, request: ModelRequest, after: str = "") -> tuple[ToolSpec, ...]:
         """Return the tools of *request*, with as many strict ones as the API accepts; equal inputs return the same objects."""
-        tools = choose_offered_tools(request, self._get_family(self.strip_prefix(request.model)))
+        tools = limit_tools_to_choice(request, self._get_family(self.strip_prefix(request.model)))
         if not any(tool.strict for tool in tools):
             return tools
         known, programs = self._fitting, merge_programs(request.settings)
@@ -320,7 +320,7 @@ class AnthropicProvider(HttpProvider):
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
-        dropped = encode_settings(request, model, self.site).dropped
+        dropped = encode_special_settings(request, model, self.site).dropped
         shaped = self._prepare_request(request)
         wanted = {tool.name for tool in request.tools if tool.strict}
         if wanted and wanted.intersection([tool.name for tool in self._limit_strict_tools(shaped) if not tool.strict]):

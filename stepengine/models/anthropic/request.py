@@ -154,7 +154,7 @@ def encode(
         ModelError: for a server tool that the provider does not have.
     """
     settings, site = request.settings, ways.site
-    said = encode_settings(request, model, site)
+    said = encode_special_settings(request, model, site)
     asked = encode_thinking(request, model, family, off=after == FORCED_THINKING)
     limit = resolve_output_limit(request, model, family, ways, after=after)
     manual = asked is not None and asked["type"] == "enabled"
@@ -293,8 +293,8 @@ def thinks_anyway(request: ModelRequest, family: AnthropicFamily) -> bool:
     return thinking is not None and thinking.mode == "none" and family.off == "never"
 
 
-def choose_offered_tools(request: ModelRequest, family: AnthropicFamily) -> tuple[ToolSpec, ...]:
-    """Return the tools to offer: all, or only the chosen one if the model does not support forced calls."""
+def limit_tools_to_choice(request: ModelRequest, family: AnthropicFamily) -> tuple[ToolSpec, ...]:
+    """Return the tools for the request: all, or only the chosen one if the model does not support forced calls."""
     choice = resolve_tool_choice(request)
     if choice in UNDEMANDED or choice == "required" or family.demands:
         return request.tools
@@ -318,7 +318,7 @@ def with_cache_setting(ways: AnthropicRequestOptions, settings: ModelSettings) -
     return attrs.evolve(ways, cache=None if settings.cache == "off" else settings.cache)
 
 
-def encode_settings(request: ModelRequest, model: str, site: Site) -> WireSettings:
+def encode_special_settings(request: ModelRequest, model: str, site: Site) -> WireSettings:
     """Return the body members for the settings that only some wires support."""
     ways: dict[str, Way] = {
         "cache": lambda _: {},  # the marks hold it

@@ -89,7 +89,7 @@ def encode(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) ->
         ModelError: for a server tool that the model does not have, and for an unsupported part.
     """
     settings = request.settings
-    said = encode_settings(request, ways.model, ways.family, ways.provider).members
+    said = encode_special_settings(request, ways.model, ways.family, ways.provider).members
     limits = {
         "max_tokens": settings.max_tokens,
         "temperature": settings.temperature,
@@ -211,7 +211,7 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"toolSpec": {"name": spec.name, **told, **schema, **({} if form is None else {"strict": True})}}
 
 
-def encode_settings(request: ModelRequest, model: str, family: ConverseFamily, provider: str) -> WireSettings:
+def encode_special_settings(request: ModelRequest, model: str, family: ConverseFamily, provider: str) -> WireSettings:
     """Return the body members for the settings that only some wires support."""
     ways: dict[str, Way] = {
         "service_tier": _encode_tier,

@@ -27,7 +27,7 @@ class ConverseErrorReply(Exception):
         self.response = response
 
 
-class Signer:
+class AuthenticatedClient:
     """
     Sends requests to Bedrock, signed with AWS credentials or with a Bedrock API key.
 
@@ -46,9 +46,9 @@ class Signer:
         self._finding = asyncio.Lock()
         self._found: Any = None
 
-    async def post(self, path: str, content: bytes, headers: Mapping[str, str]) -> Any:
+    async def post_streaming(self, path: str, content: bytes, headers: Mapping[str, str]) -> Any:
         """
-        Send *content* to *path*; return the HTTP library's response before its body is read.
+        Send *content* with credentials to *path*; return the HTTP library's response before its body is read.
 
         Raises:
             ConverseErrorReply: for a reply with an error status.

@@ -22,7 +22,7 @@ from stepengine.models.google.encode import parse_generation
 from stepengine.models.google.request import (
     CIRCULATES_SINCE,
     encode,
-    encode_settings,
+    encode_special_settings,
     encode_token_count_request,
     encode_tool,
     has_validated_tools,
@@ -228,7 +228,7 @@ class GoogleProvider(HttpProvider):
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
-        dropped = [*encode_settings(request, model, is_vertex=self.is_vertex).dropped]
+        dropped = [*encode_special_settings(request, model, is_vertex=self.is_vertex).dropped]
         choice = resolve_tool_choice(request)
         if request.tools and request.settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")

@@ -61,7 +61,7 @@ def encode(
         after: The failure kind of the previous attempt. After a rejected signature, earlier thoughts and signatures are left out.
         is_vertex: Whether the model runs on Vertex AI.
     """
-    said = encode_settings(request, model, is_vertex=is_vertex).members
+    said = encode_special_settings(request, model, is_vertex=is_vertex).members
     return join_members(
         _encode_body_members(request, model, provider, tools, said, thinking=after != INVALID_SIGNATURE)
     )
@@ -84,7 +84,7 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"name": spec.name, "description": spec.description, "parametersJsonSchema": spec.input_schema}
 
 
-def encode_settings(request: ModelRequest, model: str, *, is_vertex: bool = False) -> WireSettings:
+def encode_special_settings(request: ModelRequest, model: str, *, is_vertex: bool = False) -> WireSettings:
     """Return the body members for the settings that only some wires support."""
     ways: dict[str, Way] = {
         "service_tier": lambda tier: _encode_tier(tier) if tier in TIERS else None,
@@ -163,7 +163,7 @@ def _encode_body_members(
         "responseJsonSchema": settings.response_schema,
     }
     config = {name: value for name, value in generation.items() if value is not None}
-    # `more` has the members of `encode_settings`. Two of its objects are merged with the members of other settings.
+    # `more` has the members of `encode_special_settings`. Two of its objects are merged with the members of other settings.
     optional = {
         **more,
         "systemInstruction": {"parts": [{"text": request.system_prompt}]} if request.system_prompt else None,

@@ -22,7 +22,7 @@ from stepengine.models.openai.decode import ResponsesAccumulator
 from stepengine.models.openai.request import (
     TOOL_SEARCH,
     encode,
-    encode_settings,
+    encode_special_settings,
     encode_token_count_request,
     encode_tool,
     has_own_tool_search,
@@ -92,7 +92,7 @@ class OpenAIProvider(PresetProvider):
         return bool(self._preset.searches and re.match(self._preset.searches, model))
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        dropped = encode_settings(request, self.strip_prefix(request.model), self._preset).dropped
+        dropped = encode_special_settings(request, self.strip_prefix(request.model), self._preset).dropped
         return (*dropped, "strict") if has_unsupported_strict_tool(request.tools, "openai") else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:

@@ -72,7 +72,7 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
             "'background', and give the provider longer Timeouts if a reply takes long"
         )
         raise ModelError(msg, kind="request")
-    said = dict(encode_settings(request, model, preset).members)
+    said = dict(encode_special_settings(request, model, preset).members)
     include = [*(["reasoning.encrypted_content"] if preset.encrypted_reasoning else []), *said.pop("include", [])]
     optional = {
         **_common_members(request, model, preset),
@@ -126,7 +126,7 @@ def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
     }
 
 
-def encode_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
+def encode_special_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return the body members for the settings that only some wires support."""
     several = len(request.settings.server_tools) > 1
     ways: dict[str, Way] = {

@@ -19,13 +19,13 @@ from stepengine.models._wire import ToolsCache
 from stepengine.models.base import ModelInfo
 from stepengine.models.openai_chat.decode import ChatAccumulator
 from stepengine.models.openai_chat.request import (
-    choose_offered_tools,
     demands_unsupported_call,
     encode,
     encode_plain_tool,
-    encode_settings,
+    encode_special_settings,
     encode_strict_tool,
     encode_tool,
+    limit_tools_to_choice,
     make_thinking_request,
     supports_stop_sequences,
     supports_strict,
@@ -129,7 +129,7 @@ class OpenAIChatProvider(PresetProvider):
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model, preset = self.strip_prefix(request.model), self._preset
-        dropped = encode_settings(request, model, preset).dropped
+        dropped = encode_special_settings(request, model, preset).dropped
         if has_unsupported_strict_tool(request.tools, "openai") or (
             not supports_strict(preset, model) and any(t.strict for t in request.tools)
         ):
@@ -148,7 +148,7 @@ class OpenAIChatProvider(PresetProvider):
         warn_once(make_thinking_request(request, model, preset).note)
         plain = preset.plain_schemas and re.fullmatch(preset.plain_schemas, model)
         kind = self._plain_tools if plain else self._strict_tools if supports_strict(preset, model) else self._tools
-        tools = kind(choose_offered_tools(request, preset))
+        tools = kind(limit_tools_to_choice(request, preset))
         content = encode(request, model, preset, tools, stream=stream, after=after)
         return RequestBody(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
 

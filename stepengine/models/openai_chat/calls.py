@@ -129,7 +129,7 @@ class CallPieces:
         self._ids_stay = False
 
     @property
-    def complete(self) -> bool:
+    def has_complete_or_empty_arguments(self) -> bool:
         """Whether the arguments of every call are complete or empty."""
         return all(not slot.arguments.count or slot.arguments.is_whole for slot in self._slots)
 
@@ -411,14 +411,15 @@ class CallPieces:
     def _settle(self) -> None:
         """Decide the undecided calls at the end of the stream; raise the error for ambiguous ones."""
         for slot in [slot for slot in self._slots if slot.twin is not None]:
-            self._settle_twin(slot)
+            self._merge_or_refuse_twin(slot)
         for slot in self._slots:
             if self._ids_change and not (slot.arguments.count or slot in self._by_index.values()):
                 self._refuse(f"ids that change, and no arguments of {slot.name!r} before another call replaced it")
             if slot.arguments.is_undecided:
                 self._refuse(f"arguments of {slot.name!r} where both the joined pieces and the last piece are complete")
 
-    def _settle_twin(self, slot: _CallSlot) -> None:
+    def _merge_or_refuse_twin(self, slot: _CallSlot) -> None:
+        """At the end of the stream, merge a call into the earlier one that it may repeat, or keep both; raise if unclear."""
         twin, slot.twin = slot.twin, None
         if twin is None or (slot.arguments.count and twin.arguments.count):
             return

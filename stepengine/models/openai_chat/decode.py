@@ -395,7 +395,7 @@ class ChatAccumulator(Accumulator):
             self.done = self._finished or (self._chosen and self._calls.has_complete_arguments)
             return self._calls.end() if self.done else []
         chunk = read_json(data)
-        text = self._append_plain_text(chunk) if self._around is not None and name != "error" else None
+        text = self._append_if_only_text_differs(chunk) if self._around is not None and name != "error" else None
         if text is not None:
             return [TextChunk(text)]
         self._around = None
@@ -418,7 +418,7 @@ class ChatAccumulator(Accumulator):
         return deltas
 
     def _store_chunk_frame(self, chunk: Json) -> None:
-        """Store the members around a plain text delta, which ``_append_plain_text`` expects in the next chunk."""
+        """Store the members around a plain text delta, which ``_append_if_only_text_differs`` expects in the next chunk."""
         choices = chunk.get("choices")
         if not isinstance(choices, list) or len(choices) != 1 or self._finished or "content" in self._contents:
             return
@@ -427,7 +427,7 @@ class ChatAccumulator(Accumulator):
             self._around = {**chunk, "choices": None, "obfuscation": None}
             self._beside = {**choice, "delta": None}
 
-    def _append_plain_text(self, chunk: Json) -> str | None:
+    def _append_if_only_text_differs(self, chunk: Json) -> str | None:
         """
         Append the text of *chunk* and return it, if the rest equals the previous chunk; else return ``None``.
 
@@ -557,7 +557,7 @@ class ChatAccumulator(Accumulator):
         """
         # A body that merely ends is no complete reply (reliability:MP20). A finish reason completes it, even without
         # `[DONE]`, which several servers never send. If the connection broke after it, the calls must also be complete.
-        if not (self.done or (self._finished and (clean or self._calls.complete))):
+        if not (self.done or (self._finished and (clean or self._calls.has_complete_or_empty_arguments))):
             self._raise_truncated("its finish reason is missing")
         self.done = True
         message: Json = {**self._more, **_join_texts(self._more_texts), **_join_texts(self._texts)}

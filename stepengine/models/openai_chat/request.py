@@ -55,7 +55,7 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
             rejected forced call, thinking is switched off.
     """
     settings = request.settings
-    said = encode_settings(request, model, preset)
+    said = encode_special_settings(request, model, preset)
     optional = {
         "model": model,
         preset.limit_member: settings.max_tokens,
@@ -87,7 +87,7 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
 NO_TOOLS = b"[]"
 
 
-def encode_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
+def encode_special_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return the body members for the settings that only some services support."""
     ways: dict[str, Way] = {
         "service_tier": lambda tier: _member_if_set("service_tier", dict(preset.tiers).get(tier)),
@@ -175,12 +175,12 @@ def demands_unsupported_call(request: ModelRequest, model: str, preset: Preset) 
     """Return whether the request forces a call and the server does not support that, or there is no tool."""
     if resolve_tool_choice(request) in {None, "auto", "none"}:
         return False
-    callable_ = request.tools or "tools" in encode_settings(request, model, preset).members
+    callable_ = request.tools or "tools" in encode_special_settings(request, model, preset).members
     return not preset.required_word or not callable_
 
 
-def choose_offered_tools(request: ModelRequest, preset: Preset) -> tuple[ToolSpec, ...]:
-    """Return the tools to offer: only the chosen one, if the server does not support a choice by name (ecosystem:EC107)."""
+def limit_tools_to_choice(request: ModelRequest, preset: Preset) -> tuple[ToolSpec, ...]:
+    """Return the tools for the request: all, or only the chosen one if the server does not support a choice by name (ecosystem:EC107)."""
     choice = resolve_tool_choice(request)
     if choice == "none" and preset.ignores_none:
         return ()

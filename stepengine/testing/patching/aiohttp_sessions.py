@@ -248,11 +248,11 @@ class _PlayedTransport(asyncio.Transport):
             self._protocol.connection_lost(None)
 
     def pause_reading(self) -> None:
-        """Give nothing for now."""
+        """Pass no bytes to the protocol until ``resume_reading``."""
         self._paused = True
 
     def resume_reading(self) -> None:
-        """Give more."""
+        """Pass the remaining bytes to the protocol."""
         if self._paused:
             self._paused = False
             self._loop.call_soon(self._give)

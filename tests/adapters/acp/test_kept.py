@@ -24,7 +24,7 @@ def test_session_is_reloaded_unchanged_and_a_copy_diverges(kept: KeptSessions, t
     session = kept.new(tmp_path)
     turn = session.begin("Fix\n\x1b[2J it")
     turn.journal.write_text("recorded")
-    session.end(turn, is_kept=True)
+    session.end_turn(turn, is_in_conversation=True)
 
     found = kept.find(session.id)
     assert (session.turns, session.cwd, session.updated) == (found.turns, found.cwd, found.updated)

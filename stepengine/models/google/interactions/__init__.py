@@ -11,7 +11,12 @@ from stepengine.models._wire import ToolsCache
 from stepengine.models.base import BatchMember, Provider, Timeouts
 from stepengine.models.google import GoogleProvider, transport
 from stepengine.models.google.interactions.decode import InteractionsAccumulator
-from stepengine.models.google.interactions.request import encode, encode_settings, encode_tool, make_thinking_request
+from stepengine.models.google.interactions.request import (
+    encode,
+    encode_special_settings,
+    encode_tool,
+    make_thinking_request,
+)
 from stepengine.models.keys import Secret
 
 __all__ = ("GoogleInteractionsProvider",)
@@ -72,7 +77,7 @@ class GoogleInteractionsProvider(GoogleProvider):
         return Provider.batch_member(self, request)
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        dropped = [*encode_settings(request, self.strip_prefix(request.model), self.name).dropped]
+        dropped = [*encode_special_settings(request, self.strip_prefix(request.model), self.name).dropped]
         if request.tools and request.settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
         return tuple(dropped)

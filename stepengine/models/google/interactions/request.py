@@ -40,7 +40,7 @@ def encode(request: ModelRequest, model: str, provider: str, tools: bytes, *, st
         "tool_choice": _encode_tool_choice(request),
         **make_thinking_request(settings, model).members,
     }
-    said = encode_settings(request, model, provider).members
+    said = encode_special_settings(request, model, provider).members
     generation = {name: value for name, value in config.items() if value is not None}
     schema = settings.response_schema
     head = {
@@ -77,7 +77,7 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"type": "function", "name": spec.name, "description": spec.description, "parameters": spec.input_schema}
 
 
-def encode_settings(request: ModelRequest, model: str, provider: str) -> WireSettings:
+def encode_special_settings(request: ModelRequest, model: str, provider: str) -> WireSettings:
     """Return the body members for the settings that only some wires support."""
     ways: dict[str, Way] = {
         "service_tier": lambda tier: _encode_tier(tier) if tier in TIERS else None,

@@ -293,7 +293,7 @@ class Ripgrep:
         lines = sources.lines(parts)
         if lines is None:
             return None
-        same = [(first, n) for first, text in spans if (n := _count_equal_lines(lines, first, text))]
+        same = [(first, n) for first, text in spans if (n := _count_lines_if_equal(lines, first, text))]
         return FileHits(parts, lines, same, total) if same else None
 
     def _iter_events(self, command: list[str], budget: WalkBudget) -> Iterator[Any]:
@@ -329,7 +329,7 @@ class Ripgrep:
         running = at.system.spawn(at, heard, script=None, supervisor=source, **given)
         try:
             while self._code is None and budget.check_time():
-                stream, data = heard.next()
+                stream, data = heard.poll()
                 running.allow_output(len(data))
                 if stream == "err":
                     self._errors = (self._errors + data)[: ERROR_CHARS * 4]
@@ -395,7 +395,7 @@ class _RemoteOutput:
         """Queue the end of the output."""
         self._queue.put(("gone", b""))
 
-    def next(self) -> tuple[str, bytes]:
+    def poll(self) -> tuple[str, bytes]:
         """
         Remove and return the next chunk as stream name and data; two empty values if none comes within a short time.
 
@@ -444,9 +444,9 @@ def _decode_text(value: Any) -> str:
     return base64.b64decode(value["bytes"]).decode("utf-8", "surrogateescape")
 
 
-def _count_equal_lines(lines: list[str], first: int, text: str) -> int:
-    """Return the number of lines of a reported text, or 0 if they differ from the lines that the walk read."""
-    reported = [line.removesuffix("\r") for line in text.removesuffix("\n").split("\n")]
+def _count_lines_if_equal(lines: list[str], first: int, reported_text: str) -> int:
+    """Return the number of lines in the reported text; 0 if they differ from *lines* from the index *first* on."""
+    reported = [line.removesuffix("\r") for line in reported_text.removesuffix("\n").split("\n")]
     found = lines[first : first + len(reported)]
     if first == 0 and found:
         found[0], reported[0] = found[0].removeprefix("\ufeff"), reported[0].removeprefix("\ufeff")

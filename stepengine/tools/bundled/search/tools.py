@@ -133,7 +133,7 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
 
 
 def _check_syntax(pattern: str) -> None:
-    """Raise for a pattern that means more to other globs: read as plain text, it would silently find nothing."""
+    """Raise for a pattern that would silently find nothing: one with the syntax of other globs, or with ``/`` at its end."""
     found = OTHER_SYNTAX.search(pattern)
     if found:
         msg = (

@@ -273,8 +273,8 @@ class SupervisedChild(Protocol):
     def ask_end(self) -> None:
         """Ask the supervisor to end the command and all its processes."""
 
-    def kill(self, pid: int) -> None:
-        """Kill the command and its unresponsive supervisor."""
+    def kill_all(self, command_pid: int) -> None:
+        """Kill the command, if it has started (*command_pid* is not 0), and its unresponsive supervisor."""
 
     async def leave(self) -> None:
         """Wait for the supervisor. If it was killed, kill the remaining processes by their marker."""
@@ -336,10 +336,10 @@ class _LocalChild:
         with contextlib.suppress(OSError):  # it has ended just now
             os.write(self._fds[2], b"end\n")
 
-    def kill(self, pid: int) -> None:
-        """Kill the command and its supervisor."""
-        if pid:
-            self.signal(pid, signal.SIGKILL)
+    def kill_all(self, command_pid: int) -> None:
+        """Kill the process group of the command, and the supervisor."""
+        if command_pid:
+            self.signal(command_pid, signal.SIGKILL)
         self._supervisor.kill()
         self._line.close()
 
@@ -451,7 +451,7 @@ class _FarChild:
         if self.spawned is not None:
             self.spawned.end()
 
-    def kill(self, pid: int) -> None:
+    def kill_all(self, command_pid: int) -> None:
         """Kill the supervisor. Its death makes the remote system kill the command."""
         if self.spawned is not None:
             self.spawned.kill()
@@ -638,7 +638,7 @@ class CommandProcess:
             async with asyncio.timeout(DEATH_SECONDS):
                 await child.silent()
         if not child.is_told:
-            child.kill(self.pid)
+            child.kill_all(self.pid)
         await child.leave()
 
 

@@ -121,16 +121,16 @@ class BackgroundCommand:
             except TimeoutError:
                 continue
 
-    async def stop(self, number: int = signal.SIGTERM) -> None:
-        """End the command and all its processes."""
+    async def end(self, first_signal: int = signal.SIGTERM) -> None:
+        """End all processes of the command: with *first_signal*, and after a short time with SIGKILL."""
         was_running = self.ending is None
-        ending = await self.process.end(number)
+        ending = await self.process.end(first_signal)
         if was_running:
             self.ended_by_us = ending
 
     async def discard(self) -> None:
         """End the command, and remove its files."""
-        await self.stop()
+        await self.end()
         self.log.close()
         await self._private.delete()
 
@@ -316,7 +316,7 @@ def make_command_tools(shell: Shell) -> list[Tool]:
         """
         job = _get_jobs(ctx, shell).get(job_id)
         was_running = job.ending is None
-        await finish_shielded(asyncio.create_task(job.stop(_signal_number(signal))))
+        await finish_shielded(asyncio.create_task(job.end(_signal_number(signal))))
         return _job_result(job, {} if was_running else {"message": "it had ended already"})
 
     return [run_terminal_command, check_job, kill_job]
