@@ -76,4 +76,4 @@ def test_text_without_tags_is_unchanged(text):
 def test_messages_keep_raw_text_and_expose_said_text():
     parts = (ThinkingPart("hm"), TextPart("<think>a"), TextPart("b</think>c"))
     for whole in (AssistantMessage(parts), ModelReply(parts)):
-        assert ("<think>ab</think>c", "c") == (whole.text, whole.said)
+        assert ("<think>ab</think>c", "c") == (whole.text, whole.text_without_thoughts)
