@@ -215,7 +215,8 @@ async def test_second_worker_with_the_same_id_refuses_to_start(db: str):
     async with engine([DEEPER], db):
         code = f"""
 import asyncio
-from stepengine.durable import DurableEngine, ExecutorBusy
+from stepengine.durable import DurableEngine
+from stepengine.errors import ExecutorBusy
 async def main():
     try:
         async with DurableEngine(db={db!r}, executor="worker-1"):
