@@ -225,7 +225,8 @@ def test_watch_takes_over_and_sets_aside_poison_runs(deployment: Deployment) -> 
     for number in range(1, 8):
         if was_set_aside():
             break
-        worker = deployment.worker(f"w{number}")
+        # Not `worker`, which waits for the line that it prints: this one may die before.
+        worker = deployment.start("deploy", "worker", "mine.py", "--executor", f"w{number}")
         deployment.until(lambda worker=worker: worker.poll() is not None or was_set_aside())
 
     told = json.loads(deployment("deploy", "status", "bad", "--json"))["runs"][0]
