@@ -172,7 +172,7 @@ def test_working_copies_are_kept_on_request(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     evaluate_sync(attrs.evolve(GREETING, files={"a.txt": "x"}), replies=FINE, keep=keep, folder=tmp_path / "out")
 
-    assert (2 if keep else 0) == len([*tmp_path.glob("stepengine-eval-*/work/a.txt")])
+    assert (2 if keep else 0) == len([*tmp_path.glob("stepengine-eval-*/*/a.txt")])
 
 
 async def test_confirm_refuses_or_sets_the_budget_of_live_runs(tmp_path: Path) -> None:

@@ -46,11 +46,9 @@ def main(url: str, token: str) -> dict[str, Any]:
 
 def asked(client: AuthenticatedClient, run: str) -> Any:
     """
-    Wait until the run asks something.
+    Wait until the run asks something; the test that starts this program ends it if that never happens.
     """
-    end = time.monotonic() + SECONDS
     while not (questions := look_at_run.sync(run, client=client).questions):
-        assert time.monotonic() < end, "it asks nothing"
         time.sleep(0.05)
     return questions[0]
 
