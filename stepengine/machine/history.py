@@ -169,7 +169,9 @@ class RunHistory:
         self.inbox: list[UserMessage] = []
         self.open_reply: AssistantMessage | None = None
         self.open_step: tuple[AssistantMessage, tuple[ToolMessage, ...]] | None = None
-        self._times = set[TimeToLive]() if is_callers else {m.ttl for m in record if m.ttl is not None}
+        self._times: frozenset[TimeToLive] = (
+            frozenset() if is_callers else frozenset(m.ttl for m in record if m.ttl is not None)
+        )
         """The times-to-live that messages may have, so that looking costs nothing while there are none."""
         self.own_calls: Collection[str] = ()
         self._shorten = shorten
@@ -309,16 +311,16 @@ class RunHistory:
     def _record_lifetimes(self, messages: Iterable[Message]) -> None:
         for message in messages:
             if message.ttl is not None:
-                self._times.add(message.ttl)
+                self._times |= {message.ttl}
 
     def expire(self, *ttls: TimeToLive) -> None:
         """Remove expired messages: those of ``agent_step`` with the step, of ``user_prompt`` with the run."""
         # Asked at every step of every run, where hardly any message has a time; the set of times answers without a look
         # at messages.
-        over = self._times.intersection(ttls) if self._times else ()
+        over = self._times.intersection(ttls)
         if not over:
             return
-        self._times.difference_update(over)
+        self._times -= over
         self.start -= sum(_effective_lifetime(m) in over for m in self.record[: self.start])
         self.record, self.view = self._without_expired(over)
 

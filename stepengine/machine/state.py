@@ -187,7 +187,6 @@ class Snapshot:
         "_budget",
         "_children",
         "_entries",
-        "_fixed",
         "_history",
         "_latest",
         "_output",
@@ -196,6 +195,7 @@ class Snapshot:
         "_questions",
         "_shared",
         "_spent",
+        "_start",
         "_state",
         "_tools",
     )
@@ -216,13 +216,7 @@ class Snapshot:
         children: Children,
     ) -> None:
         """Start with *start*, the first state of the run, which has the unchanging values."""
-        self._fixed: dict[str, Any] = {
-            "run_id": start.run_id,
-            "agent_id": start.agent_id,
-            "parent_id": start.parent_id,
-            "ancestor_run_ids": start.ancestor_run_ids,
-            "id_prefix": start.id_prefix,
-        }
+        self._start = start
         self._history = history
         self._prompt = prompt
         self._tools = tools
@@ -256,11 +250,15 @@ class Snapshot:
             and self._is_current(known.keywords)
         ):
             return known
-        spent = self._spent
+        start, spent = self._start, self._spent
         self._entries, self._state = spent.entries, None
         self._latest = latest = partial(
             AgentState,
-            **self._fixed,
+            run_id=start.run_id,
+            agent_id=start.agent_id,
+            parent_id=start.parent_id,
+            ancestor_run_ids=start.ancestor_run_ids,
+            id_prefix=start.id_prefix,
             child_run_ids=spent.child_run_ids,
             message_history=history.record,
             view=history.view,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from typing import cast
 
+import attrs
+
 from stepengine.data.alike import list_names
 from stepengine.data.effects import CallTool
 from stepengine.data.messages import ToolResult
@@ -13,17 +15,25 @@ from stepengine.runtime.performer import Item
 from stepengine.tools.conversion import as_result
 
 
+@attrs.define(eq=False)
+class _DeferredCall:
+    """A call that accepts a result, with the number of its effect; *has_returned* once its body has."""
+
+    seq: int
+    result: asyncio.Future[ToolResult]
+    has_returned: bool = False
+
+
 class DeferredCalls:
     """
     The calls of one run tree whose results come from outside.
 
     Attributes:
-        expected: Those that take theirs now, by path and id, each with its number and what waits for it.
+        expected: The calls that accept a result now, by path and id.
     """
 
     def __init__(self) -> None:
-        self.expected: dict[tuple[str, str], tuple[int, asyncio.Future[ToolResult]]] = {}
-        self._waiting: set[tuple[str, str]] = set()
+        self.expected: dict[tuple[str, str], _DeferredCall] = {}
         self._early: dict[tuple[str, int], object] = {}
         self._settled: set[tuple[str, int]] = set()
 
@@ -32,25 +42,24 @@ class DeferredCalls:
         key = item.path, cast("CallTool", item.effect).tool_call_id
         known = self.expected.get(key)
         if known is None:
-            known = self.expected[key] = item.effect.seq, asyncio.get_running_loop().create_future()
+            known = self.expected[key] = _DeferredCall(item.effect.seq, asyncio.get_running_loop().create_future())
             place = item.path, item.effect.seq
             if place in self._early:
                 self.settle(place, self._early.pop(place))
-        return known[1]
+        return known.result
 
     def mark_waiting(self, item: Item) -> None:
         """Record that the body of a call has returned, so that the call only waits."""
-        self._waiting.add((item.path, cast("CallTool", item.effect).tool_call_id))
+        self.expected[item.path, cast("CallTool", item.effect).tool_call_id].has_returned = True
 
     def is_waiting(self, item: Item) -> bool:
         """Return whether a call only waits for its result."""
-        return bool(self._waiting) and (item.path, getattr(item.effect, "tool_call_id", "")) in self._waiting
+        known = self.expected.get((item.path, getattr(item.effect, "tool_call_id", "")))
+        return known is not None and known.has_returned
 
     def forget(self, item: Item) -> None:
         """Accept no result for a call any more; may be called twice."""
-        key = item.path, cast("CallTool", item.effect).tool_call_id
-        self.expected.pop(key, None)
-        self._waiting.discard(key)
+        self.expected.pop((item.path, cast("CallTool", item.effect).tool_call_id), None)
 
     def deliver(self, call_id: str, result: object, path: str | None = None) -> None:
         """
@@ -79,7 +88,7 @@ class DeferredCalls:
         """
         if place in self._settled:
             return
-        waiting = [future for key, (seq, future) in self.expected.items() if (key[0], seq) == place]
+        waiting = [call.result for (path, _), call in self.expected.items() if (path, call.seq) == place]
         if not waiting:
             self._early[place] = result
             return
@@ -87,7 +96,7 @@ class DeferredCalls:
         _set_result_once(waiting[0], as_result(result))
 
     def _find_waiting_call(self, call_id: str, path: str | None) -> tuple[tuple[str, int], asyncio.Future[ToolResult]]:
-        waiting = {key: entry for key, entry in list(self.expected.items()) if not entry[1].done()}
+        waiting = {key: entry for key, entry in list(self.expected.items()) if not entry.result.done()}
         found = [key for key in waiting if key[1] == call_id and path in (None, key[0])]
         # Ids of calls are counters of a run, so two children have a `c1` each. To take the first would give somebody's
         # result to somebody else.
@@ -97,8 +106,8 @@ class DeferredCalls:
             what = "waits for its result" if not found else "is one call: several wait, and path= says which"
             msg = f"no call {which} {what}; waiting are: {listed}"
             raise ToolError(msg)
-        seq, future = waiting[found[0]]
-        return (found[0][0], seq), future
+        call = waiting[found[0]]
+        return (found[0][0], call.seq), call.result
 
 
 def _set_result_once(future: asyncio.Future[ToolResult], result: ToolResult) -> None:
