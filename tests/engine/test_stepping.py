@@ -186,17 +186,21 @@ def test_siblings_stop_at_recorded_places_in_any_completion_order() -> None:
     After the first three results of two children at once, the loop variables are those that the recorded run had.
     """
     stood: list[tuple[str, int]] = []
+    fast_is_over = asyncio.Event()
 
     def handle_child(ctx: Any) -> Any:
         for number in range(4):
-            yield from Perform.idempotent(pause, 0.05 if ctx.prompt == "slow" else 0.001)
+            yield from Perform.idempotent(pause, ctx.prompt)
             stood.append((ctx.prompt, number))
+        if ctx.prompt == "fast":
+            fast_is_over.set()
 
     def handle_steps(ctx: Any) -> Any:
         yield from Parallel(AgentCall("child", "slow"), AgentCall("child", "fast"))
 
-    async def pause(seconds: float) -> None:
-        await asyncio.sleep(seconds)
+    async def pause(who: str) -> None:
+        if who == "slow":
+            await fast_is_over.wait()
 
     child = AgentDefinition("child", handle_steps=handle_child)
     agent = AgentDefinition("parent", spawnable_agents=[child], handle_steps=handle_steps)
