@@ -6,7 +6,8 @@ step beside each official SDK, W4 the CPU of recording and replaying, W5 the CPU
 history, W7 and W8 starts and streams, W9 durable steps. What is missing is named. Timings never decide a unit test.
 
 ``python -m benchmarks promises`` measures and judges the eight promises alone. ``tables FILE`` prints all tables from a file of
-figures, ``page FILE`` writes RESULTS.md and its pictures. ``renew --peers DIR`` measures everything and writes that page.
+figures, ``page FILE`` writes RESULTS.md and its pictures. ``renew`` measures everything and writes that page. ``promises`` and ``renew``
+make the environments of peers that ``--peers`` (``.peers``) lacks.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from pathlib import Path
 from benchmarks import page, tables
 from benchmarks.judging import FAST
 from benchmarks.measuring import QUICK, WORKS, Bench, Plan, measure, promised
-from benchmarks.peers import Peers, make
+from benchmarks.peers import MEASURED, Peers, make
 from benchmarks.sheet import Sheet
 
 READERS = ("tables", "page")
+PEERS = ".peers"
+"""The folder of the peers' environments, unless another one is named."""
 
 
 def read(command: str, file: str) -> None:
@@ -36,16 +39,21 @@ def read(command: str, file: str) -> None:
         print(tables.everything(sheet))
 
 
+def make_missing(folder: str, names: list[str]) -> Peers:
+    """Return the peers of a folder, after making those environments of *names* that it lacks."""
+    Path(folder).mkdir(parents=True, exist_ok=True)
+    peers = Peers(folder)
+    make(Path(folder), [name for name in names if not peers.has(name)], newest=False)
+    return peers
+
+
 def promises(arguments: list[str]) -> int:
     """Measure and judge the promises, and return 1 if one is broken or was not measured."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks promises", description=promises.__doc__)
-    parser.add_argument("--peers", metavar="DIR", default=".peers", help="where the peer's environment is, or is made")
+    parser.add_argument("--peers", metavar="DIR", default=PEERS, help="where the peer's environment is, or is made")
     parser.add_argument("--rounds", type=int, default=3, help="how often everything is measured; the median counts")
     asked = parser.parse_args(arguments)
-    Path(asked.peers).mkdir(parents=True, exist_ok=True)
-    bench = Bench(Peers(asked.peers), Plan(rounds=asked.rounds))
-    if not bench.peers.has(FAST):
-        make(Path(asked.peers), [FAST], newest=False)
+    bench = Bench(make_missing(asked.peers, [FAST]), Plan(rounds=asked.rounds))
     promised(bench)
     lines, failed = tables.summary(bench.sheet)
     print("\n".join(lines))
@@ -79,7 +87,7 @@ def main() -> int:
     asked = parser.parse_args()
     plan = QUICK if asked.quick else Plan()
     plan = replace(plan, **{name: value for name in ("rounds", "cap") if (value := getattr(asked, name)) is not None})
-    bench = Bench(Peers(asked.peers), plan)
+    bench = Bench(make_missing(asked.peers or PEERS, MEASURED) if renews else Peers(asked.peers), plan)
     kept = page.MEASURED if renews else Path(asked.json) if asked.json else None
     sheet = measure(bench, asked.only or list(WORKS), "quick" if asked.quick else "full", kept)
     print(tables.everything(sheet))

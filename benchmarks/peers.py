@@ -37,6 +37,8 @@ ENVIRONMENTS = {
 }
 SDKS = {"anthropic": "anthropic", "openai": "openai", "openai_chat": "openai", "google": "google"}
 """Each protocol with the environment of its bare loop."""
+MEASURED = [*AGENTS, *dict.fromkeys(SDKS.values()), "vcrpy"]
+"""The environments that ``python -m benchmarks`` measures in."""
 
 LABELS = {
     "floor": "a bare generator",

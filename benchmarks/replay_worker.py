@@ -2,7 +2,7 @@
 Measures journals, for W4, in a fresh process: ``python -m benchmarks.replay_worker KIND N``.
 
 KIND ``journal``: CPU microseconds per step of one run of N steps without a journal, with each kind of journal, and repeated
-from its journal; in a file also while the process knows five keys; with the file's syncs and the CPU of reading it; and the floors
+from its journal; those that a promise is about as often as by ``recorded``; in a file also while the process knows five keys; with the file's syncs and the CPU of reading it; and the floors
 of these. KIND ``growth``: the same of a very long run, once, without a journal and with each kind. KIND ``recorded``: the best of
 several runs without a journal and with each kind that a promise is about. KIND ``resume``: CPU seconds of resuming a journal of N records whose last effects are missing.
 """
@@ -115,11 +115,12 @@ def journal(steps: int) -> dict[str, Any]:
     """Measure recording and repeating a run."""
     engine = engine_for(steps)
     syncs = Syncs()
-    found: dict[str, Any] = {"no journal": best_of(steps, lambda: engine.run("adder", "add"))}
+    found = recorded_run(steps)
     with tempfile.TemporaryDirectory() as name:
         for kind, make in journals(Path(name)).items():
-            repeats = 1 if steps >= LONG and kind != "memory" else REPEATS
-            found[kind] = best_of(steps, lambda make=make: engine.run("adder", "add", journal=make()), repeats)
+            if kind not in KINDS:
+                repeats = 1 if steps >= LONG else REPEATS
+                found[kind] = best_of(steps, lambda make=make: engine.run("adder", "add", journal=make()), repeats)
         found["syncs per effect"] = syncs_per_effect(Path(name), syncs, steps)
         file = FileJournal(Path(name) / "kept.jsonl", sync="write")
         recorded(engine).copy_to(file)
@@ -136,7 +137,9 @@ def journal(steps: int) -> dict[str, Any]:
             GIVEN.add(f"sk-ant-{sha256(str(number).encode()).hexdigest()}", f"KEY_{number}")
         (Path(name) / "keys").mkdir()
         kind, make = "file, to the system", journals(Path(name) / "keys")["file, to the system"]
-        found[f"{kind}, five keys"] = best_of(steps, lambda: engine.run("adder", "add", journal=make()))
+        found[f"{kind}, five keys"] = best_of(
+            steps, lambda: engine.run("adder", "add", journal=make()), count_repeats(steps)
+        )
     return found
 
 
@@ -158,7 +161,12 @@ def growth(steps: int) -> dict[str, Any]:
 
 def recorded_run(steps: int) -> dict[str, Any]:
     """Measure recording a run in the kinds of journals that promises are about, short runs more often."""
-    return recording(steps, KINDS, max(REPEATS, SHORT_REPEATS // steps))
+    return recording(steps, KINDS, count_repeats(steps))
+
+
+def count_repeats(steps: int) -> int:
+    """Return how often a run that a promise is about is repeated."""
+    return max(REPEATS, SHORT_REPEATS // steps)
 
 
 def resume(records: int) -> dict[str, Any]:

@@ -295,7 +295,7 @@ class WorkerProcess:
         }
         package.DBOS(config=config)
         _register_workflow(package.DBOS)
-        # None by itself: see Queues.
+        # DBOS polls no queue by itself: the module queues gives the reason.
         package.DBOS.listen_queues([])
         package.DBOS.launch()
         queues = Queues(setting.app, setting.release)

@@ -4,6 +4,9 @@ The queues of runs: the options of an enqueued run, and ``Queues``, with which a
 The package has a thread for each queue, which asks the database for the queue's limits and then for runs, also when there are none. Here
 one statement asks which of all queues hold something, and only from those the package takes, by one turn of its own loop: what bounds a
 queue is read, and what is taken is locked, as it always does.
+
+``DBOS.listen_queues`` with the names of the queues would replace ``Queues``. With dbos 3.4, an idle worker then made 83 transactions a second
+instead of 21, its first run started a second later, and closing it took a second longer: only ``DBOS.destroy`` stops the threads.
 """
 
 from __future__ import annotations
