@@ -151,6 +151,6 @@ def _start_recorded(
         assert run.replayer is not None  # noqa: S101 - there is one for everything recorded
         run.replayer.starts_alike(asked)
     run.timing.continue_from(history.last_at, created, now)
-    run.mode.write_start(run, head, asked, is_equal=is_equal)
+    run.mode.write_start(run.writer, history, head, asked, is_equal=is_equal)
     run.mail.record_earlier_letters()
     return machines.apply_lookups(plan, state)
