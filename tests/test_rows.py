@@ -36,7 +36,7 @@ from stepengine.durable import step_names
 from stepengine.engine import moments
 from stepengine.journal import encoding, event_stream, questions, record_order, records, show
 from stepengine.machine import calls, protocol
-from stepengine.runtime import core_performer, effect_events, suspension
+from stepengine.runtime import core_performer, effect_events
 from stepengine.runtime.performer import Item
 from stepengine.sandbox import prelude, source_rewriter, untrusted_handlers
 from stepengine.server import problems as problems_of_requests
@@ -184,9 +184,6 @@ OF_EFFECTS = (
         effect_events.FINISHED,
         shown_effect,
         ["CallModel", *CALLS_OF_TOOLS],
-    ),
-    Table(
-        "runtime/suspension.py WAITED_FOR", suspension.WAITED_FOR, lambda row: class_of(row) if row.waits_for else ""
     ),
     Table("journal/encoding.py DESCRIBE", encoding.DESCRIBE, with_own_members, CALLS_OF_TOOLS),
     Table("journal/records.py MORE", records.MORE, with_paths_or_values),
