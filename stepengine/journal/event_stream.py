@@ -60,7 +60,7 @@ from stepengine.machine.plan import RunPlan
 from stepengine.machine.signals import status_from_stop
 from stepengine.machine.step import UNFINISHED
 from stepengine.runtime.effect_events import make_child_end_events, make_end_events, make_start_events
-from stepengine.runtime.hub import parse_event_id
+from stepengine.runtime.hub import EPOCH_BYTES, parse_event_id
 from stepengine.runtime.performer import Item, child_path
 
 FIRST_PAUSE_SECONDS = 0.02
@@ -173,7 +173,7 @@ class EventProjection:
     def _make_root_start(self, form: Mapping[str, Any]) -> Iterator[Event]:
         """Yield the start event of the root run, and set the run id and the epoch."""
         self._run_id = str(form["run_id"])
-        self.epoch = hashlib.blake2b(self._run_id.encode(), digest_size=4).hexdigest()
+        self.epoch = hashlib.blake2b(self._run_id.encode(), digest_size=EPOCH_BYTES).hexdigest()
         self._register_run("", form)
         yield from self._show_start("")
 

@@ -99,7 +99,7 @@ def _start_new(
         machines.seed = "0"
         plan = attrs.evolve(plan, run_id="run", created=STABLE_CREATED)
     else:
-        machines.seed = machines.seed or secrets.token_hex(8)
+        machines.seed = machines.seed or secrets.token_hex(8)  # 64 bits: no two runs draw the same
         # Cut to milliseconds here, as the record does: a handler that asks `ctx.now()` must be told the same live
         # and on replay.
         created = plan.created
