@@ -4,11 +4,14 @@ Every numeric constant of the kernel has its reason beside it.
 A limit without a reason cannot be changed: a reader does not know what it protects. So each number that a module or a class names has a sentence:
 a docstring under it, a comment above it or on its line. A field with a numeric default may have it under "Attributes" of its class instead;
 one that starts with 0, 1 or -1 counts something, and limits nothing.
+
+The name of a constant has its unit or what it counts, as a word in the plural: ``MAX_NAME_CHARS``, ``LOCK_SECONDS``.
 """
 
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -29,6 +32,9 @@ COMPLETE = (
     "permissions",
     "sessions",
 )
+NAMED_BY_UNIT = ("data", "machine", "runtime", "journal", "engine")
+WITHOUT_UNIT = ("RATIO", "FACTOR", "VERSION", "USD", "YEAR", "EXPONENT", "INT", "NUMBER", "SEQ", "PLACE")
+"""Last words of constants that are in no unit: parts of a whole, versions, and values of a type that has one bound."""
 STARTS = ("0", "1", "-1", "0.0")
 WORDS = 5
 """A comment of fewer words is a heading."""
@@ -131,6 +137,16 @@ def test_every_constant_of_a_complete_package_has_its_reason():
         f"{c.path}:{c.line} {c.name} = {c.value}" for p in COMPLETE for c in numeric_constants(p) if not c.has_reason
     ]
     assert not missing, f"add a sentence with the reason beside each:\n{chr(10).join(missing)}"
+
+
+def test_the_name_of_a_constant_has_its_unit():
+    found = [constant for package in NAMED_BY_UNIT for constant in numeric_constants(package)]
+    missing = [
+        f"{c.path}:{c.line} {c.name}"
+        for c in found
+        if c.name.isupper() and not re.search(r"S(_|$)", c.name) and c.name.split("_")[-1] not in WITHOUT_UNIT
+    ]
+    assert not missing, f"add what each counts to its name:\n{chr(10).join(missing)}"
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ ASKED = "May {} run with data that is not from you?"
 """The question about a call that would be allowed but for its untrusted data; `{}` is the tool."""
 MAX_SOURCES = 5
 """Places of one value that are named: a reader follows the first few, and a word may be in hundreds."""
-MAX_FOUND = 25
+MAX_COUNTED_SOURCES = 25
 """So many are counted; a value that every call repeats would cost the square of the calls."""
 MAX_VALUE_CHARS = 60
 """Beginning and end of a longer value are shown."""
@@ -34,8 +34,8 @@ def find_origin(provenance: Provenance, parameter: str, value: JsonValue, *, is_
     Its members are ``parameter``, the location in the input; ``value``; ``trusted``; ``sources``, each with the non-empty members of
     ``Source``; and ``more``, the number of further sources, if any.
     """
-    sources = provenance.find(value, is_id=is_id, most=MAX_FOUND)
-    shown = [attrs.asdict(source, filter=_is_not_empty) for source in sources[:MAX_SOURCES]]
+    sources = provenance.find(value, is_id=is_id, most=MAX_COUNTED_SOURCES)
+    shown = [attrs.asdict(source, filter=lambda _, value: value not in (None, "")) for source in sources[:MAX_SOURCES]]
     found: dict[str, Any] = {
         "parameter": parameter,
         "value": value,
@@ -43,10 +43,6 @@ def find_origin(provenance: Provenance, parameter: str, value: JsonValue, *, is_
         "sources": shown,
     }
     return freeze_object(found | ({"more": len(sources) - len(shown)} if len(sources) > len(shown) else {}))
-
-
-def _is_not_empty(_: object, value: object) -> bool:
-    return value not in (None, "")
 
 
 def find_origins(
@@ -64,7 +60,7 @@ def describe_origin(origin: Mapping[str, Any]) -> str:
     sources = [Source(**source) for source in origin["sources"]]
     places = list(dict.fromkeys(map(describe_source, sources)))
     where = " and ".join(places) if places else "written by the model"
-    least = "at least " if origin.get("more", 0) >= MAX_FOUND - MAX_SOURCES else ""
+    least = "at least " if origin.get("more", 0) >= MAX_COUNTED_SOURCES - MAX_SOURCES else ""
     more = f" and {least}{origin['more']} more places" if origin.get("more") else ""
     # Only for values that were searched and not found in a trusted source.
     missing = "" if origin["trusted"] else "; not in your request"

@@ -66,7 +66,7 @@ def may_be_long(value: Any) -> bool:
         if kind is str or kind is bytes:
             left -= len(one)
         elif kind in SHORT:
-            if kind is int and not -1 < one < MANY:
+            if kind is int and not -1 < one < MIN_LONG_INT:
                 left -= _int_digits(one)
         elif (get_members := HEAVY.get(kind)) is not None:
             values += filter(None, get_members(one))
@@ -117,7 +117,7 @@ def _without_long_texts(value: Any, lengths: list[int]) -> object:
         return ""
     if kind in SHORT:
         is_plain = kind is not float or math.isfinite(value)
-        return "0" * _int_digits(value) if kind is int and not -1 < value < MANY else value if is_plain else 0
+        return "0" * _int_digits(value) if kind is int and not -1 < value < MIN_LONG_INT else value if is_plain else 0
     if isinstance(value, SEQUENCES):
         return [_without_long_texts(one, lengths) for one in value]
     if isinstance(value, Mapping):
@@ -160,7 +160,7 @@ HEAVY: Mapping[type, Callable[[Any], Sequence[Any]]] = {
 """The members with possibly long values in frequent classes; their other members are a few words and numbers."""
 SHORT = frozenset({int, float, bool, type(None)})
 """Values for which ``MIN_VALUE_CHARS`` is enough, unless a number has very many digits."""
-MANY = 2**LONG_INT_BITS
+MIN_LONG_INT = 2**LONG_INT_BITS
 """From this value on, a number is counted by its digits."""
 SEQUENCES = (tuple, list)
 """Types of ordered collections."""

@@ -345,6 +345,10 @@ class Driving:
     preview: Callable[[JsonDict], Any] | None = attrs.field(default=None, eq=False)
 
 
+TOOL_SECONDS = 120.0
+"""Most calls take seconds; a test suite or a slow server ends within two minutes, and one that hangs does not hold a run for long."""
+
+
 def timeout_text(tool_name: str, seconds: float) -> str:
     """Return the text of the result of a call that exceeded its time limit."""
     return f"tool {tool_name!r} timed out after {seconds:g} s"

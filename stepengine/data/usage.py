@@ -13,7 +13,7 @@ from stepengine.data.faults import format_value
 from stepengine.data.json import JsonDict
 from stepengine.errors import DataError
 
-MAX_COST = 10**12
+MAX_COST_USD = 10**12
 """In US dollars, of one call: far above any bill, and sums of such costs stay far below the largest decimal number."""
 MAX_EXPONENT = 1_000
 """Of a stored number, in powers of ten. Python adds numbers up to a million of them, and raises beyond."""
@@ -93,9 +93,9 @@ def check_cost(cost: object) -> None:
     Raises:
         DataError: for any other value, for negative and huge numbers, and for NaN, which no budget can be compared with.
     """
-    is_fine = cost is None or (isinstance(cost, Decimal) and is_amount(cost) and 0 <= cost <= MAX_COST)
+    is_fine = cost is None or (isinstance(cost, Decimal) and is_amount(cost) and 0 <= cost <= MAX_COST_USD)
     if not is_fine:
-        msg = f"a cost is a Decimal from 0 to {MAX_COST:,} US dollars, or None, not {format_value(cost)}"
+        msg = f"a cost is a Decimal from 0 to {MAX_COST_USD:,} US dollars, or None, not {format_value(cost)}"
         raise DataError(msg)
 
 

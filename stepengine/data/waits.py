@@ -17,6 +17,8 @@ from stepengine.data.visible import one_line
 
 Out = TypeVar("Out", default=Any)
 WaitsFor: TypeAlias = Literal["question", "time", "message", "child"]
+MESSAGE_ID_BYTES = 16
+"""As random as a UUID: a message with a known id is taken for a repetition, so no two may draw the same."""
 WAIT_CHARS = 300
 """About three lines of a terminal: a question's id or a topic fits, and a list of a hundred children is cut."""
 SHOWN_WAITS = 20

@@ -368,7 +368,12 @@ def _describe_non_member(value: object) -> str:
     return said if " at 0x" not in said else f"a {type(value).__name__}"
 
 
-MEMBERS = "ToolCall, AgentCall, Perform, Ask, Sleep, Receive, Wait and Race"
+def _check_members(holder: str, values: Iterable[object]) -> None:
+    for value in values:
+        if not isinstance(value, Member):
+            *names, last = [row.name for row in YIELDS if row.is_member]
+            msg = f"{holder} holds {', '.join(names)} and {last}, not {_describe_non_member(value)}"
+            raise BadYield(msg)
 
 
 def _check_concurrency(value: int | None) -> int | None:
@@ -477,10 +482,7 @@ class Parallel(_Iterated, Generic[T_co]):
     ) -> None: ...
     def __init__(self, *calls: Any, fail_fast: bool = False, concurrency: int | None = None) -> None:
         members = tuple(calls[0]) if len(calls) == 1 and isinstance(calls[0], list | tuple) else calls
-        for call in members:
-            if not isinstance(call, Member):
-                msg = f"Parallel holds {MEMBERS}, not {_describe_non_member(call)}"
-                raise BadYield(msg)
+        _check_members("Parallel", members)
         self.__attrs_init__(members, fail_fast, _check_concurrency(concurrency))
 
     def __iter__(self) -> Generator[Yieldable, StepResult, T_co]:
@@ -819,10 +821,7 @@ class Race(Member["tuple[int, T_co]"], Generic[T_co]):
     def __init__(self: Race[Any], *members: Member[Any]) -> None: ...
     def __init__(self, *members: Any) -> None:
         given = tuple(members[0]) if len(members) == 1 and isinstance(members[0], list | tuple) else members
-        for member in given:
-            if not isinstance(member, Member):
-                msg = f"Race holds {MEMBERS}, not {_describe_non_member(member)}"
-                raise BadYield(msg)
+        _check_members("Race", given)
         # A race of nothing has no first member, so it would never end.
         if not given:
             msg = "Race needs at least one member"
@@ -1191,7 +1190,6 @@ class YieldRow(NamedTuple):
         gives: What that is.
         state: The state of ``ORDER`` in which those effects are handed out.
         actions: How many programmatic actions it counts for; ``None`` when that depends on what it holds.
-        is_member: Whether it may stand in ``Parallel``.
         for_hooks: Whether hooks may yield it, too.
         for_tools: Whether the body of a tool may yield it, too: what needs no conversation.
         for_sandbox: Whether a handler in the sandbox may yield it, too.
@@ -1207,12 +1205,16 @@ class YieldRow(NamedTuple):
     effects: tuple[str, ...] = ()
     state: str = "handler"
     actions: int | None = 1
-    is_member: bool = False
     for_hooks: bool = False
     for_tools: bool = False
     for_sandbox: bool = True
     script: str = "a value"
     script_may_be_empty: bool = False
+
+    @property
+    def is_member(self) -> bool:
+        """Whether ``Parallel`` and ``Race`` accept it."""
+        return issubclass(self.kind, Member)
 
 
 YIELDS: tuple[YieldRow, ...] = (
@@ -1223,7 +1225,6 @@ YIELDS: tuple[YieldRow, ...] = (
         effects=("CallTool:handler",),
         sent="tool_results",
         gives="its result",
-        is_member=True,
         for_hooks=True,
         for_tools=True,
         script="a ToolResult, a text or a JSON value",
@@ -1235,7 +1236,6 @@ YIELDS: tuple[YieldRow, ...] = (
         effects=("Spawn",),
         sent="value",
         gives="its result",
-        is_member=True,
         # Not for hooks: the engine's hooks are called in children, too, so a hook that starts one would be called there again.
         for_tools=True,
     ),
@@ -1310,25 +1310,12 @@ YIELDS: tuple[YieldRow, ...] = (
         for_tools=True,
     ),
     YieldRow(
-        name="Race",
-        kind=Race,
-        asks="all members at once, until one ends",
-        effects=("Gather",),
-        sent="value",
-        gives="the number of the first to end, from 0, and its result",
-        is_member=True,
-        for_hooks=True,
-        for_tools=True,
-        script="a pair of the number of the first, from 0, and what came of it",
-    ),
-    YieldRow(
         name="Perform",
         kind=Perform,
         asks="a call of your function",
         effects=("CallFunction",),
         sent="value",
         gives="its return value, as JSON",
-        is_member=True,
         for_hooks=True,
         for_tools=True,
         for_sandbox=False,
@@ -1340,7 +1327,6 @@ YIELDS: tuple[YieldRow, ...] = (
         effects=("AskPerson:question",),
         sent="value",
         gives="the answer",
-        is_member=True,
         # Not for hooks: a `pre_tool` hook returns `Decision.ask(...)`, so that policies, remembered answers and `headless` apply to it.
         for_tools=True,
     ),
@@ -1351,7 +1337,6 @@ YIELDS: tuple[YieldRow, ...] = (
         effects=("AwaitTime",),
         sent="value",
         gives="the wake time",
-        is_member=True,
         for_hooks=True,
         for_tools=True,
         script_may_be_empty=True,
@@ -1363,7 +1348,6 @@ YIELDS: tuple[YieldRow, ...] = (
         effects=("AwaitMessage",),
         sent="value",
         gives="the value of the message",
-        is_member=True,
         for_hooks=True,
         for_tools=True,
         script="a message, which is JSON, or None for its timeout",
@@ -1386,7 +1370,6 @@ YIELDS: tuple[YieldRow, ...] = (
         effects=("AwaitRuns",),
         sent="value",
         gives="the children that ended, and the others",
-        is_member=True,
         for_hooks=True,
         for_tools=True,
         script=(
@@ -1394,6 +1377,17 @@ YIELDS: tuple[YieldRow, ...] = (
             "that; a dict of these by ChildRef, in the order in which they ended; or nothing where none has"
         ),
         script_may_be_empty=True,
+    ),
+    YieldRow(
+        name="Race",
+        kind=Race,
+        asks="all members at once, until one ends",
+        effects=("Gather",),
+        sent="value",
+        gives="the number of the first to end, from 0, and its result",
+        for_hooks=True,
+        for_tools=True,
+        script="a pair of the number of the first, from 0, and what came of it",
     ),
     YieldRow(
         name="Send",

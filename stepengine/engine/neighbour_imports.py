@@ -48,7 +48,7 @@ def load_module_at(file: Path) -> ModuleType:
 
 def _ensure_package(folder: Path) -> str:
     """Return the name of the package that the modules of a folder are loaded below."""
-    package = f"{PREFIX}{sha256(str(folder).encode()).hexdigest()[:8]}"
+    package = f"{PREFIX}{sha256(str(folder).encode()).hexdigest()[:8]}"  # a process loads some dozen folders
     if package not in sys.modules:
         module = ModuleType(package)
         module.__path__ = [str(folder)]

@@ -28,7 +28,7 @@ SAMPLE = ".sample"
 """The suffix that keeps linters, type checkers and test collectors away from the files of a project that is not one yet."""
 NAME, MODULE = "{name}", "{module}"
 ODD = re.compile(r"[^a-z0-9]+")
-LISTED = 5
+LISTED_FILES = 5
 """How many existing files an error names: enough to see which folder it is."""
 
 
@@ -55,9 +55,9 @@ def make_project(folder: Path, *, package: bool = False) -> list[str]:
     try:
         there = [path for path in files if (folder / path).exists() or (folder / path).is_symlink()]
         if there:
-            more = f" and {len(there) - LISTED} more" if len(there) > LISTED else ""
+            more = f" and {len(there) - LISTED_FILES} more" if len(there) > LISTED_FILES else ""
             msg = (
-                f"{folder} has {', '.join(there[:LISTED])}{more} already, and nothing is written over; "
+                f"{folder} has {', '.join(there[:LISTED_FILES])}{more} already, and nothing is written over; "
                 "a folder without them would be fine"
             )
             raise DefinitionError(msg)

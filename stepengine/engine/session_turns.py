@@ -458,7 +458,7 @@ class Turn:
         if self._journal is not None or journals is None:
             return request, self._journal
         # Names sort by time, of up to a million turns; the end is random, since another process may start this turn, too.
-        self._name = f"{before.turns + 1:06d}-{secrets.token_hex(4)}"
+        self._name = f"{before.turns + 1:06d}-{secrets.token_hex(4)}"  # two turns hardly start at once
         return request, journals.journal(self._name)
 
     # --- what was not saved -------------------------------------------------------------------------------------------

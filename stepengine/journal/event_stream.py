@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from decimal import Decimal
-from typing import Any
+from typing import Any, cast
 
 import attrs
 
@@ -33,8 +33,6 @@ from stepengine.data.events import (
     Event,
     EventsDropped,
     ModelStarted,
-    PerformFinished,
-    PerformStarted,
     PermissionDecided,
     RunFailed,
     RunFinished,
@@ -62,7 +60,7 @@ from stepengine.machine.plan import RunPlan
 from stepengine.machine.signals import status_from_stop
 from stepengine.machine.step import UNFINISHED
 from stepengine.runtime.effect_events import make_child_end_events, make_end_events, make_start_events
-from stepengine.runtime.hub import parse_event_id
+from stepengine.runtime.hub import EPOCH_BYTES, parse_event_id
 from stepengine.runtime.performer import Item, child_path
 
 FIRST_PAUSE_SECONDS = 0.02
@@ -175,7 +173,7 @@ class EventProjection:
     def _make_root_start(self, form: Mapping[str, Any]) -> Iterator[Event]:
         """Yield the start event of the root run, and set the run id and the epoch."""
         self._run_id = str(form["run_id"])
-        self.epoch = hashlib.blake2b(self._run_id.encode(), digest_size=4).hexdigest()
+        self.epoch = hashlib.blake2b(self._run_id.encode(), digest_size=EPOCH_BYTES).hexdigest()
         self._register_run("", form)
         yield from self._show_start("")
 
@@ -268,14 +266,12 @@ class EventProjection:
 
     def _make_effect_start(self, opened: _OpenEffect) -> Iterator[Event]:
         opened.is_shown = True
-        effect, form = opened.item.effect, opened.form
+        effect = opened.item.effect
         shown = effect.questions if isinstance(effect, AskPerson) and effect.purpose == "permission" else ()
         for event in make_start_events(opened.item, shown):
             match event:
                 case ModelStarted():
                     yield attrs.evolve(event, request=None)
-                case PerformStarted():
-                    yield attrs.evolve(event, name=str(form["name"]))
                 case _ if isinstance(effect, Spawn):
                     yield attrs.evolve(event, parent_agent_id=self._runs[opened.item.path].agent_id)  # type: ignore[call-arg]
                 case _:
@@ -299,8 +295,7 @@ class EventProjection:
         if isinstance(opened.item.effect, Spawn) and not opened.item.effect.is_background:
             yield from self._make_child_end(child_path(path, seq), opened.item, outcome)
             return
-        for event in make_end_events(opened.item, outcome, max(0, result.at - opened.began)):
-            yield attrs.evolve(event, name=str(opened.form["name"])) if isinstance(event, PerformFinished) else event
+        yield from make_end_events(opened.item, outcome, max(0, result.at - opened.began))
         if isinstance(opened.item.effect, AskPerson) and opened.item.effect.purpose == "permission":
             yield from _make_decision_events(opened.item.effect, path, getattr(outcome, "value", ()))
         if isinstance(opened.item.effect, CallModel):
@@ -413,6 +408,7 @@ def _belongs_to_step(form: Mapping[str, Any]) -> bool:
     return form["type"] == "model_call" or bool(form.get("tool_call_id"))
 
 
+# The machine makes this event of what a policy decided, which no effect has; a record has the answer of a person alone.
 def _make_decision_events(effect: AskPerson, path: str, answers: Sequence[Answer]) -> Iterator[Event]:
     for question, answer in zip(effect.questions, answers, strict=False):
         yield PermissionDecided(
@@ -439,8 +435,12 @@ def _make_text_events(path: str, seq: int, reply: ModelReply) -> Iterator[Event]
         yield TextCompleted(path=path, seq=seq, text=message.text)
 
 
-def _placeholder_function() -> None:
-    """Do nothing: a placeholder for a function of which only the name is recorded."""
+@attrs.frozen
+class _RecordedPerform:
+    """A ``Perform`` of which only the name is known."""
+
+    name: str
+    is_trusted: bool = False
 
 
 def _call_from_form(intent: Intent, form: Mapping[str, Any]) -> Leaf:
@@ -477,7 +477,7 @@ EFFECTS: Mapping[str, Callable[[Intent, Mapping[str, Any]], Leaf]] = {
     ),
     "tool_call": _call_from_form,
     "agent_call": _spawn_from_form,
-    "perform": lambda intent, _: CallFunction(intent.seq, Perform(_placeholder_function)),
+    "perform": lambda intent, form: CallFunction(intent.seq, cast("Perform[Any]", _RecordedPerform(form["name"]))),
     "ask": lambda intent, form: AskPerson(
         intent.seq, questions_of(form), form["purpose"], form.get("tool_call_id", "")
     ),

@@ -24,6 +24,7 @@ from stepengine.journal.modes import (
     Extending,
     Forking,
     Mode,
+    OpenJournal,
     Recording,
     Replaying,
     Resuming,
@@ -66,7 +67,6 @@ class JournaledRun:
         timing: The run's own clock.
         machines: The machines of the tree.
         mail: The mailbox messages of the run.
-        writes: What was written to files by calls whose results are not recorded yet.
         opening: What the run was started with; ``None`` for a new one.
         recorded_part: What was recorded already; ``None`` for a new run.
         replayer: Answers from it.
@@ -83,27 +83,28 @@ class JournaledRun:
         history: History | None = None,
         leeway: AllowedDifferences | None = None,
         *,
-        replayer: Callable[[JournaledRun, RecordedPart], Replayer] | None = None,
+        replayer: Callable[[OpenJournal, RecordedPart, RecordedMachines], Replayer] | None = None,
     ) -> None:
         self.mode = mode
         self.writer = writer
         self.answers = answers
         self.timing = RunClock(stable=writer.source.stable)
-        self.machines = RecordedMachines(self)
-        self.mail = RunMailbox(self)
-        self.writes = CallWrites(writer.source.redactor)
         self.raises = self.notifies_providers = self.wakes_now = False
         self.opening: RecordedStart | None = None
         self.recorded_part: RecordedPart | None = None
         self.replayer: Replayer | None = None
+        self._journal = OpenJournal(mode, writer, answers, self.timing)
+        self.mail = RunMailbox(self._journal, history)
         if history is None:
+            self.machines = RecordedMachines(self._journal, None)
             return
         # Loaded for a run that has a past: a new one starts 4 ms earlier.
         from stepengine.journal.recorded_part import NO_LEEWAY, RecordedPart
         from stepengine.journal.replayer import Replayer
 
-        self.recorded_part = RecordedPart(history, Fingerprints(writer.source.redactor), leeway or NO_LEEWAY)
-        self.replayer = (replayer or Replayer)(self, self.recorded_part)
+        past = self.recorded_part = RecordedPart(history, Fingerprints(writer.source.redactor), leeway or NO_LEEWAY)
+        self.machines = RecordedMachines(self._journal, past)
+        self.replayer = (replayer or Replayer)(self._journal, past, self.machines)
         self.opening = parse_opening(history)
         if mode.appends_to_source(history):
             writer.warnings += _warn_of_redacted_params(writer.source.name, self.opening)
@@ -230,7 +231,7 @@ class JournaledRun:
     def fork(
         cls,
         journal: Journal,
-        replayer: Callable[[JournaledRun, RecordedPart], Replayer],
+        replayer: Callable[[OpenJournal, RecordedPart, RecordedMachines], Replayer],
         around: Around,
         leeway: AllowedDifferences | None = None,
     ) -> JournaledRun:
@@ -252,7 +253,7 @@ class JournaledRun:
         journal: Journal,
         answers: Mapping[str, AnswerLike] | None,
         leeway: AllowedDifferences | None,
-        replayer: Callable[[JournaledRun, RecordedPart], Replayer] | None = None,
+        replayer: Callable[[OpenJournal, RecordedPart, RecordedMachines], Replayer] | None = None,
     ) -> JournaledRun:
         given, writer = GivenAnswers(answers), RunWriter(journal)
         run = cls(mode, writer, given, journal.history(), leeway, replayer=replayer)
@@ -267,17 +268,19 @@ class JournaledRun:
         if self.timing.pace is not None:
             self.timing.pace.sleep = services.clock.sleep
         mode, machines, is_stable, past = self.mode, self.machines, self.writer.source.stable, self.recorded_part
-        recorder = partial(self._make_recorder, is_traced=bool(services.outermost))
+        computed = None if self.replayer is None else self.replayer.computed
+        writes = CallWrites(self.writer.source.redactor)
+        recorder = partial(self._make_recorder, writes=writes, is_traced=bool(services.outermost))
         # The whole of recording is built in here, by what the engine lends to the tree. Driver and machine have no flag
         # for it, so there is none that could be wrong (docs/the-machine.md).
         return attrs.evolve(
             services,
             machine=machines.wrap_machine(services.machine),
-            planner=machines.wrap_planner(services.planner),
+            planner=machines.wrap_planner(services.planner, computed),
             middlewares=(*mode.live_wrappers(services), *services.middlewares, recorder),
             seed=machines.seed,
             # A recording of a test is repeated anywhere, never undone; and replays write nothing.
-            keep_write=self.writes.add if mode.keeps_writes and not is_stable else None,
+            keep_write=writes.add if mode.keeps_writes and not is_stable else None,
             since=self.timing.takeover_ms,
             is_timed=past is None or bool(past.leeway.live) or not mode.is_closed(past.history),
             resumable=True,
@@ -295,14 +298,16 @@ class JournaledRun:
 
         return make_parallel_record(replayer, past)
 
-    def _make_recorder(self, inner: Performer, *, is_traced: bool) -> Performer:
+    def _make_recorder(self, inner: Performer, *, writes: CallWrites, is_traced: bool) -> Performer:
         """Return the middleware that records, or of a run with a past also answers from the record."""
-        recorder = Recorder(inner, self, is_traced=is_traced)
+        recorder = Recorder(inner, self._journal, self.mail, writes, self.replayer, is_traced=is_traced)
         if self.recorded_part is None or self.replayer is None:
             return recorder
         from stepengine.journal.record_player import RecordPlayer
 
-        return RecordPlayer(recorder, inner, self, self.recorded_part, self.replayer)
+        return RecordPlayer(
+            recorder, inner, self._journal, mail=self.mail, past=self.recorded_part, replayer=self.replayer
+        )
 
 
 def _warn_of_redacted_params(name: str, opening: RecordedStart) -> Iterator[str]:

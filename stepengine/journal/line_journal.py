@@ -115,7 +115,7 @@ class LineJournal(Journal):
             first, newline, _ = data.partition(b"\n")
             if newline or len(data) < most or most > MAX_LINE_BYTES:
                 return parse_head(first + newline, self.name)
-            most *= 16
+            most *= 16  # a head of megabytes is read in a few pieces
 
     @override
     def is_there(self) -> bool:

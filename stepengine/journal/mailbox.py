@@ -34,6 +34,7 @@ from stepengine.data.codec import restored
 from stepengine.data.json import JsonValue, freeze
 from stepengine.data.questions import Answer
 from stepengine.data.visible import cut_after
+from stepengine.data.waits import MESSAGE_ID_BYTES
 from stepengine.data.yields import LAST_YEAR
 from stepengine.errors import (
     DataError,
@@ -121,7 +122,7 @@ class MailboxMessage:
 
     kind: MailboxMessageKind
     value: JsonValue = attrs.field(default=None, converter=_freeze_value)
-    id: str = attrs.field(factory=partial(secrets.token_hex, 16))
+    id: str = attrs.field(factory=partial(secrets.token_hex, MESSAGE_ID_BYTES))
     path: str = ""
     topic: str = ""
     sent: datetime = attrs.field(factory=partial(datetime.now, UTC))

@@ -15,6 +15,7 @@ import attrs
 from stepengine.data.alike import list_names
 from stepengine.data.codec import bare
 from stepengine.data.questions import Answer, AnswerLike, Question, answer_problem, to_answer
+from stepengine.data.waits import MESSAGE_ID_BYTES
 from stepengine.data.yields import check_topic
 from stepengine.errors import AnswerRejected, StepEngineError, ToolError
 from stepengine.journal.mailbox import MailboxMessage
@@ -53,7 +54,11 @@ def send_message(journal: JournalLike, topic: str, value: Any, *, id: str | None
         StepEngineError: when the run has ended, or the child at *path*, or there is no such child.
     """
     letter = MailboxMessage(
-        kind="message", value=value, id=secrets.token_hex(16) if id is None else id, path=path, topic=check_topic(topic)
+        kind="message",
+        value=value,
+        id=secrets.token_hex(MESSAGE_ID_BYTES) if id is None else id,
+        path=path,
+        topic=check_topic(topic),
     )
     found = as_journal(journal)
     history = _read_open_run(found, path)
@@ -129,7 +134,9 @@ def send_input(journal: JournalLike, text: str, *, id: str | None = None) -> boo
     """
     found = as_journal(journal)
     _read_open_run(found)
-    return _post_letters(found, [MailboxMessage(kind="input", value=text, id=id or secrets.token_hex(16))])
+    return _post_letters(
+        found, [MailboxMessage(kind="input", value=text, id=id or secrets.token_hex(MESSAGE_ID_BYTES))]
+    )
 
 
 def send_tool_result(journal: JournalLike, call_id: str, result: object, *, path: str | None = None) -> bool:

@@ -1,21 +1,23 @@
 """
 The modes in which a run opens its journal: the rules that differ between recording, resuming, replaying and the others.
 
-A run has one journal and one mode, from start to end. A mode has no state: its methods receive the run and its recorded part.
+A run has one journal and one mode, from start to end. A mode has no state: its methods receive the writer and the recorded part.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol, TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import attrs
 
 from stepengine.data.events import Event, RunStarted
 from stepengine.data.outcomes import Stop
 from stepengine.journal.history import History
+from stepengine.journal.questions import GivenAnswers
 from stepengine.journal.record_order import drop_trailing_blobs, reorder_like_original
+from stepengine.journal.recorded_clock import RunClock
 from stepengine.journal.records import ROOT, Blob, Head, Intent
 from stepengine.journal.run_writer import RunWriter
 from stepengine.journal.store import Extension, MemoryJournal
@@ -29,13 +31,6 @@ if TYPE_CHECKING:
 
 Around: TypeAlias = "Callable[[Performer, Callable[[ModelRequest], CallEstimate]], Performer]"
 """Wraps a performer, given a function that estimates how much a model call may use."""
-
-
-class RunInMode(Protocol):
-    """The members of the opened run that a mode uses; see ``JournaledRun``."""
-
-    writer: RunWriter
-    recorded_part: RecordedPart | None
 
 
 class Mode:
@@ -95,18 +90,18 @@ class Mode:
         """Return the wrappers of live effects that come in addition to those of the services."""
         return ()
 
-    def write_start(self, run: RunInMode, head: Head, asked: Intent, *, is_equal: bool) -> None:
+    def write_start(self, writer: RunWriter, history: History, head: Head, asked: Intent, *, is_equal: bool) -> None:
         """Record the start of a recorded run, with the present intent if it differs."""
         if self.copies:
-            run.writer.append(attrs.evolve(head, line=None, signed=""))
-            run.writer.append(asked)
+            writer.append(attrs.evolve(head, line=None, signed=""))
+            writer.append(asked)
 
-    def finalize_journal(self, run: RunInMode, *, is_whole: bool) -> None:
+    def finalize_journal(self, writer: RunWriter, past: RecordedPart | None, *, is_whole: bool) -> None:
         """Sort or replace the journal of an ended run as the mode requires; *is_whole*: it did not fail or leave records unused."""
-        if run.recorded_part is not None and self.repeats(run.recorded_part):
-            made = run.writer.journal
+        if past is not None and self.repeats(past):
+            made = writer.journal
             assert isinstance(made, MemoryJournal)  # noqa: S101 - what repeats makes one
-            reorder_like_original(made, run.recorded_part.history.records)
+            reorder_like_original(made, past.history.records)
 
 
 class Recording(Mode):
@@ -115,9 +110,8 @@ class Recording(Mode):
     name = "record"
     takes_letters = True
 
-    def finalize_journal(self, run: RunInMode, *, is_whole: bool) -> None:
+    def finalize_journal(self, writer: RunWriter, past: RecordedPart | None, *, is_whole: bool) -> None:
         """Sort a recording by address if it is to be stable."""
-        writer = run.writer
         if writer.source.stable:
             writer.close()
             writer.replace_records_of(writer.journal)
@@ -164,15 +158,13 @@ class Replaying(Mode):
         """Return True."""
         return True
 
-    def write_start(self, run: RunInMode, head: Head, asked: Intent, *, is_equal: bool) -> None:
+    def write_start(self, writer: RunWriter, history: History, head: Head, asked: Intent, *, is_equal: bool) -> None:
         """Copy the recorded start."""
-        assert run.recorded_part is not None  # noqa: S101 - it is what is repeated
-        history = run.recorded_part.history
-        run.writer.append(head)
+        writer.append(head)
         # Whatever is taken over first may name one; the end puts all in order.
         for blob in [record for record in drop_trailing_blobs(history.records) if isinstance(record, Blob)]:
-            run.writer.append(blob)
-        run.writer.append(history.intents[ROOT] if is_equal else asked)
+            writer.append(blob)
+        writer.append(history.intents[ROOT] if is_equal else asked)
 
 
 class _Replacing(Mode):
@@ -180,10 +172,10 @@ class _Replacing(Mode):
 
     copies = replaces = True
 
-    def finalize_journal(self, run: RunInMode, *, is_whole: bool) -> None:
+    def finalize_journal(self, writer: RunWriter, past: RecordedPart | None, *, is_whole: bool) -> None:
         """Replace the source journal, unless the run failed or left records unused."""
         if is_whole:
-            run.writer.replace_source()
+            writer.replace_source()
 
 
 class Extending(_Replacing):
@@ -192,14 +184,13 @@ class Extending(_Replacing):
     name = "extend"
     cuts_off = True
 
-    def finalize_journal(self, run: RunInMode, *, is_whole: bool) -> None:
+    def finalize_journal(self, writer: RunWriter, past: RecordedPart | None, *, is_whole: bool) -> None:
         """Replace the source journal of a whole run; store a copy of it first, and how much of its record was used."""
-        if is_whole and run.recorded_part is not None:
-            past, writer = run.recorded_part, run.writer
+        if is_whole and past is not None:
             asked, held = len(writer.journal.history().intents) - 1, len(past.history.intents) - 1
             source = writer.source
             source.extended = Extension(past.answered, held, asked - past.answered, source.set_aside())
-        super().finalize_journal(run, is_whole=is_whole)
+        super().finalize_journal(writer, past, is_whole=is_whole)
 
 
 class Adding(_Replacing):
@@ -246,3 +237,21 @@ class Walking(Mode):
     def is_closed(self, history: History) -> bool:
         """Return True."""
         return True
+
+
+@attrs.frozen
+class OpenJournal:
+    """
+    The journal of a run while it is open, as the parts of the run share it.
+
+    Attributes:
+        mode: What is done with the journal.
+        writer: Writes the journal; holds the first error and the warnings.
+        answers: The answers that the run is given, and what becomes of effects in doubt.
+        timing: The run's own clock.
+    """
+
+    mode: Mode
+    writer: RunWriter
+    answers: GivenAnswers
+    timing: RunClock

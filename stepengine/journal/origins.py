@@ -15,7 +15,6 @@ from attrs import frozen
 from stepengine.data.codec import restored
 from stepengine.data.json import JsonDict, JsonValue
 from stepengine.data.origins import find_origins
-from stepengine.data.outcomes import Value
 from stepengine.data.provenance import Provenance, Source
 from stepengine.data.state import AgentState
 from stepengine.journal.event_stream import effect_from_form
@@ -149,11 +148,7 @@ class RecordedSources:
                 run.waiting.append(intent)
                 continue
             result = self._history.results[address]
-            form, outcome = self._form(intent), self._history.outcome(result)
-            if intent.type == "perform" and isinstance(outcome, Value):
-                run.sources.add_performed(form["name"], outcome.value)
-            else:
-                run.sources.receive(effect_from_form(intent, form), outcome)
+            run.sources.receive(effect_from_form(intent, self._form(intent)), self._history.outcome(result))
 
 
 def call_origins(journal: JournalLike) -> tuple[CallOrigins, ...]:

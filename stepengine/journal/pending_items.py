@@ -55,12 +55,8 @@ def _make_wait(history: History, address: Address, intent: Intent, until: int | 
     if until is not None and head is not None:
         with contextlib.suppress(OverflowError):
             wakes_at = parse_created(head) + timedelta(milliseconds=until)
-    at: dict[str, Any] = {"path": address[0], "seq": address[1], "kind": WAITING[intent.type], "wakes_at": wakes_at}
-    if intent.type == "receive":
-        return Waits(**at, topic=str(form.get("topic", "")))
-    if intent.type == "wait":
-        return Waits(**at, children=tuple(map(str, form.get("children", ()))))
-    return Waits(**at)
+    about = {name: form[name] for name in ("topic", "children") if name in KINDS[intent.type].members}
+    return Waits(kind=WAITING[intent.type], path=address[0], seq=address[1], wakes_at=wakes_at, **about)
 
 
 def find_unread_messages(history: History) -> list[dict[str, Any]]:

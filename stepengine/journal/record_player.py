@@ -18,12 +18,14 @@ from stepengine.data.usage import NOTHING_USED
 from stepengine.errors import UnknownOutcome
 from stepengine.journal.encoding import bare
 from stepengine.journal.history import History
+from stepengine.journal.modes import OpenJournal
 from stepengine.journal.questions import make_unknown_call_question
 from stepengine.journal.recorded_part import RecordedPart
 from stepengine.journal.recorded_permissions import is_permission
-from stepengine.journal.recorder import STARTS, Recorder, RunToRecord, add_ended_run, find_ended_run
+from stepengine.journal.recorder import STARTS, Recorder, add_ended_run, find_ended_run
 from stepengine.journal.records import Input, Result
 from stepengine.journal.replayer import Replayer
+from stepengine.journal.run_mailbox import RunMailbox
 from stepengine.journal.unknown_calls import UnknownCalls, convert_to_denial
 from stepengine.runtime.core_performer import is_deferred
 from stepengine.runtime.failfast import make_race_loss_outcome
@@ -39,22 +41,30 @@ class RecordPlayer:
     Args:
         recorder: Performs and records the effects that are live.
         inner: What performs live.
-        run: The run, with its journal.
+        journal: The journal of the run.
+        mail: The mailbox messages of the run.
         past: What was recorded.
         replayer: Compares effects with that.
     """
 
     def __init__(
-        self, recorder: Recorder, inner: Performer, run: RunToRecord, past: RecordedPart, replayer: Replayer
+        self,
+        recorder: Recorder,
+        inner: Performer,
+        journal: OpenJournal,
+        *,
+        mail: RunMailbox,
+        past: RecordedPart,
+        replayer: Replayer,
     ) -> None:
         self.begin = recorder.begin
         self._recorder = recorder
         self._inner = inner
-        self._run = run
+        self._mode, self._writer = journal.mode, journal.writer
+        self._answers, self._timing = journal.answers, journal.timing
+        self._mail = mail
         self._past = past
         self._replayer = replayer
-        self._writer = run.writer
-        self._timing = run.timing
         self._unknown_calls = UnknownCalls(past, inner) if past.leeway.asks_about_calls else None
 
     # The order of these questions is the whole of resuming: a recorded outcome is given; a run that is recorded to its
@@ -102,7 +112,7 @@ class RecordPlayer:
 
     async def _ask_about_unknown_call(self, unknown: UnknownCalls, item: Item, io: IO) -> Single | None:
         """Ask a person about a call; return ``None`` where it may start, else the recorded outcome."""
-        answers, history = self._run.answers, self._past.history
+        answers, history = self._answers, self._past.history
         given = answers.find_decision(item.address)
         if given is None:
             asked = await unknown.ask(item, io)
@@ -261,21 +271,21 @@ class RecordPlayer:
     # is recorded like a result, so that it is never asked for a second time (replay:J31).
     async def _resume_effect_in_doubt(self, item: Item, io: IO) -> Single:
         """Resume or decide an effect that was started and has no result."""
-        run, history, address = self._run, self._past.history, item.address
-        if run.mode.copies:
+        history, address = self._past.history, item.address
+        if self._mode.copies:
             self._copy_input_records(item, history)
         # Whoever sent its result knows that it happened.
         is_waiting = is_deferred(item) and (
-            address in history.facts.pending_results or address in run.mail.results_sent
+            address in history.facts.pending_results or address in self._mail.results_sent
         )
-        if is_waiting and run.answers.find_decision(address) is None:
+        if is_waiting and self._answers.find_decision(address) is None:
             return await self._recorder.perform_live(item._replace(has_begun=True), io, again=True)
         if type(item.effect) in WAITS:
             return await self._recorder.perform_live(item._replace(has_begun=True), io, again=True)
         if is_repeatable(item):
             lost = self._make_lost_attempt(item) if isinstance(item.effect, CallModel) else ()
             return await self._recorder.perform_live(item, io, lost, again=True)
-        decided = run.answers.decide(item, history)
+        decided = self._answers.decide(item, history)
         if decided is None:
             return await self._recorder.perform_live(item, io, again=True)
         self._record_stated_result(item, decided)
@@ -300,7 +310,7 @@ class RecordPlayer:
     def _record_stated_result(self, item: Item, outcome: Single) -> None:
         """Record who stated the outcome of an effect in doubt."""
         seq = item.effect.seq
-        given = self._run.answers.find_decision((item.path, seq))
+        given = self._answers.find_decision((item.path, seq))
         if not isinstance(outcome, Stop) and isinstance(given, Answer) and given.result is not ABSENT:
             said = {"by": given.by, "reason": given.reason}
             self._recorder.append(Input(item.path, seq, self._timing.last, {"type": "manual_result", **said}))

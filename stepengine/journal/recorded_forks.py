@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
+from functools import partial
 from typing import Any, Literal, TypeAlias, cast, get_args
 
 import attrs
@@ -27,10 +28,12 @@ from stepengine.data.usage import add_cost
 from stepengine.errors import JournalCorrupt, JournalError, LimitExceeded, ReplayDivergence
 from stepengine.journal.history import parse_created
 from stepengine.journal.journaled_run import JournaledRun
+from stepengine.journal.modes import OpenJournal
 from stepengine.journal.permission_reset import refuse_approvals_of_others
 from stepengine.journal.provenance import is_resumed_as_own, replace_with_derived
 from stepengine.journal.questions import make_outcome
 from stepengine.journal.record_ends import RecordEnds
+from stepengine.journal.recorded_machines import RecordedMachines
 from stepengine.journal.recorded_part import AllowedDifferences, RecordedPart, parse_address
 from stepengine.journal.records import NO_EXTRAS, Address, Head, Intent, Result, format_address
 from stepengine.journal.replayer import Replayer
@@ -272,7 +275,7 @@ async def fork_from_record(
     leeway = AllowedDifferences(asks_about_calls=asks_about_calls)
     run = JournaledRun.fork(
         source,
-        lambda run, past: ForkReplayer(run, past, rules, count),
+        partial(ForkReplayer, rules=rules, count=count),
         lambda inner, estimate: _CountingPerformer(inner, count, shared, estimate),
         leeway,
     )
@@ -350,17 +353,26 @@ class ForkReplayer(Replayer):
     Answers a fork: by address up to its place, after it by the rules of the fork.
 
     Args:
-        run: The run.
+        journal: The journal of the run.
         past: What was recorded.
+        machines: The machines of the tree.
         rules: How it goes on after its place.
         count: What is told of it.
     """
 
-    def __init__(self, run: JournaledRun, past: RecordedPart, rules: _ForkRules, count: _ForkCounts) -> None:
-        super().__init__(run, past)
+    def __init__(
+        self,
+        journal: OpenJournal,
+        past: RecordedPart,
+        machines: RecordedMachines,
+        *,
+        rules: _ForkRules,
+        count: _ForkCounts,
+    ) -> None:
+        super().__init__(journal, past, machines)
         self._rules = rules
         self._count = count
-        self.ends = _ForkEnds(past, run.timing, is_closed=False)
+        self.ends = _ForkEnds(past, journal.timing, is_closed=False)
         # Results that are given to effects which are not recorded at their own address.
         self._given: dict[Address, Result] = {}
         self._by_name: dict[tuple[str, str], list[ExternalCall]] | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping
 from functools import partial
 from random import Random
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
 import attrs
@@ -21,9 +21,8 @@ from stepengine.data.outcomes import Outcome
 from stepengine.data.state import AgentState
 from stepengine.data.tools import Control, ToolBinding, ToolSpec, Validated
 from stepengine.journal.history import History
-from stepengine.journal.modes import Mode
+from stepengine.journal.modes import OpenJournal
 from stepengine.journal.records import Input
-from stepengine.journal.run_writer import RunWriter
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.machine.sources import needs_provenance
 from stepengine.runtime.services import ChildPlanner, MachineMaker
@@ -86,31 +85,13 @@ class _ToolsWithPlaceholders(dict[str, ToolBinding]):
         self._own[name] = binding  # type: ignore[index]
 
 
-class HasComputed(Protocol):
-    """The member of a replayer that machines use; see ``Replayer``."""
-
-    def computed(self, path: str, number: int) -> Any:
-        """Return the recorded result of a ``Compute`` of the body at *path*."""
-
-
-class RunWithMachines(Protocol):
-    """The members of a recorded run that its machines use; see ``JournaledRun``."""
-
-    mode: Mode
-    writer: RunWriter
-    recorded_part: RecordedPart | None
-
-    @property
-    def replayer(self) -> HasComputed | None:
-        """Answers from the recorded part."""
-
-
 class RecordedMachines:
     """
     The machines of a recorded run tree.
 
     Args:
-        run: The run.
+        journal: The journal of the run.
+        past: What was recorded; ``None`` for a new run.
 
     Attributes:
         seed: The random numbers of all machines depend on it.
@@ -118,22 +99,23 @@ class RecordedMachines:
         decoders: What makes the output of a run of its JSON, by path, where that is of the author's own type.
     """
 
-    def __init__(self, run: RunWithMachines) -> None:
+    def __init__(self, journal: OpenJournal, past: RecordedPart | None) -> None:
         self.seed = ""
         self.running: WeakValueDictionary[str, Any] = WeakValueDictionary()
         self.decoders: dict[str, Callable[[Any], Any]] = {}
-        self._run = run
+        self._mode, self._writer = journal.mode, journal.writer
+        self._past = past
 
     def wrap_machine(self, inner: MachineMaker) -> MachineMaker:
         """Return a function that makes machines which start with what is recorded of them."""
 
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
-            past = self._run.recorded_part
+            past = self._past
             known = plan if past is None else add_missing_tools(past.calls.list_tools(plan.path), plan)
             if plan.definition.handle_steps is not None:
                 known = attrs.evolve(known, records_output=True)
             if needs_provenance(plan.hooks):
-                known = attrs.evolve(known, clean=self._run.writer.source.redactor.value)
+                known = attrs.evolve(known, clean=self._writer.source.redactor.value)
             if plan.decode_output is not None:
                 self.decoders[plan.path] = plan.decode_output
             running = self.running[plan.path] = inner(known, state)
@@ -141,14 +123,13 @@ class RecordedMachines:
 
         return machine
 
-    def wrap_planner(self, inner: ChildPlanner) -> ChildPlanner:
-        """Return a planner whose children start with what is recorded of them."""
+    def wrap_planner(self, inner: ChildPlanner, computed: Callable[[str, int], Any] | None) -> ChildPlanner:
+        """Return a planner whose children start with what is recorded of them; *computed* is ``Replayer.computed``."""
 
         def plan_child(parent: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
             plan, state = inner(parent, effect, path)
-            replayer = self._run.replayer
-            if plan.body is not None and replayer is not None:
-                plan = attrs.evolve(plan, body=attrs.evolve(plan.body, recalled=partial(replayer.computed, path)))
+            if plan.body is not None and computed is not None:
+                plan = attrs.evolve(plan, body=attrs.evolve(plan.body, recalled=partial(computed, path)))
             return self.apply_lookups(self.add_seeded_random(plan), state)
 
         return plan_child
@@ -161,15 +142,14 @@ class RecordedMachines:
 
     def apply_lookups(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
         """Return plan and state with the recorded lookups, and record the lookups that are new."""
-        run = self._run
         known: Collection[str] = ()
-        if run.recorded_part is not None:
-            history = run.recorded_part.history
+        if self._past is not None:
+            history = self._past.history
             plan, state = restore_lookups(history, plan, state)
-            known = history.facts.list_lookups(plan.path) if run.mode.resumes else ()
+            known = history.facts.list_lookups(plan.path) if self._mode.resumes else ()
         # Recorded as inputs, since no effect asked for them: a prompt that is computed, and a window from a price list,
         # may be others tomorrow.
         for record in make_lookup_records(plan, state):
             if record.input["type"] not in known:
-                run.writer.append(record)
+                self._writer.append(record)
         return plan, state

@@ -16,11 +16,9 @@ from stepengine.data.outcomes import Failure, Value
 from stepengine.data.questions import Answer
 from stepengine.errors import JournalError
 from stepengine.journal.encoding import questions_of
-from stepengine.journal.modes import Mode
-from stepengine.journal.questions import GivenAnswers
+from stepengine.journal.modes import OpenJournal
 from stepengine.journal.recorded_part import RecordedPart
 from stepengine.journal.records import Address, format_address
-from stepengine.journal.run_writer import RunWriter
 from stepengine.runtime.performer import Item
 
 
@@ -49,18 +47,16 @@ class RecordedPermissions:
     The recorded permissions of a run.
 
     Args:
+        journal: The journal of the run.
         past: What was recorded.
-        mode: What is done with the journal.
-        writer: Is stopped with the error.
-        answers: The answers that the run is given.
     """
 
-    def __init__(self, past: RecordedPart, mode: Mode, writer: RunWriter, answers: GivenAnswers) -> None:
+    def __init__(self, journal: OpenJournal, past: RecordedPart) -> None:
         self._past = past
         self._leeway = past.leeway
-        self._mode = mode
-        self._writer = writer
-        self._answers = answers
+        self._mode = journal.mode
+        self._writer = journal.writer
+        self._answers = journal.answers
 
     def has_wider_approval(self, item: Item) -> bool:
         """

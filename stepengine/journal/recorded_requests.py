@@ -20,7 +20,7 @@ KEPT_TRANSCRIPTS = 64
 
 OPENED_BYTES = 256
 """For how many bytes of messages it counts to look into an earlier request, which takes as long as to make so many."""
-OPENED_SHARE = 8
+OPENED_BYTES_DIVISOR = 8
 """A line is parsed about so many times faster than its messages are made and shown."""
 
 
@@ -74,7 +74,7 @@ class RecordedRequests:
             if isinstance(entry, _MessageRange):
                 # Nothing of that stays, but it takes time: the whole line is parsed again.
                 line = self.history.intents[entry.address]
-                limit.add(OPENED_BYTES + (getattr(line, "end", 0) - getattr(line, "start", 0)) // OPENED_SHARE)
+                limit.add(OPENED_BYTES + (getattr(line, "end", 0) - getattr(line, "start", 0)) // OPENED_BYTES_DIVISOR)
                 waiting.extend(self._expand_range(entry))
             else:
                 limit.add(measure(entry))

@@ -14,7 +14,7 @@ import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from operator import attrgetter, itemgetter
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import attrs
 
@@ -45,12 +45,10 @@ from stepengine.journal.encoding import (
     outcome_of,
     to_storable_error,
 )
-from stepengine.journal.modes import Mode
-from stepengine.journal.questions import GivenAnswers
-from stepengine.journal.recorded_clock import RunClock
+from stepengine.journal.modes import OpenJournal
 from stepengine.journal.records import Address, Input, Intent, Result, make_computed_record, to_compact_json
 from stepengine.journal.run_mailbox import RunMailbox
-from stepengine.journal.run_writer import Outcomes, PendingOutcomes, RunWriter
+from stepengine.journal.run_writer import Outcomes, PendingOutcomes
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.core_performer import has_deferred_results
 from stepengine.runtime.performer import IO, Item, Performer, RetryWait
@@ -62,49 +60,45 @@ if TYPE_CHECKING:
 STARTS = frozenset({*RUNS, RunInBackground})
 
 
-class RunToRecord(Protocol):
-    """The members of its run that a recorder uses; see ``JournaledRun``."""
-
-    mode: Mode
-    writer: RunWriter
-    answers: GivenAnswers
-    timing: RunClock
-    replayer: Replayer | None
-    mail: RunMailbox
-    writes: CallWrites
-
-
 class Recorder:
     """
     Records effects.
 
     Args:
         inner: What performs live.
-        run: The run, with its journal.
+        journal: The journal of the run.
+        mail: The mailbox messages of the run.
+        writes: What was written to files by calls whose results are not recorded yet.
+        replayer: Compares effects with what was recorded; ``None`` for a new run.
         is_traced: Whether somebody sees every outcome on its way to the machine.
-        beside: Who records in the same record already, of a new run.
 
     Attributes:
         cleans: Whether secrets that only look like secrets are taken out of outcomes.
     """
 
     def __init__(
-        self, inner: Performer, run: RunToRecord, *, is_traced: bool = False, beside: Recorder | None = None
+        self,
+        inner: Performer,
+        journal: OpenJournal,
+        mail: RunMailbox,
+        writes: CallWrites,
+        replayer: Replayer | None,
+        *,
+        is_traced: bool,
     ) -> None:
         self._inner = inner
-        self._run = run
-        self._writer = run.writer
-        self._timing = run.timing
+        self._mode, self._writer = journal.mode, journal.writer
+        self._answers, self._timing = journal.answers, journal.timing
+        self._mail = mail
+        self._writes = writes
         self._is_traced = is_traced
         self._begin = inner.begin
-        self._replayer = run.replayer
-        self.cleans = run.writer.source.redactor.shapes
+        self._replayer = replayer
+        self.cleans = journal.writer.source.redactor.shapes
         self._next: dict[str, int] = {}
         self._has_begun = False
-        self._pending = PendingOutcomes(run.writer)
+        self._pending = PendingOutcomes(journal.writer)
         self._unseen: tuple[RunPlan | None, bool] = None, False
-        if beside is not None:
-            self._begin, self._next, self._pending = beside._begin, beside._next, beside._pending  # noqa: SLF001 - of the same class
 
     # Write-ahead, as a database does: that an effect begins is written before it begins, or a crash in the middle of it
     # would look as if it had never been asked for, and it would happen twice. What must be on the disk by then, and not
@@ -141,7 +135,7 @@ class Recorder:
 
     def _record_start(self, item: Item) -> tuple[bool, bool]:
         """Compare an effect with the record or record its start; return whether it is new and must be durable."""
-        run, replayer = self._run, self._replayer
+        replayer = self._replayer
         path, effect, _, gather, _ = item
         kind, seq = type(effect), effect.seq
         together = None if gather is None else gather.effects[0].seq
@@ -160,7 +154,7 @@ class Recorder:
                 raise self._writer.fail(error) from error.__cause__
         self._next[path] = seq + 1
         if kind in RUNS:
-            run.mail.register_run((path, seq))
+            self._mail.register_run((path, seq))
         if kind in WAITS and (is_new or self._is_recopied_intent((path, seq))):
             self._record_wake_time(item)
         return is_new, must
@@ -172,7 +166,7 @@ class Recorder:
     def _is_recopied_intent(self, address: Address) -> bool:
         """Return whether the intent of a started effect was just copied into a rewritten journal."""
         replayer = self._replayer
-        mode = self._run.mode
+        mode = self._mode
         # A replay takes over what was recorded when the wait began, with its time.
         return replayer is not None and mode.copies and not mode.takes_over and replayer.has_recorded_start(address)
 
@@ -192,7 +186,9 @@ class Recorder:
 
     def wrap_performer(self, inner: Performer) -> Performer:
         """Return a recorder that writes to the same record as this one the effects of *inner*, which starts no run."""
-        return Recorder(inner, self._run, beside=self)
+        recorder = copy.copy(self)
+        recorder._inner = inner  # noqa: SLF001 - of the same class
+        return recorder
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Perform an effect of a new run and record it."""
@@ -292,11 +288,10 @@ class Recorder:
         Returns:
             The outcome as it is kept, what becomes durable with it, and what to wait for until then.
         """
-        run = self._run
         path, effect, plan, _, _ = item
         seq = effect.seq
         at = self._timing.record_time(path, seq, outcome.at)
-        writes = run.writes.pop_forms(item, again=again) if run.writes.pending else ()
+        writes = self._writes.pop_forms(item, again=again) if self._writes.pending else ()
         if isinstance(outcome, Stop):
             self._record_partial_answers(item, outcome, at)
             if outcome.begun is not None:
@@ -359,14 +354,13 @@ class Recorder:
     # then, so the answer stands by itself.
     def _record_partial_answers(self, item: Item, stop: Stop, at: int) -> None:
         """Record the answers to some questions of an effect whose others stay open."""
-        run = self._run
         effect = item.effect
         if not isinstance(effect, AskPerson) or stop.kind != "suspended":
             return
         waiting = {question.id for question in stop.questions}
-        run.mail.register_open_questions((item.path, effect.seq), stop.questions)
+        self._mail.register_open_questions((item.path, effect.seq), stop.questions)
         for question in effect.questions:
-            given = run.answers.find(question)
+            given = self._answers.find(question)
             if question.id not in waiting and given is not None:
                 said = {"question_id": question.id, "answer": bare(to_answer(given, question))}
                 self.append(Input(item.path, effect.seq, at, {"type": "answer", **said}))

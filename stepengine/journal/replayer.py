@@ -7,7 +7,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import attrs
 from attrs import frozen
@@ -18,10 +18,8 @@ from stepengine.data.outcomes import Failure, PartialUsage, Single, Stop, Value
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.errors import JournalCorrupt, JournalError, ReplayDivergence, UnknownModel
 from stepengine.journal.divergence import DivergenceErrors
-from stepengine.journal.modes import Mode
-from stepengine.journal.questions import GivenAnswers
+from stepengine.journal.modes import OpenJournal
 from stepengine.journal.record_ends import RecordEnds
-from stepengine.journal.recorded_clock import RunClock
 from stepengine.journal.recorded_machines import RecordedMachines
 from stepengine.journal.recorded_part import RecordedPart
 from stepengine.journal.recorded_permissions import RecordedPermissions, is_permission, limit_to_one_call
@@ -34,7 +32,6 @@ from stepengine.journal.records import (
     get_start_address,
     make_computed_record,
 )
-from stepengine.journal.run_writer import RunWriter
 from stepengine.machine.plan import Finished
 from stepengine.runtime.performer import Item, child_path
 from stepengine.runtime.services import ModelRegistry
@@ -45,16 +42,6 @@ def is_unstarted_child(value: object) -> bool:
     return isinstance(value, ChildResult) and not value.run_id
 
 
-class RunToReplay(Protocol):
-    """The members of its run that a replayer uses; see ``JournaledRun``."""
-
-    mode: Mode
-    writer: RunWriter
-    answers: GivenAnswers
-    timing: RunClock
-    machines: RecordedMachines
-
-
 class Acceptance:
     """
     Decides which differences from a record the caller accepts, and records those that are kept.
@@ -63,11 +50,11 @@ class Acceptance:
         notes: Notes about recorded effects that serve although something else is asked for now.
     """
 
-    def __init__(self, run: RunToReplay, past: RecordedPart) -> None:
+    def __init__(self, journal: OpenJournal, past: RecordedPart) -> None:
         self.notes: list[Input] = []
         self._past = past
         self._leeway = past.leeway
-        self._mode, self._writer, self._timing = run.mode, run.writer, run.timing
+        self._mode, self._writer, self._timing = journal.mode, journal.writer, journal.timing
 
     def record(self, address: Address, fp: str) -> None:
         """Record that the record at an address answers an effect with this fingerprint, for later replays."""
@@ -95,8 +82,9 @@ class Replayer:
     The part of a run that handles recorded effects.
 
     Args:
-        run: The run.
+        journal: The journal of the run.
         past: What was recorded.
+        machines: The machines of the tree.
 
     Attributes:
         acceptance: Which differences the caller accepts.
@@ -104,20 +92,20 @@ class Replayer:
         models: Where providers are that are told of the model calls which the record answers; ``None`` to tell nobody.
     """
 
-    def __init__(self, run: RunToReplay, past: RecordedPart) -> None:
-        self.acceptance = Acceptance(run, past)
+    def __init__(self, journal: OpenJournal, past: RecordedPart, machines: RecordedMachines) -> None:
+        self.acceptance = Acceptance(journal, past)
         self.models: ModelRegistry | None = None
-        self._mode = run.mode
-        self._writer = run.writer
-        self._timing = run.timing
-        self._machines = run.machines
+        self._mode = journal.mode
+        self._writer = journal.writer
+        self._timing = journal.timing
+        self._machines = machines
         self._past = past
         self._leeway = past.leeway
         # Asked once: whether the record has an end does not change while it is read.
         self._closed = self._mode.is_closed(past.history)
-        self.ends = RecordEnds(past, run.timing, is_closed=self._closed)
-        self._permissions = RecordedPermissions(past, run.mode, run.writer, run.answers)
-        self._errors = DivergenceErrors(past.history, past.prints, run.machines.running)
+        self.ends = RecordEnds(past, journal.timing, is_closed=self._closed)
+        self._permissions = RecordedPermissions(journal, past)
+        self._errors = DivergenceErrors(past.history, past.prints, machines.running)
 
     def needs_no_intent(self, item: Item, asked: Intent) -> bool:
         """

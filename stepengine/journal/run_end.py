@@ -123,7 +123,8 @@ def _record_end(run: JournaledRun, finished: Finished) -> Finished:
         kind = "shutdown" if finished.is_left and stop.kind == "cancelled" else stop.kind
         run.writer.append(_make_stop_record(attrs.evolve(stop, kind=kind), at))
     run.writer.commit()
-    run.mode.finalize_journal(run, is_whole=finished.status is not RunStatus.FAILED and unused is None)
+    is_whole = finished.status is not RunStatus.FAILED and unused is None
+    run.mode.finalize_journal(run.writer, past, is_whole=is_whole)
     return finished
 
 

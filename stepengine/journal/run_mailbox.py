@@ -10,51 +10,39 @@ import asyncio
 import contextlib
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Protocol
 
 from stepengine.data.questions import Question, answer_problem, to_answer
 from stepengine.errors import JournalError, JournalMissing
 from stepengine.journal.encoding import bare, questions_of
 from stepengine.journal.history import History
 from stepengine.journal.mailbox import Mailbox, MailboxMessage
-from stepengine.journal.modes import Mode
+from stepengine.journal.modes import OpenJournal
 from stepengine.journal.pending_items import (
     find_unread_messages,
     find_unreceived_input,
     list_message_ids,
     open_questions,
 )
-from stepengine.journal.questions import GivenAnswers
-from stepengine.journal.recorded_clock import RunClock
 from stepengine.journal.records import Address, Input, get_start_address
-from stepengine.journal.run_writer import RunWriter
 from stepengine.runtime.messages import Message, parse_answer
-
-if TYPE_CHECKING:
-    from stepengine.journal.recorded_part import RecordedPart
-
-
-class RunWithMailbox(Protocol):
-    """The members of a recorded run that its mailbox uses; see ``JournaledRun``."""
-
-    mode: Mode
-    writer: RunWriter
-    recorded_part: RecordedPart | None
-    timing: RunClock
-    answers: GivenAnswers
 
 
 class RunMailbox:
     """
     The mailbox messages of one recorded run.
 
+    Args:
+        journal: The journal of the run.
+        history: What was recorded already; ``None`` for a new run.
+
     Attributes:
         results_sent: The addresses of deferred calls whose results wait in the mailbox.
         was_answered: Whether an answer arrived to a question that no effect of this process waits for.
     """
 
-    def __init__(self, run: RunWithMailbox) -> None:
-        self._run = run
+    def __init__(self, journal: OpenJournal, history: History | None) -> None:
+        self._journal = journal
+        self._history = history
         self._box: Mailbox | None = None
         self._place = 0
         self._looking = asyncio.Lock()
@@ -70,17 +58,16 @@ class RunMailbox:
 
     def unread(self) -> list[Message]:
         """Return the recorded messages that no run received, and those posted before the run was resumed."""
-        past, first, self._first = self._run.recorded_part, self._first, []
-        kept = [] if past is None else [Message(**one) for one in find_unread_messages(past.history)]
+        first, self._first = self._first, []
+        kept = [] if self._history is None else [Message(**one) for one in find_unread_messages(self._history)]
         return [*kept, *first]
 
     def list_unreceived(self, path: str) -> Sequence[str]:
         """Return the texts sent to the run at *path* before this process resumed it and not received."""
-        past = self._run.recorded_part
-        if past is None or not self._run.mode.appends_to_source(past.history):
+        if self._history is None or not self._journal.mode.appends_to_source(self._history):
             return ()
         if self._unreceived is None:
-            self._unreceived = find_unreceived_input(past.history)
+            self._unreceived = find_unreceived_input(self._history)
         return self._unreceived.get(path, ())
 
     def has(self, message_id: str) -> bool:
@@ -90,10 +77,10 @@ class RunMailbox:
     async def fetch(self) -> Sequence[Message]:
         """Record and return the messages that other processes sent since the last call."""
         box = self.open_mailbox()
-        if box is None or not self._run.writer.has_opened:
+        if box is None or not self._journal.writer.has_opened:
             return ()
         async with self._looking:  # two at once would find the same mailbox messages, and each do what they say
-            letters, self._place = await self._run.writer.run_blocking(partial(_read_new_letters, box, self._place))
+            letters, self._place = await self._journal.writer.run_blocking(partial(_read_new_letters, box, self._place))
         # Letters to a child that had not begun when they were read: they are looked at again each time, until it has.
         early, self._early = self._early, []
         return [*self._cancels.values(), *self._record_letters([*early, *letters])]
@@ -104,11 +91,11 @@ class RunMailbox:
             return False
         self._known.add(message.id)
         said = {"type": "message", "id": message.id, "topic": message.topic, "value": message.value}
-        self._run.writer.append(Input(message.path, -1, self._run.timing.last, said))
+        self._journal.writer.append(Input(message.path, -1, self._journal.timing.last, said))
         return True
 
     def _has_started(self, path: str) -> bool:
-        known = self._run.recorded_part is not None and self._run.recorded_part.history.tree.has_run(path)
+        known = self._history is not None and self._history.tree.has_run(path)
         return not path or known or get_start_address(path) in self._begun
 
     def register_run(self, address: Address) -> None:
@@ -118,8 +105,10 @@ class RunMailbox:
     def refuse(self, message: Message, why: str) -> None:
         """Record that a message was refused."""
         self._known.add(message.id)
-        self._run.writer.append(
-            Input(message.path, -1, self._run.timing.last, {"type": "rejected_message", "id": message.id, "why": why})
+        self._journal.writer.append(
+            Input(
+                message.path, -1, self._journal.timing.last, {"type": "rejected_message", "id": message.id, "why": why}
+            )
         )
 
     def send(self, message: Message) -> bool:
@@ -134,7 +123,7 @@ class RunMailbox:
             return box.send(letter)
         except JournalMissing:
             # A run that has begun nothing yet need not be on the disk; whoever posts to it wants it to be.
-            self._run.writer.commit()
+            self._journal.writer.commit()
             return box.send(letter)
 
     def register_open_questions(self, address: Address, questions: Sequence[Question]) -> None:
@@ -143,20 +132,20 @@ class RunMailbox:
 
     def open_mailbox(self) -> Mailbox | None:
         """Return the mailbox, or ``None`` if mode or journal have none, or the recording must be repeatable."""
-        if not self._run.mode.takes_letters or self._run.writer.source.stable:
+        if not self._journal.mode.takes_letters or self._journal.writer.source.stable:
             return None
         # Opened when first asked for, since most runs are never posted to; a journal of a kind that has no mailbox is
         # no error here, only nobody can send to it.
         if self._box is None:
             with contextlib.suppress(JournalError):
-                self._box = self._run.writer.journal.mailbox()
+                self._box = self._journal.writer.journal.mailbox()
         return self._box
 
     def collect(self, history: History, *, asks_again: bool) -> None:
         """Read the messages posted while no process ran the run; answers apply now, others wait for its start."""
         self._known = list_message_ids(history)
         box = self.open_mailbox()
-        if box is None or not self._run.mode.appends_to_source(history):
+        if box is None or not self._journal.mode.appends_to_source(history):
             return
         letters, self._place = _read_new_letters(box, 0)
         waiting = {key: question for key, (_, question) in open_questions(history).items()}
@@ -185,15 +174,15 @@ class RunMailbox:
             problem = f"{question.id!r} is asked again, since whoever posted the answer may be anybody"
         if problem:
             self._record_refusal(letter, problem)
-        elif not self._run.answers.has(question):
-            self._run.answers.by_question[question.id] = answer
+        elif not self._journal.answers.has(question):
+            self._journal.answers.by_question[question.id] = answer
 
     def _record_refusal(self, letter: MailboxMessage, why: str) -> None:
-        self._run.writer.unwritten.append(
-            Input("", -1, self._run.timing.last, {"type": "rejected_message", "id": letter.id, "why": why})
+        self._journal.writer.unwritten.append(
+            Input("", -1, self._journal.timing.last, {"type": "rejected_message", "id": letter.id, "why": why})
         )
         self._known.add(letter.id)
-        self._run.writer.warnings.append(f"an answer that was sent was left out: {why}")
+        self._journal.writer.warnings.append(f"an answer that was sent was left out: {why}")
 
     def _record_letters(self, letters: Sequence[MailboxMessage]) -> list[Message]:
         """Record mailbox messages, each once, and return the messages that need action."""
@@ -236,7 +225,7 @@ class RunMailbox:
         # Written down before it is done: a message that made the run go another way has to be in the record in front of
         # what it led to.
         said = {"type": "mailbox_message", "id": message.id, "kind": message.kind, "value": message.value}
-        self._run.writer.append(Input(message.path, -1, self._run.timing.last, said))
+        self._journal.writer.append(Input(message.path, -1, self._journal.timing.last, said))
 
     def _append_answer_record(self, letter: MailboxMessage) -> None:
         """Record the answer to a question that this process does not wait for; a resumed run finds it."""
@@ -249,7 +238,7 @@ class RunMailbox:
         self._known.add(letter.id)
         self.was_answered = True
         said = {"question_id": question.id, "answer": bare(to_answer(answer, question))}
-        self._run.writer.append(Input(path, seq, self._run.timing.last, {"type": "answer", **said}))
+        self._journal.writer.append(Input(path, seq, self._journal.timing.last, {"type": "answer", **said}))
 
     def record_earlier_letters(self) -> None:
         """Record the collected mailbox messages once the run has started; ``unread`` returns them."""

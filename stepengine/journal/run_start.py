@@ -99,7 +99,7 @@ def _start_new(
         machines.seed = "0"
         plan = attrs.evolve(plan, run_id="run", created=STABLE_CREATED)
     else:
-        machines.seed = machines.seed or secrets.token_hex(8)
+        machines.seed = machines.seed or secrets.token_hex(8)  # 64 bits: no two runs draw the same
         # Cut to milliseconds here, as the record does: a handler that asks `ctx.now()` must be told the same live
         # and on replay.
         created = plan.created
@@ -151,6 +151,6 @@ def _start_recorded(
         assert run.replayer is not None  # noqa: S101 - there is one for everything recorded
         run.replayer.starts_alike(asked)
     run.timing.continue_from(history.last_at, created, now)
-    run.mode.write_start(run, head, asked, is_equal=is_equal)
+    run.mode.write_start(run.writer, history, head, asked, is_equal=is_equal)
     run.mail.record_earlier_letters()
     return machines.apply_lookups(plan, state)

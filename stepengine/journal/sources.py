@@ -40,7 +40,7 @@ def as_journal(journal: JournalLike) -> Journal:
 
 def make_fork_id(parent: str) -> str:
     """Return a new id for a fork of the run with the id *parent*."""
-    return f"{parent[:PARENT_ID_CHARS]}-{secrets.token_hex(4)}"
+    return f"{parent[:PARENT_ID_CHARS]}-{secrets.token_hex(4)}"  # a run has at most some thousand forks
 
 
 def bind_fork_journal(journal: Journal, run: str) -> Journal:

@@ -40,7 +40,7 @@ INDEX_VERSION = 1
 """An index of another version is rebuilt from the journals."""
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 MICROSECOND = timedelta(microseconds=1)
-AT_ONCE = 0
+PAST_MICROSECONDS = 0
 """A due time that has passed, in microseconds since 1970: the run is resumed at the next look."""
 WAITED_FOR: dict[MailboxMessageKind, str] = {"message": "message", "answer": "question"}
 """What a run waits for that a mailbox message of this kind wakes; the other kinds wake every run."""
@@ -195,7 +195,7 @@ class WakeIndex:
             wanted = WAITED_FOR.get(kind)
             if row is None or (wanted is not None and wanted not in str(row[0]).split()):
                 return False
-            database.execute("UPDATE sleeping SET due = ? WHERE run = ?", (AT_ONCE, run_name))
+            database.execute("UPDATE sleeping SET due = ? WHERE run = ?", (PAST_MICROSECONDS, run_name))
             return True
 
         return self._write_with_retries(arrive)

@@ -1108,7 +1108,7 @@ class ToolMember(EffectMember):
     # --- what is shown of it ----------------------------------------------------------------------------------------
 
     def show(self) -> Flow[None]:
-        """Show a call that never ran: unknown, invalid, denied or skipped."""
+        """Show a call that never ran: unknown, invalid, denied or skipped. No effect was asked for, so its events are made here."""
         yield Notify(self.make_started_event())
         yield Notify(self.make_finished_event())
 

@@ -33,7 +33,7 @@ MAX_REFUSED_CHARS = 20_000
 About 5,000 tokens of a refused output are shown to the model: it has to see what to correct, and each attempt repeats
 it.
 """
-REFUSED = (400, 422)
+REFUSED_STATUSES = (400, 422)
 """How a provider says that it does not take a request as it stands."""
 
 
@@ -226,6 +226,6 @@ def _force_output_step(run: RunState, plain: StepWith) -> Flow[TurnComplete]:
     try:
         return (yield from run_step_within_budget(run, attrs.evolve(plain, tool_choice="set_output")))
     except ModelError as error:
-        if error.status not in REFUSED:
+        if error.status not in REFUSED_STATUSES:
             raise
     return (yield from run_step_within_budget(run, plain))

@@ -260,10 +260,6 @@ class RunHistory:
             self._ephemeral_results.reset(self.view)
         self._record_lifetimes(self.view)
 
-    def set_end_turn_message(self, message: str) -> None:
-        """Set the message of an ``end_turn``."""
-        self.end_turn_message = message
-
     def added(self) -> tuple[Message, ...]:
         """Return the messages that this run added to the record."""
         return self.record[self.start :]

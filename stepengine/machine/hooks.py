@@ -211,7 +211,7 @@ def _call_required_hooks(run: RunState, point: str) -> Flow[list[Change]]:
 def pre_run(run: RunState) -> Flow[None]:
     """Call the ``pre_run`` hooks; a failure ends the run before anything else happens."""
     changes = yield from _call_required_hooks(run, "pre_run")
-    run.prompt.set_tail(tuple([message for change in changes for message in change.tail]))
+    run.prompt.tail = tuple([message for change in changes for message in change.tail])
 
 
 def pre_step(run: RunState) -> Flow[Sequence[Message]]:

@@ -23,13 +23,13 @@ def fill_prompts(run: RunState, placeholders: Placeholders) -> Flow[None]:
     date = f"{plan.created:%B} {plan.created.day}, {plan.created.year}"
     known = {"AGENT_NAME": plan.definition.display_name, "CURRENT_DATE": date, STEPS: str(run.budget.steps_left)}
     values = {**dict.fromkeys(RUN_NAMES, ""), **known, **prompts, **found}
-    run.prompt.set_placeholders(values)
+    run.prompt.placeholders = values
     for name in placeholders.names:
         if name not in values:
             run.side_events.warn_once(_describe_unfilled(plan.definition.id, name))
     # A prompt that is inherited, or made by an object, is no text of this definition.
     if run.prompt.system == plan.definition.system_prompt:
-        run.prompt.replace_system(fill_placeholders(run.prompt.system, values))
+        run.prompt.system = fill_placeholders(run.prompt.system, values)
 
 
 def _find_user_prompt(run: RunState) -> str:

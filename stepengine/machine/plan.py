@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from functools import cache
@@ -20,7 +21,7 @@ from stepengine.data.placeholders import Placeholders
 from stepengine.data.provenance import Provenance, Trust
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, EndedRun, RunInfo, RunResult, RunStatus, join_warnings
-from stepengine.data.tools import ToolBinding, ToolSpec, Yielding
+from stepengine.data.tools import TOOL_SECONDS, Ordinary, ToolBinding, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.errors import HandlerError, LimitExceeded, StepEngineError, UnknownModel
 from stepengine.machine.history import state_without_opening
@@ -56,7 +57,7 @@ class ToolBody:
         tool_call_id: The call.
         by_model: Whether a model asked for the call, so that the children that the body starts count as a model's.
         steps: Begins the body.
-        timeout: How many seconds it may be at work; what it waits for a person or for children does not count. ``None`` for no end.
+        timeout: How many seconds it may be at work; what it waits for a person or for children does not count.
         values: What hooks of the caller share with later ones.
         recalled: Returns what its ``Compute`` with this number, from 0, is recorded to have come to; a ``Stop`` where it is
             recorded to have been stopped before that; ``None`` where nothing is recorded that still holds.
@@ -66,7 +67,7 @@ class ToolBody:
     tool_call_id: str
     by_model: bool
     steps: Callable[[StepContext], Any] = attrs.field(eq=False, repr=False)
-    timeout: float | None = None
+    timeout: float = math.inf
     values: Mapping[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
     recalled: Callable[[int], JsonValue | Stop] = attrs.field(default=_return_none, eq=False, repr=False)
 
@@ -163,6 +164,11 @@ class RunPlan:
     def is_hand_off(self) -> bool:
         """Whether the run continues a conversation that was handed over to its agent, with its own prompt and tools."""
         return self.is_inline and self.sent is None
+
+    def get_call_seconds(self, tool_name: str) -> float:
+        """Return how many seconds a call of a tool may take, or infinity; of a tool that yields only its work counts."""
+        binding = self.tools[tool_name]
+        return binding.spec.timeout or (TOOL_SECONDS if isinstance(binding.runs, Ordinary) else math.inf)
 
     def resolve_model(self, override: str | None = None) -> str:
         """Return the model string in force, or raise ``UnknownModel`` when there is none."""

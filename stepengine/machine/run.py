@@ -8,6 +8,7 @@ Whatever happens, the handler is closed before the end of the run is told, and e
 from __future__ import annotations
 
 import json
+import math
 import traceback
 from collections.abc import Callable, Generator
 from types import GeneratorType
@@ -161,7 +162,7 @@ def _run_with_time_limit(run: RunState, body: ToolBody, flow: Flow[T]) -> Flow[T
     What it waits for people and children does not count. It is looked at before an effect is asked for, by the recorded time,
     so that a replay ends it at the same place; what is under way is not cut off, it has limits of its own.
     """
-    if body.timeout is None:
+    if math.isinf(body.timeout):
         return (yield from flow)
     worked, limit = 0, body.timeout * 1_000
     try:

@@ -161,10 +161,6 @@ class RunSources:
                 Source("person", "trusted" if self._is_root else "untrusted", self._progress.step), message.text
             )
 
-    def add_performed(self, name: str, value: JsonValue, trust: Trust = "untrusted") -> None:
-        """Add what a function of the author's returned."""
-        self.index.add(Source("perform", trust, self._progress.step, name), value)
-
     def _add_value(self, effect: Any, value: Any) -> None:
         step = self._progress.step
         match effect:
@@ -174,7 +170,8 @@ class RunSources:
                 self._has_answered = True
                 self._add_reply(Source("model", step=step), value.content)
             case CallFunction():
-                self.add_performed(effect.call.name, value, "trusted" if effect.call.is_trusted else "untrusted")
+                trust: Trust = "trusted" if effect.call.is_trusted else "untrusted"
+                self.index.add(Source("perform", trust, step, effect.call.name), value)
             case AskPerson():
                 for question, answer in zip(effect.questions, value, strict=False):
                     self._add_answer(question, answer)

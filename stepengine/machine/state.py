@@ -73,18 +73,6 @@ class Prompt:
         self.refused_tokens: int | None = None
         self.placeholders: Mapping[str, str] = {}
 
-    def replace_system(self, system: str) -> None:
-        """Replace the system prompt."""
-        self.system = system
-
-    def set_placeholders(self, values: Mapping[str, str]) -> None:
-        """Set the values of the placeholders in the agent's prompts."""
-        self.placeholders = values
-
-    def set_tail(self, tail: tuple[Message, ...]) -> None:
-        """Set the messages at the end of every later request."""
-        self.tail = tail
-
     def measure(self, request: ModelRequest, tokens: int) -> None:
         """Record the provider's token count for *request*."""
         self.measured = Measured(request.system_prompt, request.messages, tokens)
@@ -436,7 +424,7 @@ class RunState:
             self.history.replace(change.messages, change.view, has_begun=self.progress.began)
             self.side_events.report_compaction(by, before, self.history.view, record=change.messages is not None)
         if change.system_prompt is not None:
-            self.prompt.replace_system(change.system_prompt)
+            self.prompt.system = change.system_prompt
         if change.context is not None:
             self.shared.merge(change.context)
         if change.values:

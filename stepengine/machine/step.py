@@ -658,6 +658,6 @@ def record_end_turn_message(run: RunState, calls: Sequence[ToolMember]) -> bool:
     """Record the message of an ``end_turn`` among *calls* that ran; return whether there is one."""
     for call in calls:
         if call.asked.tool_name == "end_turn" and call.has_ended_turn:
-            run.history.set_end_turn_message(call.input.get("message", ""))
+            run.history.end_turn_message = call.input.get("message", "")
             return True
     return False

@@ -373,7 +373,8 @@ class CorePerformer:
             if arguments is None:
                 arguments = binding.validate(effect.input).arguments
             ctx: ToolContext = _LazyToolContext(item, effect, self._tree)  # type: ignore[assignment]
-            running = tool.execute(arguments, ctx, overrides=self._services.tools.overrides)
+            seconds = plan.get_call_seconds(effect.tool_name)
+            running = tool.execute(arguments, ctx, overrides=self._services.tools.overrides, seconds=seconds)
             # Rules about files judge what is opened, and not the path that was written in the call: between the two
             # there may be links. So they travel with the call to where files are opened (reliability:FP4).
             if self._services.tools.guard is not None:

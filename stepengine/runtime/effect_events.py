@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
 from typing import Any, TypeAlias
 
 from stepengine.data.effects import (
-    EFFECTS,
+    WAITS,
     AskPerson,
-    AwaitMessage,
-    AwaitRuns,
-    AwaitTime,
     CallBody,
     CallFunction,
     CallModel,
     CallTool,
+    Effect,
     Leaf,
     Spawn,
 )
@@ -41,8 +38,7 @@ from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.tools import ToolBinding
-from stepengine.data.waits import WaitsFor
-from stepengine.runtime.performer import Item, child_path
+from stepengine.runtime.performer import Item, child_path, make_wait
 
 At: TypeAlias = dict[str, Any]
 """Where an event stands, and what else all of its kind have."""
@@ -107,27 +103,24 @@ def _make_spawn_event(item: Item, effect: Spawn, at: At) -> Event:
     )
 
 
-STARTED: Mapping[type[Leaf], Callable[[Item, Any, At], Event]] = {
+def _make_wait_start_event(item: Item, _: Leaf, at: At) -> Event:
+    wait = make_wait(item)
+    wakes_at = "" if wait.wakes_at is None else wait.wakes_at.isoformat(timespec="milliseconds")
+    return WaitStarted(**at, kind=wait.kind, wakes_at=wakes_at, topic=wait.topic, children=wait.children)
+
+
+STARTED: Mapping[type[Effect], Callable[[Item, Any, At], Event]] = {
     CallFunction: lambda _, effect, at: PerformStarted(**at, name=effect.call.name),
     Spawn: _make_spawn_event,
-    AwaitTime: lambda item, effect, at: WaitStarted(**at, kind="time", wakes_at=_utc_time(item, effect.wakes)),
-    AwaitMessage: lambda item, effect, at: WaitStarted(
-        **at, kind="message", topic=effect.topic, wakes_at=_utc_time(item, effect.wakes)
-    ),
-    AwaitRuns: lambda item, effect, at: WaitStarted(
-        **at, kind="child", children=effect.children, wakes_at=_utc_time(item, effect.wakes)
-    ),
+    **dict.fromkeys(WAITS, _make_wait_start_event),
 }
 """
 What is shown before an effect that is not a call of a model or a tool, and no question. What a child is told it shows itself, and how
 it ends is shown when it does.
+
+Waits are derived from their rows in ``EFFECTS``. The other events are written out, since each has members that its effect lacks: the
+name of the function, the path of the child, the category of the tool.
 """
-
-
-def _utc_time(item: Item, at: int | None) -> str:
-    if at is None:
-        return ""
-    return (item.plan.created + timedelta(milliseconds=at)).isoformat(timespec="milliseconds")
 
 
 def _tool_category(item: Item, tool: str) -> str:
@@ -217,15 +210,14 @@ def _make_function_end_events(item: Item, outcome: Single, at: At) -> list[Event
 
 
 def _make_wait_end_events(item: Item, outcome: Single, at: At) -> list[Event]:
-    return [WaitFinished(**at, kind=WAITED[type(item.effect)], is_over=isinstance(outcome, Value))]
+    return [WaitFinished(**at, kind=make_wait(item).kind, is_over=isinstance(outcome, Value))]
 
 
-WAITED: Mapping[type[Any], WaitsFor] = {row.cls: row.waits_for for row in EFFECTS if row.waits_for}
-FINISHED: Mapping[type[Leaf], Callable[[Item, Single, At], list[Event]]] = {
+FINISHED: Mapping[type[Effect], Callable[[Item, Single, At], list[Event]]] = {
     CallFunction: _make_function_end_events,
     AskPerson: _make_answer_events,
     Spawn: _make_spawn_end_events,
-    **dict.fromkeys(WAITED, _make_wait_end_events),
+    **dict.fromkeys(WAITS, _make_wait_end_events),
 }
 """What is shown after an effect that is not a call of a model or a tool, of which there are many."""
 

@@ -9,15 +9,17 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from datetime import timedelta
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from stepengine.data.effects import CallBody, CallFunction, CallTool, Compute, Gather, Leaf, RunObjects
+from stepengine.data.effects import ROWS, CallBody, CallFunction, CallTool, Compute, Gather, Leaf, RunObjects
 from stepengine.data.events import Event
 from stepengine.data.outcomes import Failure, PartialUsage, Single, Value
 from stepengine.data.record_sizes import cut_error
 from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
+from stepengine.data.waits import Waits
 from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 
@@ -126,6 +128,21 @@ def is_repeatable(item: Item) -> bool:
         notes = binding.spec.annotations if binding is not None else None
         return notes is not None and (notes.idempotent or notes.read_only)
     return effect.call.is_idempotent if isinstance(effect, CallFunction) else True
+
+
+def make_wait(item: Item) -> Waits:
+    """Return the wait of an effect that only waits: its attributes have the names of those of ``Waits``."""
+    effect: Any = item.effect
+    kind = ROWS[type(effect)].waits_for
+    assert kind is not None  # noqa: S101 - it only waits
+    return Waits(
+        kind=kind,
+        path=item.path,
+        seq=effect.seq,
+        wakes_at=None if effect.wakes is None else item.plan.created + timedelta(milliseconds=effect.wakes),
+        topic=getattr(effect, "topic", ""),
+        children=getattr(effect, "children", ()),
+    )
 
 
 def child_path(path: str, seq: int) -> str:

@@ -11,14 +11,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from datetime import datetime, timedelta
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
-from stepengine.data.effects import RUNS, AskPerson, AwaitMessage, AwaitRuns, AwaitTime, Leaf, Spawn
+from stepengine.data.effects import RUNS, WAITS, AskPerson, Spawn
 from stepengine.data.waits import Waits
 from stepengine.errors import AgentError
-from stepengine.runtime.performer import Item, child_path
+from stepengine.runtime.performer import Item, child_path, make_wait
 from stepengine.runtime.run_protocol import Run
 from stepengine.runtime.tree_protocols import Tree
 
@@ -30,24 +29,7 @@ def list_waits(item: Item) -> tuple[Waits, ...]:
         return tuple(
             [Waits(path=item.path, seq=effect.seq, kind="question", question=question) for question in effect.questions]
         )
-    about = WAITED_FOR.get(type(effect))
-    return () if about is None else (about(item, effect, {"path": item.path, "seq": effect.seq}),)
-
-
-WAITED_FOR: Mapping[type[Leaf], Callable[[Item, Any, dict[str, Any]], Waits]] = {
-    AwaitTime: lambda item, effect, at: Waits(**at, kind="time", wakes_at=_wake_date(item, effect.wakes)),
-    AwaitMessage: lambda item, effect, at: Waits(
-        **at, kind="message", topic=effect.topic, wakes_at=_wake_date(item, effect.wakes)
-    ),
-    AwaitRuns: lambda item, effect, at: Waits(
-        **at, kind="child", children=effect.children, wakes_at=_wake_date(item, effect.wakes)
-    ),
-}
-"""The waits of each effect that only waits."""
-
-
-def _wake_date(item: Item, at: int | None) -> datetime | None:
-    return None if at is None else item.plan.created + timedelta(milliseconds=at)
+    return (make_wait(item),) if isinstance(effect, WAITS) else ()
 
 
 class _ParkedWait(NamedTuple):

@@ -23,6 +23,7 @@ from stepengine.data.names import bind_arguments
 from stepengine.data.provenance import Trust
 from stepengine.data.schemas import find_keyword_problem, list_member_names
 from stepengine.data.tools import (
+    TOOL_SECONDS,
     Ordinary,
     Runs,
     ToolAnnotations,
@@ -394,7 +395,12 @@ class Tool(Generic[P, R]):
         return self._binding
 
     def execute(
-        self, arguments: Mapping[str, object], ctx: ToolContext, *, overrides: Overrides = NO_OVERRIDES
+        self,
+        arguments: Mapping[str, object],
+        ctx: ToolContext,
+        *,
+        overrides: Overrides = NO_OVERRIDES,
+        seconds: float | None = None,
     ) -> Coroutine[Any, Any, ToolResult]:
         """
         Run the body with validated arguments and return its result; an exception becomes an error result.
@@ -403,6 +409,7 @@ class Tool(Generic[P, R]):
             arguments: ``Validated.arguments``.
             ctx: The context of this call.
             overrides: Dependency factory to the factory that stands in for it.
+            seconds: The time limit of the call; by default the tool's own.
 
         Raises:
             asyncio.CancelledError: when this task was cancelled.
@@ -412,7 +419,7 @@ class Tool(Generic[P, R]):
         if self.body.is_generator:
             msg = f"tool {self.spec.name!r} yields, so only a run can carry it out"
             raise ToolError(msg, tool_name=self.spec.name)
-        return execute(self, arguments, ctx, overrides)
+        return execute(self, arguments, ctx, overrides, seconds or self.spec.timeout or TOOL_SECONDS)
 
     def trust(self, input: JsonDict) -> Trust:
         """Return the trust in the result of a call; ``"untrusted"`` also if ``results`` raises or is no such word."""

@@ -26,8 +26,6 @@ from stepengine.workspace.threads import ThreadPool
 
 # asyncio is imported where something runs: loading it takes as long as all that `from stepengine import tool` needs beside it.
 
-TOOL_SECONDS = 120.0
-"""Most calls take seconds; a test suite or a slow server ends within two minutes, and one that hangs does not hold a run for long."""
 RETRY_WAIT_SECONDS = 0.1
 """A lost connection is often back at once; each further wait is twice as long."""
 RETRY_WAIT_SECONDS_MAX = 5.0
@@ -56,9 +54,9 @@ class BodyFailure:
 
 
 async def execute(
-    tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides
+    tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, seconds: float
 ) -> ToolResult:
-    """Run the body, retry failures with growing pauses as often as the tool allows, and return its result."""
+    """Run the body at most *seconds*, retry failures with growing pauses as often as the tool allows, and return its result."""
     body, spec = tool.body, tool.spec
     tries = spec.retries
     while True:
@@ -70,7 +68,7 @@ async def execute(
             is_plain = not (body.wants_context or body.positional or body.whole_input)
             outcome = _call_body(body.fn, **arguments) if is_plain else _call_body(bind_body(body, scoped, arguments))
         else:
-            outcome = await _run_body_once(tool, arguments, scoped, overrides)
+            outcome = await _run_body_once(tool, arguments, scoped, overrides, seconds)
         if not isinstance(outcome, BodyFailure):
             if isinstance(outcome, str) and tool.returns is not None:
                 from stepengine.data.events import Warned
@@ -95,7 +93,7 @@ def _wrong_annotation_text(tool_name: str, returns: str) -> str:
 
 
 async def _run_body_once(
-    tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides
+    tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, seconds: float
 ) -> Any:
     """Run the body once, and end the tasks that it left running."""
     mark = CallMark()
@@ -103,7 +101,7 @@ async def _run_body_once(
         with mark:
             if tool.runs_inline:
                 return _call_body(bind_body(tool.body, ctx, arguments))
-            return await _choose_runner(tool, arguments, ctx, overrides)
+            return await _choose_runner(tool, arguments, ctx, overrides, seconds)
     finally:
         if left := mark.tasks():
             await end_tasks(left, tool.spec.name, ctx)
@@ -170,11 +168,10 @@ def _is_cancellation(error: BaseException) -> bool:
 
 
 def _choose_runner(
-    tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides
+    tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, seconds: float
 ) -> Coroutine[Any, Any, Any]:
     """Return the coroutine that runs the body on the loop, in a thread or with its dependencies."""
     body = tool.body
-    seconds = TOOL_SECONDS if tool.spec.timeout is None else tool.spec.timeout
     limit = None if math.isinf(seconds) else seconds
     if not body.needs and body.is_async:
         return _await_with_limit(bind_body(body, ctx, arguments), limit)

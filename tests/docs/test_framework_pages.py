@@ -19,10 +19,10 @@ from stepengine import (
     tool,
 )
 from stepengine.data.limits import DEFAULT_LIMITS
+from stepengine.data.tools import TOOL_SECONDS
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import agent_tool
-from stepengine.tools.execution import TOOL_SECONDS
 
 from .pages import page
 

@@ -12,8 +12,8 @@ import pytest
 
 from stepengine import Tool
 from stepengine.data.result_cuts import RESULT_CHARS
+from stepengine.data.tools import TOOL_SECONDS
 from stepengine.tools.definition import ToolOptions
-from stepengine.tools.execution import TOOL_SECONDS
 
 from .pages import ROOT, blocks_of, execute, page
 

@@ -24,7 +24,7 @@ async def run(world, machine, *, limits=None, results=None, watched=True):
     calls, events = [], []
 
     class Poll:
-        async def execute(self, arguments, ctx, *, overrides):
+        async def execute(self, arguments, ctx, *, overrides, seconds):
             calls.append(arguments)
             return ToolResult.text(next(said), tool_call_id=f"c{len(calls)}")
 
