@@ -19,12 +19,12 @@ from starlette.responses import Response, StreamingResponse
 from stepengine.debugging.texts import SafeTexts
 from stepengine.debugging.viewer.rendering import PageSource, make_payload
 from stepengine.engine.tape import Tape
-from stepengine.errors import InputError, JournalError, JournalMissing
+from stepengine.errors import JournalError, JournalMissing
 from stepengine.journal import diff
 from stepengine.journal.records import format_address
 from stepengine.journal.store import MemoryJournal
 from stepengine.server.access import caller_of
-from stepengine.server.bodies import Body, View, parse_body
+from stepengine.server.bodies import Body, View, make_input_error, parse_body
 from stepengine.server.event_json import PING_SECONDS
 from stepengine.server.openapi import HttpParameter, Operation
 from stepengine.server.problems import Problem
@@ -415,7 +415,7 @@ async def start_inspection_stream(request: Request) -> Response:
     row, at = await _find_requested_run(request), request.query_params.get("at", "")
     if len(at) > MAX_AT:
         msg = f"at: a step or an effect has no more than {MAX_AT} characters"
-        raise InputError(msg, issues=(msg,))
+        raise make_input_error(msg)
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
     if request.method == "HEAD":
         return Response(headers=headers, media_type=EVENTS)
@@ -486,10 +486,10 @@ async def start_job(request: Request) -> Response:
     body, caller = await parse_body(request, StartJob), caller_of(request)
     if body.kind != "impact" and len(body.runs) != 1:
         msg = f"runs: {body.kind} is of one run"
-        raise InputError(msg, issues=(msg,))
+        raise make_input_error(msg)
     if body.kind in ("blame", "pin") and not body.check.strip():
         msg = "check: what the run had to do is missing, such as 'refund' not in tools"
-        raise InputError(msg, issues=(msg,))
+        raise make_input_error(msg)
     runs: RunService = request.app.state.runs
     rows = [await runs.reader.find(caller, run) for run in dict.fromkeys(body.runs)]
     asked = {"check": body.check, "samples": body.samples, "name": body.name or rows[0].run[:12]}

@@ -22,12 +22,23 @@ from stepengine.data.codec import bare, plain
 from stepengine.data.media_types import IMAGES, resolve_media_type
 from stepengine.data.questions import Answer, AnswerLike
 from stepengine.data.visible import cut_after, truncate_text
+from stepengine.debugging.texts import SafeTexts
 from stepengine.engine.agent_description import describe_agent
-from stepengine.errors import AnswerRejected, InputError, LimitExceeded, MissingKey, StepEngineError
+from stepengine.errors import (
+    AnswerRejected,
+    InputError,
+    JournalError,
+    LimitExceeded,
+    MissingKey,
+    ReplayDivergence,
+    StepEngineError,
+)
 from stepengine.evaluation.origins import find_origin
+from stepengine.journal.recorded_part import LIVE_KINDS, parse_live_kinds
 from stepengine.server.access import caller_of
 from stepengine.server.ag_ui import OPERATIONS as AG_UI
 from stepengine.server.bodies import (
+    MAX_TEXT,
     MOST_LISTED,
     Body,
     View,
@@ -49,7 +60,7 @@ from stepengine.server.problems import Problem, problem_of
 from stepengine.server.reports import Report, Reports, ReportSummary
 from stepengine.server.run_parts import RunService
 from stepengine.server.run_reader import ServedRun
-from stepengine.server.run_requests import NextTurn, StartRequest
+from stepengine.server.run_requests import ForkRun, NextTurn, ResumeRun, StartRequest
 from stepengine.server.studio import QuestionDetails, RunPageData, get_page, get_page_file
 from stepengine.server.vercel import OPERATIONS as VERCEL
 from stepengine.server.webhooks import OPERATIONS as HOOKS
@@ -69,7 +80,6 @@ if TYPE_CHECKING:
 __all__ = ("OPERATIONS", "PAGES", "AgentSummaries")
 
 MAX_KEY = 255
-MAX_TEXT = 256 * 1024
 MAX_SEARCH = 200
 MAX_DIGITS = 18
 MOST_PROMPT = 500
@@ -77,6 +87,7 @@ MOST_SAID = 200
 """Messages of a conversation that are shown."""
 MOST_CHARS = 20_000
 """Characters of each of them."""
+REPORTED = ("broke_at", "served", "simulated", "performed", "reused", "model_calls", "is_unpaid")
 STATUSES = (*OPEN, "completed", "failed", "cancelled", "max_steps", "truncated", "stranded")
 
 
@@ -162,28 +173,14 @@ class CancelRun(Body):
     reason: Annotated[str, Field(max_length=1_000)] = ""
 
 
-class AgentChanges(Body):
-    """Changes to the agent of a forked run; null keeps the value."""
+class ReplayRun(Body):
+    """What of a replay is performed."""
 
-    system_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
-    instructions_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
-    step_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
-    model: Annotated[str | None, Field(min_length=1, max_length=200)] = None
-    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
-    max_tokens: Annotated[int | None, Field(ge=1, le=10_000_000)] = None
-
-
-class ForkRun(Body):
-    """The effect at which a fork starts, and its changes."""
-
-    at: Annotated[int | str, Field(description="The effect that is kept last: its number, or path#number.")]
-    edit: Annotated[Any, Field(description="Another outcome of that effect.")] = None
-    changes: Annotated[
-        AgentChanges | None,
-        Field(description="Another prompt, model or settings from there on; what models said before stays."),
-    ] = None
-    allow_repeat: Annotated[bool, Field(description="Also where effects that changed the world may happen again.")] = (
-        False
+    live: list[str] = Field(
+        default_factory=list,
+        description=f"Kinds of effects that are performed again and compared, by default none: {', '.join(LIVE_KINDS)}. `model_call` goes "
+        "alone and needs the scope run, others need admin.",
+        max_length=len(LIVE_KINDS),
     )
 
 
@@ -196,6 +193,13 @@ class UndoRun(Body):
 
 
 # --- what comes back --------------------------------------------------------------------------------------------------
+
+
+class CallerView(View):
+    """The caller of a request."""
+
+    name: Annotated[str, Field(description="Whose runs it sees.")]
+    scopes: Annotated[list[str], Field(description="What it may do; admin includes all of them.")]
 
 
 class AgentView(View):
@@ -433,6 +437,64 @@ class LeftFile(View):
     why: str
 
 
+class ChangedField(View):
+    """A member of an effect that differs."""
+
+    pointer: str
+    recorded: str
+    now: str
+
+
+class DivergenceView(View):
+    """The first difference between a run and its record."""
+
+    kind: str
+    address: Annotated[str, Field(description="The effect, such as #5 or 3.2#1.")]
+    step: Annotated[int, Field(description="The model step of its run, from 1; 0 before the first one.")]
+    site: Annotated[str, Field(description="The file and line of the handler that waits; empty where none does.")]
+    message: str
+    fields: list[ChangedField]
+
+
+class ReplayView(View):
+    """How a replay went."""
+
+    run_id: str
+    difference: Annotated[DivergenceView | None, Field(description="Null where the run does what is recorded.")]
+    status: Annotated[str | None, Field(description="How the replayed run ended; null where it differs.")]
+    output: Any
+    text: str
+
+
+class RefusedCall(View):
+    """A call that nothing could answer."""
+
+    name: str
+    input: Any
+    address: str
+
+
+class ForkReportView(View):
+    """How a fork ended whose tools the record answered."""
+
+    run_id: Annotated[
+        str | None, Field(description="Null where it does what is recorded, so that there is no new run.")
+    ]
+    status: str
+    output: Any
+    text: str
+    error: str
+    broke_at: Annotated[str, Field(description="The first effect that is not as recorded; empty where none differs.")]
+    served: Annotated[int, Field(description="Tool calls that the record answered.")]
+    simulated: int
+    performed: int
+    refused: Annotated[RefusedCall | None, Field(description="The call that ended the fork.")]
+    reused: Annotated[int, Field(description="Model calls that the record answered.")]
+    model_calls: int
+    cost_usd: Annotated[str | None, Field(description="Null where a price is not known.")]
+    is_unpaid: Annotated[bool, Field(description="Whether the budget had no room for a model call.")]
+
+
 class UndoneView(View):
     """What was undone; paths are relative to the folder that the run's tools write in."""
 
@@ -544,6 +606,11 @@ async def _find_requested_run(request: Request) -> RunRow:
     return await _get_runs(request).reader.find(caller_of(request), request.path_params["run"])
 
 
+async def get_caller(request: Request) -> Response:
+    caller = caller_of(request)
+    return _json_response(CallerView(name=caller.name, scopes=sorted(caller.scopes)))
+
+
 # --- agents -----------------------------------------------------------------------------------------------------------
 
 
@@ -649,11 +716,11 @@ async def start_run(request: Request) -> Response:
     body, key = await _body(request, StartRun), request.headers.get("idempotency-key")
     if key is not None and not (1 <= len(key) <= MAX_KEY and key.isprintable()):
         msg = f"an Idempotency-Key has 1 to {MAX_KEY} printable characters"
-        raise InputError(msg, issues=(msg,))
+        raise make_input_error(msg)
     if PAGE_KEY in (body.metadata or {}):
         # It sets members of the agent's state, of which a page reaches those alone that are shared.
         msg = f"metadata.{PAGE_KEY}: what pages send over AG-UI goes to /ag-ui/AGENT"
-        raise InputError(msg, issues=(msg,))
+        raise make_input_error(msg)
     asked = StartRequest(
         agent=body.agent,
         prompt=body.prompt,
@@ -666,7 +733,7 @@ async def start_run(request: Request) -> Response:
     )
     if body.turn and key is not None:
         msg = "turn: a turn has no Idempotency-Key: of two who take it the second is refused"
-        raise InputError(msg, issues=(msg,))
+        raise make_input_error(msg)
     caller = caller_of(request)
     if body.model is not None:
         # Another model is another price and another provider, which the limits of the agent were not written for.
@@ -694,12 +761,12 @@ def _check_picture(picture: Picture) -> str:
         data = base64.b64decode(picture.data, validate=True)
     except (binascii.Error, ValueError):
         msg = "images: data is no base64"
-        raise InputError(msg, issues=(msg,)) from None
+        raise make_input_error(msg) from None
     kind = resolve_media_type(picture.mime_type, data)
     if kind not in IMAGES:
         found = repr(kind) if kind else "of an unknown type"
         msg = f"images: the data is {found}; these are taken: {', '.join(IMAGES)}"
-        raise InputError(msg, issues=(msg,))
+        raise make_input_error(msg)
     return kind
 
 
@@ -708,12 +775,12 @@ async def _add_conversation(request: Request, body: StartRun, asked: StartReques
     keeps = _get_runs(request).conversations.stores_messages
     if keeps and body.images and body.session_id is not None:
         msg = "images: a conversation that is kept here takes texts alone"
-        raise InputError(msg, issues=(msg,))
+        raise make_input_error(msg)
     if not body.turn:
         return asked
     if body.session_id is None:
         msg = "turn: a turn is one of a conversation, whose name is in session_id"
-        raise InputError(msg, issues=(msg,))
+        raise make_input_error(msg)
     if keeps:
         return asked
     conversation = await CallerConversation.load(request, body.session_id)
@@ -856,7 +923,7 @@ def _summarize_run(row: RunRow) -> dict[str, Any]:
         "agent": row.agent,
         "owner": row.owner,
         "status": "running" if row.status == "started" else row.status,
-        "created": datetime.fromtimestamp(row.created, UTC).isoformat(),
+        "created": _format_time(row.created),
         "session_id": None if row.session is None else row.session.partition(":")[2],
     }
 
@@ -898,7 +965,9 @@ async def get_run(request: Request) -> Response:
 
 
 async def watch_run(request: Request) -> Response:
-    row, runs, full = await _find_requested_run(request), _get_runs(request), _wants_full_events(request)
+    row, runs, full = await _find_requested_run(request), _get_runs(request), _parse_flag(request, "full")
+    if full:
+        caller_of(request).must("debug")
     after = request.headers.get("last-event-id") or request.query_params.get("after") or None
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
     if request.method == "HEAD":
@@ -922,16 +991,6 @@ async def watch_run(request: Request) -> Response:
         media_type=EVENTS,
         headers=headers,
     )
-
-
-def _wants_full_events(request: Request) -> bool:
-    asked = request.query_params.get("full", "0")
-    if asked not in ("0", "1"):
-        msg = "full: 0 or 1"
-        raise InputError(msg, issues=(msg,))
-    if asked == "1":
-        caller_of(request).must("debug")
-    return asked == "1"
 
 
 async def answer_run(request: Request) -> Response:
@@ -981,21 +1040,74 @@ async def cancel_run(request: Request) -> Response:
 
 
 async def resume_run(request: Request) -> Response:
-    row = await _find_requested_run(request)
-    await _get_runs(request).launcher.resume(row)
+    row, body = await _find_requested_run(request), await _body(request, ResumeRun, may_be_empty=True)
+    if body.allow_repeat and body.on_divergence != "extend":
+        msg = "allow_repeat: needs on_divergence extend"
+        raise make_input_error(msg)
+    if body.on_divergence != "raise":
+        # What was approved, and what a tool returned, may count for another call then.
+        caller_of(request).must("admin")
+    await _get_runs(request).launcher.resume(row, None if body.on_divergence == "raise" else body)
     return _json_response(Accepted(run_id=row.run), 202)
+
+
+async def replay_run(request: Request) -> Response:
+    row, caller = await _find_requested_run(request), caller_of(request)
+    body, difference, result = await _body(request, ReplayRun, may_be_empty=True), None, None
+    try:
+        live = parse_live_kinds(body.live, has_pace=False)
+    except JournalError as error:
+        raise make_input_error(error.message) from None
+    if live:
+        # A replay asks nobody: what the record says was approved happens a second time.
+        caller.must("run" if "model_call" in live else "admin")
+    try:
+        result = await _get_runs(request).launcher.replay(row, live)
+    except ReplayDivergence as error:
+        difference = _describe_divergence(error)
+    return _json_response(
+        ReplayView(
+            run_id=row.run,
+            difference=difference,
+            status=None if result is None else result.status.value,
+            output=None if result is None else plain(result.output),
+            text="" if result is None else result.text,
+        )
+    )
+
+
+def _describe_divergence(error: ReplayDivergence) -> DivergenceView:
+    # Only its first line: the others name commands for the server's files.
+    clean, said = SafeTexts().clean, error.message.partition("\n")[0]
+    return DivergenceView(
+        kind=error.kind,
+        address=error.address,
+        step=error.step,
+        site=error.site,
+        message=clean(said),
+        fields=[ChangedField(pointer=at, recorded=clean(a), now=clean(b)) for at, a, b in error.diff],
+    )
 
 
 async def fork_run(request: Request) -> Response:
     row, caller, body = await _find_requested_run(request), caller_of(request), await _body(request, ForkRun)
-    has_edit = "edit" in body.model_fields_set
-    changes = {} if body.changes is None else body.changes.model_dump(exclude_none=True)
-    if has_edit or changes or body.allow_repeat:
-        caller.must("admin")
-    run = await _get_runs(request).launcher.fork(
-        caller, row, at=body.at, edit=body.edit, has_edit=has_edit, changes=changes, allow_repeat=body.allow_repeat
+    body.check(caller)
+    made = await _get_runs(request).launcher.fork(caller, row, body)
+    if isinstance(made, str):
+        return _started_response(request, made, is_new=True)
+    report, refused = made.report, made.report.refused
+    return _json_response(
+        ForkReportView(
+            run_id=made.run,
+            status=made.status,
+            output=plain(report.result.output),
+            text=report.result.text,
+            error=made.error,
+            refused=refused and RefusedCall(name=refused.name, input=plain(refused.input), address=refused.address),
+            cost_usd=None if report.cost is None else str(report.cost),
+            **{name: getattr(report, name) for name in REPORTED},
+        )
     )
-    return _started_response(request, run, is_new=True)
 
 
 async def undo_run(request: Request) -> Response:
@@ -1055,7 +1167,7 @@ def _session_fields(row: SessionRow) -> dict[str, Any]:
         "agent": row.agent,
         "status": "running" if row.status == "started" else row.status,
         "runs": row.runs,
-        "changed": datetime.fromtimestamp(row.changed, UTC).isoformat(),
+        "changed": _format_time(row.changed),
     }
 
 
@@ -1172,6 +1284,10 @@ PAGE = (
 )
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
+        method="GET", path="/caller", name="get_caller", scope="read", handler=get_caller, gives={200: CallerView},
+        about="Say whose token this is, and what it may do.",
+    ),
+    Operation(
         method="GET", path="/agents", name="list_agents", scope="read", handler=list_agents, gives={200: AgentList},
         about="List the agents that may be started.",
     ),
@@ -1245,14 +1361,22 @@ OPERATIONS: tuple[Operation, ...] = (
         gives={202: Accepted}, refuses=(404, 415), about="End a run; may be asked twice.",
     ),
     Operation(
-        method="POST", path="/runs/{run}/resume", name="resume_run", scope="run", handler=resume_run, gives={202: Accepted},
-        refuses=(404, 409, 429, 503), about="Go on with a run that was left alone.",
+        method="POST", path="/runs/{run}/resume", name="resume_run", scope="run", handler=resume_run, body=ResumeRun,
+        gives={202: Accepted}, refuses=(404, 409, 415, 429, 503),
+        about="Go on with a run that was left alone.\nOne whose code does something else since goes on with `on_divergence`, which needs the scope admin.",
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/replay", name="replay_run", scope="debug", handler=replay_run, body=ReplayRun,
+        gives={200: ReplayView}, refuses=(404, 409, 415, 429, 503),
+        about="Replay a run with the agents as they are now, and say the first difference from its record.\n"
+        "Nothing is performed, but for what `live` names.",
     ),
     Operation(
         method="POST", path="/runs/{run}/fork", name="fork_run", scope="run", handler=fork_run, body=ForkRun,
-        gives={202: StartedRun}, refuses=(404, 409, 415, 429, 503),
+        gives={200: ForkReportView, 202: StartedRun}, refuses=(404, 409, 415, 429, 503),
         about="Go on from the middle of a run as another one.\n"
-        "Another outcome (`edit`), another prompt (`changes`), and what may happen again (`allow_repeat`) need the scope admin.",
+        "With `tools` the record answers tools, and the answer comes when the fork has ended, with its report. Another outcome (`edit`, "
+        "`simulate`), another prompt (`changes`), and what may happen again (`allow_repeat`, `tools` for all) need the scope admin.",
     ),
     Operation(
         method="POST", path="/runs/{run}/undo", name="undo_run", scope="admin", handler=undo_run, body=UndoRun, gives={200: UndoneView},
