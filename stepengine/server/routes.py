@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
 
 import attrs
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import Response, StreamingResponse
 
 from stepengine.adapters.ag_ui.asked import KEY as PAGE_KEY
@@ -58,7 +58,7 @@ from stepengine.server.openapi import HttpParameter, OpenApiDocument, Operation
 from stepengine.server.pages import CallerConversation
 from stepengine.server.problems import Problem, problem_of
 from stepengine.server.reports import Report, Reports, ReportSummary
-from stepengine.server.run_parts import RunService
+from stepengine.server.run_parts import RunService, find_requested_run, get_run_service
 from stepengine.server.run_reader import ServedRun
 from stepengine.server.run_requests import ForkRun, NextTurn, ResumeRun, StartRequest
 from stepengine.server.studio import QuestionDetails, RunPageData, get_page, get_page_file
@@ -593,22 +593,9 @@ class Health(View):
 # --- reading requests -------------------------------------------------------------------------------------------------
 
 
-def _get_runs(request: Request) -> RunService:
-    found: RunService = request.app.state.runs
-    return found
-
-
-def _json_response(view: BaseModel, status: int = 200) -> Response:
-    return Response(view.model_dump_json(), status, media_type="application/json")
-
-
-async def _find_requested_run(request: Request) -> RunRow:
-    return await _get_runs(request).reader.find(caller_of(request), request.path_params["run"])
-
-
 async def get_caller(request: Request) -> Response:
     caller = caller_of(request)
-    return _json_response(CallerView(name=caller.name, scopes=sorted(caller.scopes)))
+    return CallerView(name=caller.name, scopes=sorted(caller.scopes)).response()
 
 
 # --- agents -----------------------------------------------------------------------------------------------------------
@@ -653,12 +640,12 @@ async def list_agents(request: Request) -> Response:
         AgentView(**summaries.get(engine.agent(id_)), missing=lack or None)
         for id_, lack in zip(runs.agents, lacks, strict=True)
     ]
-    return _json_response(AgentList(agents=agents, broken=broken, script=request.app.state.script or None))
+    return AgentList(agents=agents, broken=broken, script=request.app.state.script or None).response()
 
 
 async def _reload_agents(request: Request) -> RunService:
     """Return the runs, after the agents were reloaded from their files if possible."""
-    runs = _get_runs(request)
+    runs = get_run_service(request)
     await runs.reload()
     return runs
 
@@ -673,7 +660,7 @@ async def get_agent(request: Request) -> Response:
         await asyncio.to_thread(_describe_agent, runs, agent) if caller_of(request).may("debug") else {"source": None}
     )
     summaries: AgentSummaries = request.app.state.agent_summaries
-    return _json_response(AgentDetail(**summaries.get(agent), **more))
+    return AgentDetail(**summaries.get(agent), **more).response()
 
 
 def _describe_agent(runs: RunService, agent: AgentDefinition) -> dict[str, Any]:
@@ -727,7 +714,7 @@ async def start_run(request: Request) -> Response:
         params=body.params,
         metadata=body.metadata,
         session=body.session_id,
-        limits=_limits_to_dict(body),
+        limits=None if body.limits is None else body.limits.model_dump(exclude_none=True),
         model=body.model,
         images=tuple([{"mime_type": _check_picture(one), "data": one.data} for one in body.images]),
     )
@@ -740,7 +727,7 @@ async def start_run(request: Request) -> Response:
         caller.must("admin")
     asked = await _add_conversation(request, body, asked)
     try:
-        run, is_new = await _get_runs(request).launcher.start(caller, asked, key=key)
+        run, is_new = await get_run_service(request).launcher.start(caller, asked, key=key)
     except MissingKey as error:
         # Whoever may do everything is whoever runs the server, as far as anybody can tell: of no use to them is that they
         # are to look where it was started.
@@ -748,11 +735,6 @@ async def start_run(request: Request) -> Response:
             raise
         raise Problem(error.message, status=503, kind="missing_key") from error
     return _started_response(request, run, is_new=is_new)
-
-
-def _limits_to_dict(body: StartRun) -> dict[str, float] | None:
-    found = {} if body.limits is None else body.limits.model_dump(exclude_none=True)
-    return found or None
 
 
 def _check_picture(picture: Picture) -> str:
@@ -772,7 +754,7 @@ def _check_picture(picture: Picture) -> str:
 
 async def _add_conversation(request: Request, body: StartRun, asked: StartRequest) -> StartRequest:
     """Return a request with the previous run of its conversation, unless the engine stores the conversation itself."""
-    keeps = _get_runs(request).conversations.stores_messages
+    keeps = get_run_service(request).conversations.stores_messages
     if keeps and body.images and body.session_id is not None:
         msg = "images: a conversation that is kept here takes texts alone"
         raise make_input_error(msg)
@@ -794,7 +776,7 @@ async def _add_conversation(request: Request, body: StartRun, asked: StartReques
 def _started_response(request: Request, run: str, *, is_new: bool) -> Response:
     # By Starlette's own names a path is only found where nothing mounts this.
     place = f"{request.scope.get('root_path', '')}/runs/{run}/events"
-    return _json_response(StartedRun(run_id=run, events=place, is_new=is_new), 202)
+    return StartedRun(run_id=run, events=place, is_new=is_new).response(202)
 
 
 async def list_runs(request: Request) -> Response:
@@ -803,7 +785,7 @@ async def list_runs(request: Request) -> Response:
     if any(word not in STATUSES for word in statuses):
         msg = f"status: one of {list_names(STATUSES)}"
         raise make_input_error(msg)
-    found = await _get_runs(request).reader.list_runs(
+    found = await get_run_service(request).reader.list_runs(
         caller_of(request),
         agent=given.get("agent"),
         statuses=statuses,
@@ -816,7 +798,7 @@ async def list_runs(request: Request) -> Response:
     shown, following = cut_page(found, parse_limit(request), lambda row: (row.created, row.run))
     details = [await _run_details(request, row) if _parse_flag(request, "details") else None for row in shown]
     runs = [RunSummary(**_summarize_run(row), details=more) for row, more in zip(shown, details, strict=True)]
-    return _json_response(RunList(runs=runs, next=following))
+    return RunList(runs=runs, next=following).response()
 
 
 def _parse_search_text(request: Request) -> str | None:
@@ -836,7 +818,7 @@ def _parse_flag(request: Request, name: str) -> bool:
 
 
 async def _run_details(request: Request, row: RunRow) -> RunDetails:
-    brief = await _get_runs(request).reader.summary(row)
+    brief = await get_run_service(request).reader.summary(row)
     return RunDetails(
         prompt=_format_prompt_or_params(row.request),
         changed=_format_time(row.changed),
@@ -868,12 +850,12 @@ def _format_time(seconds: float) -> str:
 
 
 async def get_page_data(request: Request) -> Response:
-    row, views = await _find_requested_run(request), request.app.state.views
+    row, views = await find_requested_run(request), request.app.state.views
     return Response(await views.payload(row, _parse_after(request)), media_type="application/json")
 
 
 async def get_source_lines(request: Request) -> Response:
-    row, views = await _find_requested_run(request), request.app.state.views
+    row, views = await find_requested_run(request), request.app.state.views
     return Response(await views.lines(row, last=_parse_flag(request, "last")), media_type="application/json")
 
 
@@ -888,7 +870,7 @@ def _parse_after(request: Request) -> int | None:
 
 
 async def list_questions(request: Request) -> Response:
-    runs, caller, limit = _get_runs(request), caller_of(request), parse_limit(request)
+    runs, caller, limit = get_run_service(request), caller_of(request), parse_limit(request)
     views: RunPageData = request.app.state.views
     before, found, following = parse_cursor(request), list[OpenQuestion](), None
     while True:
@@ -900,7 +882,7 @@ async def list_questions(request: Request) -> Response:
                 following = encode_cursor(*before)
                 break
         if following is not None or len(rows) < MOST_LISTED:
-            return _json_response(QuestionList(questions=found, next=following))
+            return QuestionList(questions=found, next=following).response()
 
 
 def _make_open_question(row: RunRow, one: QuestionDetails) -> OpenQuestion:
@@ -961,11 +943,11 @@ def _wait_view(one: Waits) -> WaitView:
 
 
 async def get_run(request: Request) -> Response:
-    return _json_response(_run_view(await _get_runs(request).reader.details(await _find_requested_run(request))))
+    return _run_view(await get_run_service(request).reader.details(await find_requested_run(request))).response()
 
 
 async def watch_run(request: Request) -> Response:
-    row, runs, full = await _find_requested_run(request), _get_runs(request), _parse_flag(request, "full")
+    row, runs, full = await find_requested_run(request), get_run_service(request), _parse_flag(request, "full")
     if full:
         caller_of(request).must("debug")
     after = request.headers.get("last-event-id") or request.query_params.get("after") or None
@@ -994,7 +976,7 @@ async def watch_run(request: Request) -> Response:
 
 
 async def answer_run(request: Request) -> Response:
-    row, runs, body = await _find_requested_run(request), _get_runs(request), await _body(request, AnswerQuestions)
+    row, runs, body = await find_requested_run(request), get_run_service(request), await _body(request, AnswerQuestions)
     given = {name: _parse_answer(value) for name, value in body.answers.items()}
     try:
         await runs.messenger.answer(caller_of(request), row, given)
@@ -1003,7 +985,7 @@ async def answer_run(request: Request) -> Response:
         first = await runs.messenger.find_answers(row, given.keys() - {one["id"] for one in open_})
         told = [{"id": id_, "by": by, "answer": answer} for id_, by, answer in first]
         raise problem_of(error, members={"open": open_, "answered": told}) from None
-    return _json_response(Accepted(run_id=row.run), 202)
+    return Accepted(run_id=row.run).response(202)
 
 
 def _parse_answer(value: bool | str | AnswerObject) -> AnswerLike:  # noqa: FBT001 - yes and no are answers
@@ -1013,46 +995,46 @@ def _parse_answer(value: bool | str | AnswerObject) -> AnswerLike:  # noqa: FBT0
 
 
 async def post_message(request: Request) -> Response:
-    row, body = await _find_requested_run(request), await _body(request, PostMessage)
+    row, body = await find_requested_run(request), await _body(request, PostMessage)
     if body.topic in request.app.state.webhooks.topics:
         # The run trusts the signature of a service. Its owner may be who gains by the event, such as who has to pay.
         caller_of(request).must("admin")
-    is_new = await _get_runs(request).messenger.post(row, body.topic, body.value, id=body.id, path=body.path)
-    return _json_response(Posted(run_id=row.run, is_new=is_new), 202)
+    is_new = await get_run_service(request).messenger.post(row, body.topic, body.value, id=body.id, path=body.path)
+    return Posted(run_id=row.run, is_new=is_new).response(202)
 
 
 async def send_run_input(request: Request) -> Response:
-    row, body = await _find_requested_run(request), await _body(request, SayInput)
-    await _get_runs(request).messenger.say(row, body.text)
-    return _json_response(Accepted(run_id=row.run), 202)
+    row, body = await find_requested_run(request), await _body(request, SayInput)
+    await get_run_service(request).messenger.say(row, body.text)
+    return Accepted(run_id=row.run).response(202)
 
 
 async def deliver_tool_result(request: Request) -> Response:
-    row, body = await _find_requested_run(request), await _body(request, ToolResultBody)
-    await _get_runs(request).messenger.give_result(row, request.path_params["call"], body.result, body.path)
-    return _json_response(Accepted(run_id=row.run), 202)
+    row, body = await find_requested_run(request), await _body(request, ToolResultBody)
+    await get_run_service(request).messenger.give_result(row, request.path_params["call"], body.result, body.path)
+    return Accepted(run_id=row.run).response(202)
 
 
 async def cancel_run(request: Request) -> Response:
-    row, body = await _find_requested_run(request), await _body(request, CancelRun, may_be_empty=True)
-    await _get_runs(request).messenger.cancel(row, body.reason)
-    return _json_response(Accepted(run_id=row.run), 202)
+    row, body = await find_requested_run(request), await _body(request, CancelRun, may_be_empty=True)
+    await get_run_service(request).messenger.cancel(row, body.reason)
+    return Accepted(run_id=row.run).response(202)
 
 
 async def resume_run(request: Request) -> Response:
-    row, body = await _find_requested_run(request), await _body(request, ResumeRun, may_be_empty=True)
+    row, body = await find_requested_run(request), await _body(request, ResumeRun, may_be_empty=True)
     if body.allow_repeat and body.on_divergence != "extend":
         msg = "allow_repeat: needs on_divergence extend"
         raise make_input_error(msg)
     if body.on_divergence != "raise":
         # What was approved, and what a tool returned, may count for another call then.
         caller_of(request).must("admin")
-    await _get_runs(request).launcher.resume(row, None if body.on_divergence == "raise" else body)
-    return _json_response(Accepted(run_id=row.run), 202)
+    await get_run_service(request).launcher.resume(row, None if body.on_divergence == "raise" else body)
+    return Accepted(run_id=row.run).response(202)
 
 
 async def replay_run(request: Request) -> Response:
-    row, caller = await _find_requested_run(request), caller_of(request)
+    row, caller = await find_requested_run(request), caller_of(request)
     body, difference, result = await _body(request, ReplayRun, may_be_empty=True), None, None
     try:
         live = parse_live_kinds(body.live, has_pace=False)
@@ -1062,18 +1044,16 @@ async def replay_run(request: Request) -> Response:
         # A replay asks nobody: what the record says was approved happens a second time.
         caller.must("run" if "model_call" in live else "admin")
     try:
-        result = await _get_runs(request).launcher.replay(row, live)
+        result = await get_run_service(request).launcher.replay(row, live)
     except ReplayDivergence as error:
         difference = _describe_divergence(error)
-    return _json_response(
-        ReplayView(
-            run_id=row.run,
-            difference=difference,
-            status=None if result is None else result.status.value,
-            output=None if result is None else plain(result.output),
-            text="" if result is None else result.text,
-        )
-    )
+    return ReplayView(
+        run_id=row.run,
+        difference=difference,
+        status=None if result is None else result.status.value,
+        output=None if result is None else plain(result.output),
+        text="" if result is None else result.text,
+    ).response()
 
 
 def _describe_divergence(error: ReplayDivergence) -> DivergenceView:
@@ -1090,59 +1070,49 @@ def _describe_divergence(error: ReplayDivergence) -> DivergenceView:
 
 
 async def fork_run(request: Request) -> Response:
-    row, caller, body = await _find_requested_run(request), caller_of(request), await _body(request, ForkRun)
+    row, caller, body = await find_requested_run(request), caller_of(request), await _body(request, ForkRun)
     body.check(caller)
-    made = await _get_runs(request).launcher.fork(caller, row, body)
+    made = await get_run_service(request).launcher.fork(caller, row, body)
     if isinstance(made, str):
         return _started_response(request, made, is_new=True)
     report, refused = made.report, made.report.refused
-    return _json_response(
-        ForkReportView(
-            run_id=made.run,
-            status=made.status,
-            output=plain(report.result.output),
-            text=report.result.text,
-            error=made.error,
-            refused=refused and RefusedCall(name=refused.name, input=plain(refused.input), address=refused.address),
-            cost_usd=None if report.cost is None else str(report.cost),
-            **{name: getattr(report, name) for name in REPORTED},
-        )
-    )
+    return ForkReportView(
+        run_id=made.run,
+        status=made.status,
+        output=plain(report.result.output),
+        text=report.result.text,
+        error=made.error,
+        refused=refused and RefusedCall(name=refused.name, input=plain(refused.input), address=refused.address),
+        cost_usd=None if report.cost is None else str(report.cost),
+        **{name: getattr(report, name) for name in REPORTED},
+    ).response()
 
 
 async def undo_run(request: Request) -> Response:
-    row, body = await _find_requested_run(request), await _body(request, UndoRun, may_be_empty=True)
-    done = await _get_runs(request).undo(row, at=body.at, dry_run=body.dry_run, partial=body.partial)
-    return _json_response(
-        UndoneView(
-            restored=list(done.restored),
-            removed=list(done.removed),
-            created=list(done.created),
-            unchanged=list(done.unchanged),
-            left=[LeftFile(path=path, why=why) for path, why in done.left],
-            unknown=list(done.unknown),
-            others=list(done.others),
-            dry_run=done.dry_run,
-        )
-    )
+    row, body = await find_requested_run(request), await _body(request, UndoRun, may_be_empty=True)
+    done = await get_run_service(request).undo(row, at=body.at, dry_run=body.dry_run, partial=body.partial)
+    return UndoneView(
+        restored=list(done.restored),
+        removed=list(done.removed),
+        created=list(done.created),
+        unchanged=list(done.unchanged),
+        left=[LeftFile(path=path, why=why) for path, why in done.left],
+        unknown=list(done.unknown),
+        others=list(done.others),
+        dry_run=done.dry_run,
+    ).response()
 
 
 async def get_run_cost(request: Request) -> Response:
-    row = await _find_requested_run(request)
-    spent = await _get_runs(request).reader.spending(row)
+    row = await find_requested_run(request)
+    spent = await get_run_service(request).reader.spending(row)
     of_agents, of_models = spent.cost_by_agent, spent.cost_by_model
-    return _json_response(
-        CostView(
-            run_id=row.run,
-            **_spending_to_dict(spent.usage, spent.cost),
-            by_agent={
-                name: Spent(**_spending_to_dict(usage, of_agents[name])) for name, usage in spent.by_agent.items()
-            },
-            by_model={
-                name: Spent(**_spending_to_dict(usage, of_models[name])) for name, usage in spent.by_model.items()
-            },
-        )
-    )
+    return CostView(
+        run_id=row.run,
+        **_spending_to_dict(spent.usage, spent.cost),
+        by_agent={name: Spent(**_spending_to_dict(usage, of_agents[name])) for name, usage in spent.by_agent.items()},
+        by_model={name: Spent(**_spending_to_dict(usage, of_models[name])) for name, usage in spent.by_model.items()},
+    ).response()
 
 
 def _spending_to_dict(usage: Usage, cost: Decimal | None) -> dict[str, Any]:
@@ -1151,10 +1121,12 @@ def _spending_to_dict(usage: Usage, cost: Decimal | None) -> dict[str, Any]:
 
 
 async def download_journal(request: Request) -> Response:
-    row = await _find_requested_run(request)
+    row = await find_requested_run(request)
     # A journal of somebody else has any name that a file can have.
     headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(row.run, safe='')}.jsonl"}
-    return Response(await _get_runs(request).reader.content(row), media_type="application/x-ndjson", headers=headers)
+    return Response(
+        await get_run_service(request).reader.content(row), media_type="application/x-ndjson", headers=headers
+    )
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
@@ -1174,29 +1146,25 @@ def _session_fields(row: SessionRow) -> dict[str, Any]:
 async def list_sessions(request: Request) -> Response:
     given, limit = request.query_params, parse_limit(request)
     before = parse_cursor(request)
-    found = await _get_runs(request).conversations.list_sessions(
+    found = await get_run_service(request).conversations.list_sessions(
         caller_of(request), owner=given.get("owner"), before=before, limit=limit + 1
     )
     shown, following = cut_page(found, limit, lambda row: (row.changed, row.session))
-    return _json_response(
-        SessionList(sessions=[SessionSummary(**_session_fields(row)) for row in shown], next=following)
-    )
+    return SessionList(sessions=[SessionSummary(**_session_fields(row)) for row in shown], next=following).response()
 
 
 async def get_session(request: Request) -> Response:
     name, owner = request.path_params["session"], request.query_params.get("owner")
-    row, kept = await _get_runs(request).conversations.get(caller_of(request), name, owner=owner)
+    row, kept = await get_run_service(request).conversations.get(caller_of(request), name, owner=owner)
     said = None if kept is None else list(kept.messages)
     last = None if said is None else [_message_view(one) for one in said[-MOST_SAID:]]
-    return _json_response(
-        SessionView(
-            **_session_fields(row),
-            turns=None if kept is None else kept.turns,
-            usage=None if kept is None else plain(kept.usage),
-            messages=last,
-            left_out=None if said is None or last is None else len(said) - len(last),
-        )
-    )
+    return SessionView(
+        **_session_fields(row),
+        turns=None if kept is None else kept.turns,
+        usage=None if kept is None else plain(kept.usage),
+        messages=last,
+        left_out=None if said is None or last is None else len(said) - len(last),
+    ).response()
 
 
 def _message_view(message: Message) -> SaidView:
@@ -1207,7 +1175,7 @@ def _message_view(message: Message) -> SaidView:
 
 async def delete_session(request: Request) -> Response:
     name, owner = request.path_params["session"], request.query_params.get("owner")
-    await _get_runs(request).conversations.forget(caller_of(request), name, owner=owner)
+    await get_run_service(request).conversations.forget(caller_of(request), name, owner=owner)
     return Response(status_code=204)
 
 
@@ -1219,7 +1187,7 @@ async def list_reports(request: Request) -> Response:
     limit, before = parse_limit(request), parse_cursor(request)
     found = [] if reports is None else await asyncio.to_thread(reports.listed, before, limit + 1)
     shown, following = cut_page(found, limit, lambda one: (one[0].changed, one[0].id))
-    return _json_response(ReportList(reports=[summary for _, summary in shown], next=following))
+    return ReportList(reports=[summary for _, summary in shown], next=following).response()
 
 
 async def get_report(request: Request) -> Response:
@@ -1229,16 +1197,16 @@ async def get_report(request: Request) -> Response:
     if found is None:
         msg = f"there is no report {name[:200]!r}"
         raise Problem(msg, status=404, kind="no_such_report")
-    return _json_response(found)
+    return Response(found.model_dump_json(), media_type="application/json")
 
 
 # --- beside runs ------------------------------------------------------------------------------------------------------
 
 
 async def list_schedules(request: Request) -> Response:
-    return _json_response(
-        ScheduleList(schedules=[_schedule_view(one) for one in await _get_runs(request).load_schedule_statuses()])
-    )
+    return ScheduleList(
+        schedules=[_schedule_view(one) for one in await get_run_service(request).load_schedule_statuses()]
+    ).response()
 
 
 def _schedule_view(one: Any) -> ScheduleView:
@@ -1256,13 +1224,13 @@ def _schedule_view(one: Any) -> ScheduleView:
 
 
 async def report_health(request: Request) -> Response:
-    return _json_response(Health(status="ok", live=_get_runs(request).live_count))
+    return Health(status="ok", live=get_run_service(request).live_count).response()
 
 
 async def report_readiness(request: Request) -> Response:
-    runs = _get_runs(request)
+    runs = get_run_service(request)
     status = "ready" if runs.state.is_ready else "away" if runs.state.is_away else "stopping"
-    return _json_response(Health(status=status, live=runs.live_count), 200 if runs.state.is_ready else 503)
+    return Health(status=status, live=runs.live_count).response(200 if runs.state.is_ready else 503)
 
 
 async def get_openapi_document(request: Request) -> Response:

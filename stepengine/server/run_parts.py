@@ -11,7 +11,11 @@ import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
+from stepengine.server.access import caller_of
+
 if TYPE_CHECKING:
+    from starlette.requests import Request
+
     from stepengine.data.events import Event
     from stepengine.data.questions import AnswerLike
     from stepengine.data.state import RunResult
@@ -253,3 +257,14 @@ class RunService(Protocol):
 
     async def load_schedule_statuses(self) -> list[ScheduleStatus]:
         """Return the state of each schedule."""
+
+
+def get_run_service(request: Request) -> RunService:
+    """Return the runs of the server that answers a request."""
+    found: RunService = request.app.state.runs
+    return found
+
+
+async def find_requested_run(request: Request, name: str = "run") -> RunRow:
+    """Return the run that the member *name* of a request's path names, if it is the caller's; otherwise raise ``Problem``."""
+    return await get_run_service(request).reader.find(caller_of(request), request.path_params[name])
