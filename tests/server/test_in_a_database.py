@@ -255,6 +255,23 @@ async def test_runs_are_listed_by_their_shown_status(serve: Serve, db: str) -> N
     assert "Receive" in deferred.json()["detail"]
 
 
+@pytest.mark.spec("studio:SV7", "studio:SV36")
+async def test_database_run_is_replayed_without_performing_anything(serve: Serve, db: str) -> None:
+    server = await serve(db)
+    async with server.client("anna") as client:
+        run = await client.start("asking", 1)
+        await client.until(run, lambda view: view["status"] == "suspended")
+        same = await client.ask("POST", f"/runs/{run}/replay")
+        asked = (
+            ("replay", {"live": ["tool_call"]}), ("resume", {"on_divergence": "extend"}), ("fork", {"tools": "recorded"}),
+        )  # fmt: skip
+        refused = [await client.ask("POST", f"/runs/{run}/{what}", body, **client._operator) for what, body in asked]
+
+    assert (200, None, "suspended") == (same.status_code, same.json()["difference"], same.json()["status"]), same.text
+    assert ["urn:stepengine:problem:not_possible"] * 3 == [one.json()["type"] for one in refused]
+    assert 1 == sum(server.world.done("fire").values())
+
+
 @pytest.mark.spec("studio:SV7")
 async def test_values_the_database_cannot_store_are_problems(serve: Serve, db: str) -> None:
     server = await serve(db)
