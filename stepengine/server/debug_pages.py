@@ -308,7 +308,8 @@ async def _load_journal(request: Request, row: RunRow) -> MemoryJournal:
 async def list_places(request: Request) -> Response:
     row = await find_requested_run(request)
     journal = await _load_journal(request, row)
-    return await asyncio.to_thread(_list_places, row, journal).response()
+    places = await asyncio.to_thread(_list_places, row, journal)
+    return places.response()
 
 
 def _list_places(row: RunRow, journal: MemoryJournal) -> PlaceList:

@@ -87,6 +87,7 @@ MOST_SAID = 200
 """Messages of a conversation that are shown."""
 MOST_CHARS = 20_000
 """Characters of each of them."""
+CALL = ("name", "input", "address")
 REPORTED = ("broke_at", "served", "simulated", "performed", "reused", "model_calls", "is_unpaid")
 STATUSES = (*OPEN, "completed", "failed", "cancelled", "max_steps", "truncated", "stranded")
 
@@ -1082,7 +1083,7 @@ async def fork_run(request: Request) -> Response:
         output=plain(report.result.output),
         text=report.result.text,
         error=made.error,
-        refused=refused and RefusedCall(name=refused.name, input=plain(refused.input), address=refused.address),
+        refused=None if refused is None else RefusedCall(**{name: plain(getattr(refused, name)) for name in CALL}),
         cost_usd=None if report.cost is None else str(report.cost),
         **{name: getattr(report, name) for name in REPORTED},
     ).response()

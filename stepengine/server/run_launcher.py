@@ -52,6 +52,7 @@ from stepengine.server.run_store import MAX_RESUME_TRIES, RunStore
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
     from stepengine.engine import Engine
+    from stepengine.journal import ForkReport
     from stepengine.journal.store import Journal
     from stepengine.runtime.handle import RunHandle
     from stepengine.server.access import Caller
@@ -258,7 +259,7 @@ class RunLauncher(RunStarts[RunRow]):
 
     async def _prepare_divergence(self, row: RunRow, journal: Journal, asked: ResumeRun) -> dict[str, Any]:
         """Return the options of a resume for a run whose code does something else than is recorded."""
-        options = {"on_divergence": asked.on_divergence, "allow_repeat": asked.allow_repeat}
+        options: dict[str, Any] = {"on_divergence": asked.on_divergence, "allow_repeat": asked.allow_repeat}
         if asked.on_divergence == "keep":
             status = "running"
         else:
@@ -328,25 +329,19 @@ class RunLauncher(RunStarts[RunRow]):
 
     async def _start_fork(self, engine: Engine, source: Journal, new: RunRow, asked: ForkRun) -> RunHandle:
         into, changed = self._store.journal(new.run), _make_changed_agent_options(new, engine)
-        options: dict[str, Any] = {"run_id": new.run, "allow_repeat": asked.allow_repeat, "into": into, **asked.edits}
+        options: dict[str, Any] = {"at": asked.at, "run_id": new.run, "into": into, **asked.edits}
+        options["allow_repeat"] = asked.allow_repeat
         if not changed:
-            return await engine.start_fork(source, at=asked.at, wait_for_answers=self._patience, **options)
+            return await engine.start_fork(source, wait_for_answers=self._patience, **options)
         # The part before the fork was requested with the old prompts: `start_fork` would report a divergence.
-        await asyncio.to_thread(branch, source, asked.at, **options)
+        await asyncio.to_thread(branch, source, **options)
         return await engine.start_resume(into, on_divergence="keep", wait_for_answers=self._patience, **changed)
 
     async def _fork_from_record(self, engine: Engine, source: Journal, new: RunRow, asked: ForkRun) -> EndedFork:
         into, simulated = self._store.journal(new.run), asked.simulate or {}
-        report = await engine.fork(
-            source,
-            tools=asked.tools,
-            at=asked.at,
-            simulate=lambda call, _: simulated.get(call.name),
-            reuse=asked.reuse,
-            budget=asked.budget,
-            into=into,
-            **_make_changed_agent_options(new, engine),
-        )
+        options: dict[str, Any] = {name: getattr(asked, name) for name in ("tools", "at", "reuse", "budget")}
+        options |= {"simulate": lambda call, _: simulated.get(call.name), **_make_changed_agent_options(new, engine)}
+        report: ForkReport = await engine.fork(source, into=into, **options)
         status, error = report.result.status, str(report.result.error or "").partition("\n")[0]
         if status is RunStatus.SUSPENDED:
             # Never open: whoever resumed it would perform the tools that were not to be performed.
