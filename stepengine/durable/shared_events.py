@@ -254,9 +254,11 @@ class SharedEvents:
         driving = asyncio.ensure_future(create_replayed_run(launcher, played).run())
         try:
             await self._collect_events(archive, Follower(journal), driving)
-        finally:
+        except BaseException:
             driving.cancel()
             await asyncio.wait((driving,))
+            raise
+        # No pause since the last events were appended: a reader that they wake finds the run over, and its error.
         if played.fatal is not None:
             raise played.fatal
 
@@ -314,6 +316,8 @@ class SharedEvents:
                 has_arrived |= self._order.add(record)
         await self._order.share()
         self._append_events_of(follower, self._order.pop_ready(is_last=is_last))
+        # With the end itself, and not when its driver has ended, too: a client that has the last event may ask in between.
+        self.is_over = self._projection.is_over
         was_caught_up = self._is_caught_up
         if (is_last or (self._waiting and not has_arrived)) and self._order.is_empty:
             self._is_caught_up, self._looks.settled = True, self._looks.ended

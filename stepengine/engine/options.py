@@ -235,6 +235,7 @@ class RecordedForkOptions(TypedDict, total=False):
             is not recorded: a ``ToolResult``, text, JSON, an error, or ``None`` when it cannot say.
         reuse: Whether a model call that equals a recorded one is answered by that (default), or asked anew.
         limits: Other limits than the recorded ones.
+        agent_models: Other models than the recorded ones, as for ``resume``.
         budget: US dollars that model calls may cost, or a ``SharedBudget`` that several forks share.
         into: Where the new journal goes; by default into memory.
         trust: Whether the journal is this user's, as for ``resume``.
@@ -245,6 +246,7 @@ class RecordedForkOptions(TypedDict, total=False):
     simulate: Simulator | None
     reuse: bool
     limits: Limits | None
+    agent_models: Mapping[str, str] | None
     budget: SharedBudget | Decimal | float | str | None
     into: JournalLike | None
     trust: bool | None

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 Model = TypeVar("Model", bound=BaseModel)
 Item = TypeVar("Item")
 MOST_LISTED = 100
+MAX_TEXT = 256 * 1024
+"""Characters of a text that is sent."""
 MAX_CURSOR = 2_000
 MAX_TIME = 1e12
 """Seconds since 1970 in a cursor: a database counts in thousandths, and cannot for any float."""
@@ -75,7 +77,7 @@ def parse_strict_json(data: bytes) -> Any:
         read = jiter.from_json(data, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
         msg = f"the body cannot be used: {error}"
-        raise InputError(msg, issues=(msg,)) from None
+        raise make_input_error(msg) from None
     return freeze(read)
 
 

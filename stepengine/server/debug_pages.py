@@ -13,21 +13,22 @@ from collections.abc import AsyncIterator, Mapping
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import Response, StreamingResponse
 
 from stepengine.debugging.texts import SafeTexts
 from stepengine.debugging.viewer.rendering import PageSource, make_payload
 from stepengine.engine.tape import Tape
-from stepengine.errors import InputError, JournalError, JournalMissing
+from stepengine.errors import JournalError, JournalMissing
 from stepengine.journal import diff
 from stepengine.journal.records import format_address
 from stepengine.journal.store import MemoryJournal
 from stepengine.server.access import caller_of
-from stepengine.server.bodies import Body, View, parse_body
+from stepengine.server.bodies import Body, View, make_input_error, parse_body
 from stepengine.server.event_json import PING_SECONDS
 from stepengine.server.openapi import HttpParameter, Operation
 from stepengine.server.problems import Problem
+from stepengine.server.run_parts import find_requested_run, get_run_service
 from stepengine.server.workshop import EvaluationJob, JobKind
 
 if TYPE_CHECKING:
@@ -38,7 +39,6 @@ if TYPE_CHECKING:
     from stepengine.journal.run_diff import RunChange
     from stepengine.server.ledger import RunRow
     from stepengine.server.reports import Reports
-    from stepengine.server.run_parts import RunService
     from stepengine.server.workshop import InspectionProcess, InspectionService
 
 __all__ = ("OPERATIONS",)
@@ -293,32 +293,23 @@ def _get_inspection_service(request: Request) -> InspectionService:
     return found
 
 
-async def _find_requested_run(request: Request, name: str = "run") -> RunRow:
-    runs: RunService = request.app.state.runs
-    return await runs.reader.find(caller_of(request), request.path_params[name])
-
-
 async def _load_journal(request: Request, row: RunRow) -> MemoryJournal:
-    runs: RunService = request.app.state.runs
     try:
-        content = await runs.reader.content(row)
+        content = await get_run_service(request).reader.content(row)
     except JournalMissing:
         msg = f"nothing of the run {row.run} is recorded yet"
         raise Problem(msg, status=409, kind="not_begun") from None
     return await asyncio.to_thread(lambda: MemoryJournal(content.splitlines(keepends=True)))
 
 
-def _json_response(view: BaseModel, status: int = 200) -> Response:
-    return Response(view.model_dump_json(), status, media_type="application/json")
-
-
 # --- going back -------------------------------------------------------------------------------------------------------
 
 
 async def list_places(request: Request) -> Response:
-    row = await _find_requested_run(request)
+    row = await find_requested_run(request)
     journal = await _load_journal(request, row)
-    return _json_response(await asyncio.to_thread(_list_places, row, journal))
+    places = await asyncio.to_thread(_list_places, row, journal)
+    return places.response()
 
 
 def _list_places(row: RunRow, journal: MemoryJournal) -> PlaceList:
@@ -357,7 +348,7 @@ def _describe_effect(history: History, intent: Any) -> str:
 
 
 async def get_comparison_page_data(request: Request) -> Response:
-    one, other = await _find_requested_run(request), await _find_requested_run(request, "other")
+    one, other = await find_requested_run(request), await find_requested_run(request, "other")
     journals = [await _load_journal(request, row) for row in (one, other)]
     sources = [
         PageSource(journal=journal, file=row.run, without="")
@@ -368,21 +359,17 @@ async def get_comparison_page_data(request: Request) -> Response:
 
 
 async def list_run_differences(request: Request) -> Response:
-    one, other = await _find_requested_run(request), await _find_requested_run(request, "other")
+    one, other = await find_requested_run(request), await find_requested_run(request, "other")
     a, b = [await _load_journal(request, row) for row in (one, other)]
     found = await asyncio.to_thread(diff, a, b)
     texts = SafeTexts()
     changes = [_describe_change(change, texts) for change in found.changes[:MOST_CHANGES]]
-    return _json_response(
-        DifferenceView(
-            first=changes[0] if changes else None,
-            changes=changes,
-            more=len(found.changes) - len(changes),
-            totals={
-                name: [None if each is None else str(each) for each in pair] for name, pair in found.totals.items()
-            },
-        )
-    )
+    return DifferenceView(
+        first=changes[0] if changes else None,
+        changes=changes,
+        more=len(found.changes) - len(changes),
+        totals={name: [None if each is None else str(each) for each in pair] for name, pair in found.totals.items()},
+    ).response()
 
 
 async def get_sample_page_data(request: Request) -> Response:
@@ -412,10 +399,10 @@ def _describe_change(change: RunChange, texts: SafeTexts) -> ChangeView:
 
 
 async def start_inspection_stream(request: Request) -> Response:
-    row, at = await _find_requested_run(request), request.query_params.get("at", "")
+    row, at = await find_requested_run(request), request.query_params.get("at", "")
     if len(at) > MAX_AT:
         msg = f"at: a step or an effect has no more than {MAX_AT} characters"
-        raise InputError(msg, issues=(msg,))
+        raise make_input_error(msg)
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
     if request.method == "HEAD":
         return Response(headers=headers, media_type=EVENTS)
@@ -425,9 +412,10 @@ async def start_inspection_stream(request: Request) -> Response:
     except JournalMissing:
         msg = f"nothing of the run {row.run} is recorded yet"
         raise Problem(msg, status=409, kind="not_begun") from None
-    runs: RunService = request.app.state.runs
     return StreamingResponse(
-        _stream_inspection_events(workshop, desk, runs.state.stopping), media_type=EVENTS, headers=headers
+        _stream_inspection_events(workshop, desk, get_run_service(request).state.stopping),
+        media_type=EVENTS,
+        headers=headers,
     )
 
 
@@ -471,12 +459,12 @@ def _find_inspection(request: Request) -> InspectionProcess:
 async def move_inspection(request: Request) -> Response:
     body = await parse_body(request, GoTo)
     desk = _find_inspection(request)
-    return _json_response(LooksView.model_validate(await desk.ask("go", at=body.at)))
+    return LooksView.model_validate(await desk.ask("go", at=body.at)).response()
 
 
 async def predict_next_request(request: Request) -> Response:
     """Return the first model request that the record does not answer, under the current code."""
-    return _json_response(NextView.model_validate(await _find_inspection(request).ask("next")))
+    return NextView.model_validate(await _find_inspection(request).ask("next")).response()
 
 
 # --- judging ----------------------------------------------------------------------------------------------------------
@@ -486,19 +474,18 @@ async def start_job(request: Request) -> Response:
     body, caller = await parse_body(request, StartJob), caller_of(request)
     if body.kind != "impact" and len(body.runs) != 1:
         msg = f"runs: {body.kind} is of one run"
-        raise InputError(msg, issues=(msg,))
+        raise make_input_error(msg)
     if body.kind in ("blame", "pin") and not body.check.strip():
         msg = "check: what the run had to do is missing, such as 'refund' not in tools"
-        raise InputError(msg, issues=(msg,))
-    runs: RunService = request.app.state.runs
-    rows = [await runs.reader.find(caller, run) for run in dict.fromkeys(body.runs)]
+        raise make_input_error(msg)
+    rows = [await get_run_service(request).reader.find(caller, run) for run in dict.fromkeys(body.runs)]
     asked = {"check": body.check, "samples": body.samples, "name": body.name or rows[0].run[:12]}
     try:
         job = await _get_inspection_service(request).start(caller, body.kind, rows, asked)
     except JournalMissing as error:
         msg = f"nothing of it is recorded yet: {error.message}"
         raise Problem(msg, status=409, kind="not_begun") from None
-    return _json_response(_describe_job(job), 202)
+    return _describe_job(job).response(202)
 
 
 def _describe_job(job: EvaluationJob) -> JobView:
@@ -516,29 +503,29 @@ def _describe_job(job: EvaluationJob) -> JobView:
 
 
 async def list_jobs(request: Request) -> Response:
-    return _json_response(
-        JobList(jobs=[_describe_job(job) for job in _get_inspection_service(request).jobs(caller_of(request))])
-    )
+    return JobList(
+        jobs=[_describe_job(job) for job in _get_inspection_service(request).jobs(caller_of(request))]
+    ).response()
 
 
 async def get_job(request: Request) -> Response:
-    return _json_response(
-        _describe_job(_get_inspection_service(request).job(caller_of(request), request.path_params["job"]))
-    )
+    return _describe_job(
+        _get_inspection_service(request).job(caller_of(request), request.path_params["job"])
+    ).response()
 
 
 async def approve_job(request: Request) -> Response:
     workshop, body = _get_inspection_service(request), await parse_body(request, Agree)
     job = workshop.job(caller_of(request), request.path_params["job"])
     await workshop.agree(job, body.budget)
-    return _json_response(_describe_job(job), 202)
+    return _describe_job(job).response(202)
 
 
 async def cancel_job(request: Request) -> Response:
     workshop = _get_inspection_service(request)
     job = workshop.job(caller_of(request), request.path_params["job"])
     await workshop.cancel(job)
-    return _json_response(_describe_job(job))
+    return _describe_job(job).response()
 
 
 AT = HttpParameter("at", "Where to begin: a step, or an effect; the beginning by default.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from stepengine.data.codec import plain
@@ -16,10 +16,18 @@ from stepengine.server.durable_store import make_unsupported_problem, refuse_run
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.problems import Problem
 from stepengine.server.quotas import QuotaTable, json_size
-from stepengine.server.run_requests import StartRequest, check_not_closing, check_not_ended, options_from_request
+from stepengine.server.run_requests import (
+    ForkRun,
+    ResumeRun,
+    StartRequest,
+    check_not_closing,
+    check_not_ended,
+    options_from_request,
+)
 from stepengine.server.run_starts import RunStarts, plan_start
 
 if TYPE_CHECKING:
+    from stepengine.data.state import RunResult
     from stepengine.server.access import Caller
     from stepengine.server.durable_store import DurableStore
 
@@ -98,7 +106,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         if found is not None and not found.is_submitted and found.status == "started":
             await self._submit(found)
 
-    async def resume(self, row: RunRow) -> None:
+    async def resume(self, row: RunRow, asked: ResumeRun | None = None) -> None:
         """
         Resume a run that stopped without a result, or that waits for a worker with the code that started it.
 
@@ -106,6 +114,11 @@ class DurableLauncher(RunStarts[RegisteredRun]):
             Problem: when it has ended, or cannot be resumed.
             ReplayDivergence: when this server's agents do something else than is recorded; nothing was changed.
         """
+        if asked is not None:
+            msg = (
+                "a run in a database is resumed where the code does what is recorded; fork it to go on with other code"
+            )
+            raise make_unsupported_problem(msg)
         engine, operator = self._store.engine, self._store.operator
         if row.status in OPEN:
             await self.ensure_submitted(row)
@@ -119,33 +132,37 @@ class DurableLauncher(RunStarts[RegisteredRun]):
             await operator.retry(row.run)
         await self._store.register.count_try(row.run)
 
-    async def fork(
-        self,
-        caller: Caller,
-        row: RunRow,
-        *,
-        at: int | str,
-        edit: Any,
-        has_edit: bool,
-        allow_repeat: bool,
-        changes: Mapping[str, Any] = {},
-    ) -> str:  # fmt: skip
+    async def replay(self, row: RunRow, live: Collection[str]) -> RunResult:
+        """
+        Replay a run with the agents of this server, and return how it ended; nothing is performed.
+
+        Raises:
+            Problem: when something is to be performed, which only workers do.
+            ReplayDivergence: when the agents do something else than is recorded.
+        """
+        if live:
+            msg = "the effects of a run in a database are performed by its workers alone; leave out `live`"
+            raise make_unsupported_problem(msg)
+        engine = self._store.engine
+        with refuse_run_errors(status=409, kind="not_possible"):
+            return await engine.embedded_engine.replay(await engine.export(row.run))
+
+    async def fork(self, caller: Caller, row: RunRow, asked: ForkRun) -> str:
         """
         Fork a run at an effect, and return the id of the new run.
 
         Raises:
-            Problem: when there is no such effect, the caller's quota is exceeded, or *changes* are given: each worker has the agent
-                that is deployed there.
+            Problem: when there is no such effect, the caller's quota is exceeded, or changes or tools of the record are asked for: each
+                worker has the agent that is deployed there, and performs its tools.
             UndoRefused: when effects that changed the world could happen again.
         """
         check_not_closing(is_closing=self.is_closing)
-        if changes:
-            msg = "a run in a database goes on at whichever worker takes it, with the agent that is deployed there"
+        if asked.changed or asked.tools is not None:
+            msg = "a run in a database goes on at whichever worker takes it, with the agent and the tools that are deployed there"
             raise make_unsupported_problem(msg)
-        options = {"edit": plain(edit)} if has_edit else {}
-        asked = {"fork": {"run": row.run, "at": at, "allow_repeat": allow_repeat, **options}}
-        new = _make_registered_run(caller, row.agent, asked, row.session, time.time())
-        async with self._quotas.use(new.owner, json_size(asked), runs=1):
+        request = {"fork": {"run": row.run, "at": asked.at, "allow_repeat": asked.allow_repeat, **plain(asked.edits)}}
+        new = _make_registered_run(caller, row.agent, request, row.session, time.time())
+        async with self._quotas.use(new.owner, json_size(request), runs=1):
             await self._store.register.add(new, None)
             with refuse_run_errors(status=422, kind="no_such_place"):
                 await self._start_or_remove(new)

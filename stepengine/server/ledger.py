@@ -374,7 +374,7 @@ def make_register_act(row: RunRow, key: str | None) -> Act:
                     return known
                 database.execute("UPDATE served SET key = NULL WHERE run = ?", (known.run,))
         database.execute(
-            "INSERT INTO served (run, owner, agent, status, created, changed, request, session, key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+            "INSERT INTO served (run, owner, agent, status, created, changed, request, session, error, key) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
             (
                 row.run,
                 row.owner,
@@ -384,6 +384,7 @@ def make_register_act(row: RunRow, key: str | None) -> Act:
                 row.changed,
                 _request_to_json(row.request),
                 row.session,
+                row.error,
                 key,
             ),
         )

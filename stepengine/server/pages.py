@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 from attrs import frozen
 
 from stepengine.data.waits import describe_waits
-from stepengine.errors import AnswerRejected, InputError
+from stepengine.errors import AnswerRejected
 from stepengine.server.access import caller_of
+from stepengine.server.bodies import make_input_error
 from stepengine.server.event_json import PING_SECONDS
 from stepengine.server.ledger import OPEN
 from stepengine.server.problems import Problem
@@ -119,7 +120,7 @@ class CallerConversation:
         """
         if not (1 <= len(name) <= MAX_NAME and name.isprintable()):
             msg = f"a conversation is named by 1 to {MAX_NAME} printable characters"
-            raise InputError(msg, issues=(msg,))
+            raise make_input_error(msg)
         runs: RunService = request.app.state.runs
         turns, caller = require_turns(runs), caller_of(request)
         last = await turns.find_newest_run(caller, name)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from urllib.parse import quote
 
 import attrs
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import Response, StreamingResponse
 
 from stepengine.adapters.ag_ui.asked import KEY as PAGE_KEY
@@ -22,12 +22,23 @@ from stepengine.data.codec import bare, plain
 from stepengine.data.media_types import IMAGES, resolve_media_type
 from stepengine.data.questions import Answer, AnswerLike
 from stepengine.data.visible import cut_after, truncate_text
+from stepengine.debugging.texts import SafeTexts
 from stepengine.engine.agent_description import describe_agent
-from stepengine.errors import AnswerRejected, InputError, LimitExceeded, MissingKey, StepEngineError
+from stepengine.errors import (
+    AnswerRejected,
+    InputError,
+    JournalError,
+    LimitExceeded,
+    MissingKey,
+    ReplayDivergence,
+    StepEngineError,
+)
 from stepengine.evaluation.origins import find_origin
+from stepengine.journal.recorded_part import LIVE_KINDS, parse_live_kinds
 from stepengine.server.access import caller_of
 from stepengine.server.ag_ui import OPERATIONS as AG_UI
 from stepengine.server.bodies import (
+    MAX_TEXT,
     MOST_LISTED,
     Body,
     View,
@@ -47,9 +58,9 @@ from stepengine.server.openapi import HttpParameter, OpenApiDocument, Operation
 from stepengine.server.pages import CallerConversation
 from stepengine.server.problems import Problem, problem_of
 from stepengine.server.reports import Report, Reports, ReportSummary
-from stepengine.server.run_parts import RunService
+from stepengine.server.run_parts import RunService, find_requested_run, get_run_service
 from stepengine.server.run_reader import ServedRun
-from stepengine.server.run_requests import NextTurn, StartRequest
+from stepengine.server.run_requests import ForkRun, NextTurn, ResumeRun, StartRequest
 from stepengine.server.studio import QuestionDetails, RunPageData, get_page, get_page_file
 from stepengine.server.vercel import OPERATIONS as VERCEL
 from stepengine.server.webhooks import OPERATIONS as HOOKS
@@ -69,7 +80,6 @@ if TYPE_CHECKING:
 __all__ = ("OPERATIONS", "PAGES", "AgentSummaries")
 
 MAX_KEY = 255
-MAX_TEXT = 256 * 1024
 MAX_SEARCH = 200
 MAX_DIGITS = 18
 MOST_PROMPT = 500
@@ -77,6 +87,8 @@ MOST_SAID = 200
 """Messages of a conversation that are shown."""
 MOST_CHARS = 20_000
 """Characters of each of them."""
+CALL = ("name", "input", "address")
+REPORTED = ("broke_at", "served", "simulated", "performed", "reused", "model_calls", "is_unpaid")
 STATUSES = (*OPEN, "completed", "failed", "cancelled", "max_steps", "truncated", "stranded")
 
 
@@ -162,28 +174,14 @@ class CancelRun(Body):
     reason: Annotated[str, Field(max_length=1_000)] = ""
 
 
-class AgentChanges(Body):
-    """Changes to the agent of a forked run; null keeps the value."""
+class ReplayRun(Body):
+    """What of a replay is performed."""
 
-    system_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
-    instructions_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
-    step_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
-    model: Annotated[str | None, Field(min_length=1, max_length=200)] = None
-    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
-    max_tokens: Annotated[int | None, Field(ge=1, le=10_000_000)] = None
-
-
-class ForkRun(Body):
-    """The effect at which a fork starts, and its changes."""
-
-    at: Annotated[int | str, Field(description="The effect that is kept last: its number, or path#number.")]
-    edit: Annotated[Any, Field(description="Another outcome of that effect.")] = None
-    changes: Annotated[
-        AgentChanges | None,
-        Field(description="Another prompt, model or settings from there on; what models said before stays."),
-    ] = None
-    allow_repeat: Annotated[bool, Field(description="Also where effects that changed the world may happen again.")] = (
-        False
+    live: list[str] = Field(
+        default_factory=list,
+        description=f"Kinds of effects that are performed again and compared, by default none: {', '.join(LIVE_KINDS)}. `model_call` goes "
+        "alone and needs the scope run, others need admin.",
+        max_length=len(LIVE_KINDS),
     )
 
 
@@ -196,6 +194,13 @@ class UndoRun(Body):
 
 
 # --- what comes back --------------------------------------------------------------------------------------------------
+
+
+class CallerView(View):
+    """The caller of a request."""
+
+    name: Annotated[str, Field(description="Whose runs it sees.")]
+    scopes: Annotated[list[str], Field(description="What it may do; admin includes all of them.")]
 
 
 class AgentView(View):
@@ -433,6 +438,64 @@ class LeftFile(View):
     why: str
 
 
+class ChangedField(View):
+    """A member of an effect that differs."""
+
+    pointer: str
+    recorded: str
+    now: str
+
+
+class DivergenceView(View):
+    """The first difference between a run and its record."""
+
+    kind: str
+    address: Annotated[str, Field(description="The effect, such as #5 or 3.2#1.")]
+    step: Annotated[int, Field(description="The model step of its run, from 1; 0 before the first one.")]
+    site: Annotated[str, Field(description="The file and line of the handler that waits; empty where none does.")]
+    message: str
+    fields: list[ChangedField]
+
+
+class ReplayView(View):
+    """How a replay went."""
+
+    run_id: str
+    difference: Annotated[DivergenceView | None, Field(description="Null where the run does what is recorded.")]
+    status: Annotated[str | None, Field(description="How the replayed run ended; null where it differs.")]
+    output: Any
+    text: str
+
+
+class RefusedCall(View):
+    """A call that nothing could answer."""
+
+    name: str
+    input: Any
+    address: str
+
+
+class ForkReportView(View):
+    """How a fork ended whose tools the record answered."""
+
+    run_id: Annotated[
+        str | None, Field(description="Null where it does what is recorded, so that there is no new run.")
+    ]
+    status: str
+    output: Any
+    text: str
+    error: str
+    broke_at: Annotated[str, Field(description="The first effect that is not as recorded; empty where none differs.")]
+    served: Annotated[int, Field(description="Tool calls that the record answered.")]
+    simulated: int
+    performed: int
+    refused: Annotated[RefusedCall | None, Field(description="The call that ended the fork.")]
+    reused: Annotated[int, Field(description="Model calls that the record answered.")]
+    model_calls: int
+    cost_usd: Annotated[str | None, Field(description="Null where a price is not known.")]
+    is_unpaid: Annotated[bool, Field(description="Whether the budget had no room for a model call.")]
+
+
 class UndoneView(View):
     """What was undone; paths are relative to the folder that the run's tools write in."""
 
@@ -531,17 +594,9 @@ class Health(View):
 # --- reading requests -------------------------------------------------------------------------------------------------
 
 
-def _get_runs(request: Request) -> RunService:
-    found: RunService = request.app.state.runs
-    return found
-
-
-def _json_response(view: BaseModel, status: int = 200) -> Response:
-    return Response(view.model_dump_json(), status, media_type="application/json")
-
-
-async def _find_requested_run(request: Request) -> RunRow:
-    return await _get_runs(request).reader.find(caller_of(request), request.path_params["run"])
+async def get_caller(request: Request) -> Response:
+    caller = caller_of(request)
+    return CallerView(name=caller.name, scopes=sorted(caller.scopes)).response()
 
 
 # --- agents -----------------------------------------------------------------------------------------------------------
@@ -586,12 +641,12 @@ async def list_agents(request: Request) -> Response:
         AgentView(**summaries.get(engine.agent(id_)), missing=lack or None)
         for id_, lack in zip(runs.agents, lacks, strict=True)
     ]
-    return _json_response(AgentList(agents=agents, broken=broken, script=request.app.state.script or None))
+    return AgentList(agents=agents, broken=broken, script=request.app.state.script or None).response()
 
 
 async def _reload_agents(request: Request) -> RunService:
     """Return the runs, after the agents were reloaded from their files if possible."""
-    runs = _get_runs(request)
+    runs = get_run_service(request)
     await runs.reload()
     return runs
 
@@ -606,7 +661,7 @@ async def get_agent(request: Request) -> Response:
         await asyncio.to_thread(_describe_agent, runs, agent) if caller_of(request).may("debug") else {"source": None}
     )
     summaries: AgentSummaries = request.app.state.agent_summaries
-    return _json_response(AgentDetail(**summaries.get(agent), **more))
+    return AgentDetail(**summaries.get(agent), **more).response()
 
 
 def _describe_agent(runs: RunService, agent: AgentDefinition) -> dict[str, Any]:
@@ -649,31 +704,31 @@ async def start_run(request: Request) -> Response:
     body, key = await _body(request, StartRun), request.headers.get("idempotency-key")
     if key is not None and not (1 <= len(key) <= MAX_KEY and key.isprintable()):
         msg = f"an Idempotency-Key has 1 to {MAX_KEY} printable characters"
-        raise InputError(msg, issues=(msg,))
+        raise make_input_error(msg)
     if PAGE_KEY in (body.metadata or {}):
         # It sets members of the agent's state, of which a page reaches those alone that are shared.
         msg = f"metadata.{PAGE_KEY}: what pages send over AG-UI goes to /ag-ui/AGENT"
-        raise InputError(msg, issues=(msg,))
+        raise make_input_error(msg)
     asked = StartRequest(
         agent=body.agent,
         prompt=body.prompt,
         params=body.params,
         metadata=body.metadata,
         session=body.session_id,
-        limits=_limits_to_dict(body),
+        limits=None if body.limits is None else body.limits.model_dump(exclude_none=True),
         model=body.model,
         images=tuple([{"mime_type": _check_picture(one), "data": one.data} for one in body.images]),
     )
     if body.turn and key is not None:
         msg = "turn: a turn has no Idempotency-Key: of two who take it the second is refused"
-        raise InputError(msg, issues=(msg,))
+        raise make_input_error(msg)
     caller = caller_of(request)
     if body.model is not None:
         # Another model is another price and another provider, which the limits of the agent were not written for.
         caller.must("admin")
     asked = await _add_conversation(request, body, asked)
     try:
-        run, is_new = await _get_runs(request).launcher.start(caller, asked, key=key)
+        run, is_new = await get_run_service(request).launcher.start(caller, asked, key=key)
     except MissingKey as error:
         # Whoever may do everything is whoever runs the server, as far as anybody can tell: of no use to them is that they
         # are to look where it was started.
@@ -683,37 +738,32 @@ async def start_run(request: Request) -> Response:
     return _started_response(request, run, is_new=is_new)
 
 
-def _limits_to_dict(body: StartRun) -> dict[str, float] | None:
-    found = {} if body.limits is None else body.limits.model_dump(exclude_none=True)
-    return found or None
-
-
 def _check_picture(picture: Picture) -> str:
     """Return the type of a picture; raise ``InputError`` for what is none that models can be shown."""
     try:
         data = base64.b64decode(picture.data, validate=True)
     except (binascii.Error, ValueError):
         msg = "images: data is no base64"
-        raise InputError(msg, issues=(msg,)) from None
+        raise make_input_error(msg) from None
     kind = resolve_media_type(picture.mime_type, data)
     if kind not in IMAGES:
         found = repr(kind) if kind else "of an unknown type"
         msg = f"images: the data is {found}; these are taken: {', '.join(IMAGES)}"
-        raise InputError(msg, issues=(msg,))
+        raise make_input_error(msg)
     return kind
 
 
 async def _add_conversation(request: Request, body: StartRun, asked: StartRequest) -> StartRequest:
     """Return a request with the previous run of its conversation, unless the engine stores the conversation itself."""
-    keeps = _get_runs(request).conversations.stores_messages
+    keeps = get_run_service(request).conversations.stores_messages
     if keeps and body.images and body.session_id is not None:
         msg = "images: a conversation that is kept here takes texts alone"
-        raise InputError(msg, issues=(msg,))
+        raise make_input_error(msg)
     if not body.turn:
         return asked
     if body.session_id is None:
         msg = "turn: a turn is one of a conversation, whose name is in session_id"
-        raise InputError(msg, issues=(msg,))
+        raise make_input_error(msg)
     if keeps:
         return asked
     conversation = await CallerConversation.load(request, body.session_id)
@@ -727,7 +777,7 @@ async def _add_conversation(request: Request, body: StartRun, asked: StartReques
 def _started_response(request: Request, run: str, *, is_new: bool) -> Response:
     # By Starlette's own names a path is only found where nothing mounts this.
     place = f"{request.scope.get('root_path', '')}/runs/{run}/events"
-    return _json_response(StartedRun(run_id=run, events=place, is_new=is_new), 202)
+    return StartedRun(run_id=run, events=place, is_new=is_new).response(202)
 
 
 async def list_runs(request: Request) -> Response:
@@ -736,7 +786,7 @@ async def list_runs(request: Request) -> Response:
     if any(word not in STATUSES for word in statuses):
         msg = f"status: one of {list_names(STATUSES)}"
         raise make_input_error(msg)
-    found = await _get_runs(request).reader.list_runs(
+    found = await get_run_service(request).reader.list_runs(
         caller_of(request),
         agent=given.get("agent"),
         statuses=statuses,
@@ -749,7 +799,7 @@ async def list_runs(request: Request) -> Response:
     shown, following = cut_page(found, parse_limit(request), lambda row: (row.created, row.run))
     details = [await _run_details(request, row) if _parse_flag(request, "details") else None for row in shown]
     runs = [RunSummary(**_summarize_run(row), details=more) for row, more in zip(shown, details, strict=True)]
-    return _json_response(RunList(runs=runs, next=following))
+    return RunList(runs=runs, next=following).response()
 
 
 def _parse_search_text(request: Request) -> str | None:
@@ -769,7 +819,7 @@ def _parse_flag(request: Request, name: str) -> bool:
 
 
 async def _run_details(request: Request, row: RunRow) -> RunDetails:
-    brief = await _get_runs(request).reader.summary(row)
+    brief = await get_run_service(request).reader.summary(row)
     return RunDetails(
         prompt=_format_prompt_or_params(row.request),
         changed=_format_time(row.changed),
@@ -801,12 +851,12 @@ def _format_time(seconds: float) -> str:
 
 
 async def get_page_data(request: Request) -> Response:
-    row, views = await _find_requested_run(request), request.app.state.views
+    row, views = await find_requested_run(request), request.app.state.views
     return Response(await views.payload(row, _parse_after(request)), media_type="application/json")
 
 
 async def get_source_lines(request: Request) -> Response:
-    row, views = await _find_requested_run(request), request.app.state.views
+    row, views = await find_requested_run(request), request.app.state.views
     return Response(await views.lines(row, last=_parse_flag(request, "last")), media_type="application/json")
 
 
@@ -821,7 +871,7 @@ def _parse_after(request: Request) -> int | None:
 
 
 async def list_questions(request: Request) -> Response:
-    runs, caller, limit = _get_runs(request), caller_of(request), parse_limit(request)
+    runs, caller, limit = get_run_service(request), caller_of(request), parse_limit(request)
     views: RunPageData = request.app.state.views
     before, found, following = parse_cursor(request), list[OpenQuestion](), None
     while True:
@@ -833,7 +883,7 @@ async def list_questions(request: Request) -> Response:
                 following = encode_cursor(*before)
                 break
         if following is not None or len(rows) < MOST_LISTED:
-            return _json_response(QuestionList(questions=found, next=following))
+            return QuestionList(questions=found, next=following).response()
 
 
 def _make_open_question(row: RunRow, one: QuestionDetails) -> OpenQuestion:
@@ -856,7 +906,7 @@ def _summarize_run(row: RunRow) -> dict[str, Any]:
         "agent": row.agent,
         "owner": row.owner,
         "status": "running" if row.status == "started" else row.status,
-        "created": datetime.fromtimestamp(row.created, UTC).isoformat(),
+        "created": _format_time(row.created),
         "session_id": None if row.session is None else row.session.partition(":")[2],
     }
 
@@ -894,11 +944,13 @@ def _wait_view(one: Waits) -> WaitView:
 
 
 async def get_run(request: Request) -> Response:
-    return _json_response(_run_view(await _get_runs(request).reader.details(await _find_requested_run(request))))
+    return _run_view(await get_run_service(request).reader.details(await find_requested_run(request))).response()
 
 
 async def watch_run(request: Request) -> Response:
-    row, runs, full = await _find_requested_run(request), _get_runs(request), _wants_full_events(request)
+    row, runs, full = await find_requested_run(request), get_run_service(request), _parse_flag(request, "full")
+    if full:
+        caller_of(request).must("debug")
     after = request.headers.get("last-event-id") or request.query_params.get("after") or None
     headers = {"cache-control": "no-cache", "x-accel-buffering": "no"}
     if request.method == "HEAD":
@@ -924,18 +976,8 @@ async def watch_run(request: Request) -> Response:
     )
 
 
-def _wants_full_events(request: Request) -> bool:
-    asked = request.query_params.get("full", "0")
-    if asked not in ("0", "1"):
-        msg = "full: 0 or 1"
-        raise InputError(msg, issues=(msg,))
-    if asked == "1":
-        caller_of(request).must("debug")
-    return asked == "1"
-
-
 async def answer_run(request: Request) -> Response:
-    row, runs, body = await _find_requested_run(request), _get_runs(request), await _body(request, AnswerQuestions)
+    row, runs, body = await find_requested_run(request), get_run_service(request), await _body(request, AnswerQuestions)
     given = {name: _parse_answer(value) for name, value in body.answers.items()}
     try:
         await runs.messenger.answer(caller_of(request), row, given)
@@ -944,7 +986,7 @@ async def answer_run(request: Request) -> Response:
         first = await runs.messenger.find_answers(row, given.keys() - {one["id"] for one in open_})
         told = [{"id": id_, "by": by, "answer": answer} for id_, by, answer in first]
         raise problem_of(error, members={"open": open_, "answered": told}) from None
-    return _json_response(Accepted(run_id=row.run), 202)
+    return Accepted(run_id=row.run).response(202)
 
 
 def _parse_answer(value: bool | str | AnswerObject) -> AnswerLike:  # noqa: FBT001 - yes and no are answers
@@ -954,83 +996,124 @@ def _parse_answer(value: bool | str | AnswerObject) -> AnswerLike:  # noqa: FBT0
 
 
 async def post_message(request: Request) -> Response:
-    row, body = await _find_requested_run(request), await _body(request, PostMessage)
+    row, body = await find_requested_run(request), await _body(request, PostMessage)
     if body.topic in request.app.state.webhooks.topics:
         # The run trusts the signature of a service. Its owner may be who gains by the event, such as who has to pay.
         caller_of(request).must("admin")
-    is_new = await _get_runs(request).messenger.post(row, body.topic, body.value, id=body.id, path=body.path)
-    return _json_response(Posted(run_id=row.run, is_new=is_new), 202)
+    is_new = await get_run_service(request).messenger.post(row, body.topic, body.value, id=body.id, path=body.path)
+    return Posted(run_id=row.run, is_new=is_new).response(202)
 
 
 async def send_run_input(request: Request) -> Response:
-    row, body = await _find_requested_run(request), await _body(request, SayInput)
-    await _get_runs(request).messenger.say(row, body.text)
-    return _json_response(Accepted(run_id=row.run), 202)
+    row, body = await find_requested_run(request), await _body(request, SayInput)
+    await get_run_service(request).messenger.say(row, body.text)
+    return Accepted(run_id=row.run).response(202)
 
 
 async def deliver_tool_result(request: Request) -> Response:
-    row, body = await _find_requested_run(request), await _body(request, ToolResultBody)
-    await _get_runs(request).messenger.give_result(row, request.path_params["call"], body.result, body.path)
-    return _json_response(Accepted(run_id=row.run), 202)
+    row, body = await find_requested_run(request), await _body(request, ToolResultBody)
+    await get_run_service(request).messenger.give_result(row, request.path_params["call"], body.result, body.path)
+    return Accepted(run_id=row.run).response(202)
 
 
 async def cancel_run(request: Request) -> Response:
-    row, body = await _find_requested_run(request), await _body(request, CancelRun, may_be_empty=True)
-    await _get_runs(request).messenger.cancel(row, body.reason)
-    return _json_response(Accepted(run_id=row.run), 202)
+    row, body = await find_requested_run(request), await _body(request, CancelRun, may_be_empty=True)
+    await get_run_service(request).messenger.cancel(row, body.reason)
+    return Accepted(run_id=row.run).response(202)
 
 
 async def resume_run(request: Request) -> Response:
-    row = await _find_requested_run(request)
-    await _get_runs(request).launcher.resume(row)
-    return _json_response(Accepted(run_id=row.run), 202)
+    row, body = await find_requested_run(request), await _body(request, ResumeRun, may_be_empty=True)
+    if body.allow_repeat and body.on_divergence != "extend":
+        msg = "allow_repeat: needs on_divergence extend"
+        raise make_input_error(msg)
+    if body.on_divergence != "raise":
+        # What was approved, and what a tool returned, may count for another call then.
+        caller_of(request).must("admin")
+    await get_run_service(request).launcher.resume(row, None if body.on_divergence == "raise" else body)
+    return Accepted(run_id=row.run).response(202)
+
+
+async def replay_run(request: Request) -> Response:
+    row, caller = await find_requested_run(request), caller_of(request)
+    body, difference, result = await _body(request, ReplayRun, may_be_empty=True), None, None
+    try:
+        live = parse_live_kinds(body.live, has_pace=False)
+    except JournalError as error:
+        raise make_input_error(error.message) from None
+    if live:
+        # A replay asks nobody: what the record says was approved happens a second time.
+        caller.must("run" if "model_call" in live else "admin")
+    try:
+        result = await get_run_service(request).launcher.replay(row, live)
+    except ReplayDivergence as error:
+        difference = _describe_divergence(error)
+    return ReplayView(
+        run_id=row.run,
+        difference=difference,
+        status=None if result is None else result.status.value,
+        output=None if result is None else plain(result.output),
+        text="" if result is None else result.text,
+    ).response()
+
+
+def _describe_divergence(error: ReplayDivergence) -> DivergenceView:
+    # Only its first line: the others name commands for the server's files.
+    clean, said = SafeTexts().clean, error.message.partition("\n")[0]
+    return DivergenceView(
+        kind=error.kind,
+        address=error.address,
+        step=error.step,
+        site=error.site,
+        message=clean(said),
+        fields=[ChangedField(pointer=at, recorded=clean(a), now=clean(b)) for at, a, b in error.diff],
+    )
 
 
 async def fork_run(request: Request) -> Response:
-    row, caller, body = await _find_requested_run(request), caller_of(request), await _body(request, ForkRun)
-    has_edit = "edit" in body.model_fields_set
-    changes = {} if body.changes is None else body.changes.model_dump(exclude_none=True)
-    if has_edit or changes or body.allow_repeat:
-        caller.must("admin")
-    run = await _get_runs(request).launcher.fork(
-        caller, row, at=body.at, edit=body.edit, has_edit=has_edit, changes=changes, allow_repeat=body.allow_repeat
-    )
-    return _started_response(request, run, is_new=True)
+    row, caller, body = await find_requested_run(request), caller_of(request), await _body(request, ForkRun)
+    body.check(caller)
+    made = await get_run_service(request).launcher.fork(caller, row, body)
+    if isinstance(made, str):
+        return _started_response(request, made, is_new=True)
+    report, refused = made.report, made.report.refused
+    return ForkReportView(
+        run_id=made.run,
+        status=made.status,
+        output=plain(report.result.output),
+        text=report.result.text,
+        error=made.error,
+        refused=None if refused is None else RefusedCall(**{name: plain(getattr(refused, name)) for name in CALL}),
+        cost_usd=None if report.cost is None else str(report.cost),
+        **{name: getattr(report, name) for name in REPORTED},
+    ).response()
 
 
 async def undo_run(request: Request) -> Response:
-    row, body = await _find_requested_run(request), await _body(request, UndoRun, may_be_empty=True)
-    done = await _get_runs(request).undo(row, at=body.at, dry_run=body.dry_run, partial=body.partial)
-    return _json_response(
-        UndoneView(
-            restored=list(done.restored),
-            removed=list(done.removed),
-            created=list(done.created),
-            unchanged=list(done.unchanged),
-            left=[LeftFile(path=path, why=why) for path, why in done.left],
-            unknown=list(done.unknown),
-            others=list(done.others),
-            dry_run=done.dry_run,
-        )
-    )
+    row, body = await find_requested_run(request), await _body(request, UndoRun, may_be_empty=True)
+    done = await get_run_service(request).undo(row, at=body.at, dry_run=body.dry_run, partial=body.partial)
+    return UndoneView(
+        restored=list(done.restored),
+        removed=list(done.removed),
+        created=list(done.created),
+        unchanged=list(done.unchanged),
+        left=[LeftFile(path=path, why=why) for path, why in done.left],
+        unknown=list(done.unknown),
+        others=list(done.others),
+        dry_run=done.dry_run,
+    ).response()
 
 
 async def get_run_cost(request: Request) -> Response:
-    row = await _find_requested_run(request)
-    spent = await _get_runs(request).reader.spending(row)
+    row = await find_requested_run(request)
+    spent = await get_run_service(request).reader.spending(row)
     of_agents, of_models = spent.cost_by_agent, spent.cost_by_model
-    return _json_response(
-        CostView(
-            run_id=row.run,
-            **_spending_to_dict(spent.usage, spent.cost),
-            by_agent={
-                name: Spent(**_spending_to_dict(usage, of_agents[name])) for name, usage in spent.by_agent.items()
-            },
-            by_model={
-                name: Spent(**_spending_to_dict(usage, of_models[name])) for name, usage in spent.by_model.items()
-            },
-        )
-    )
+    return CostView(
+        run_id=row.run,
+        **_spending_to_dict(spent.usage, spent.cost),
+        by_agent={name: Spent(**_spending_to_dict(usage, of_agents[name])) for name, usage in spent.by_agent.items()},
+        by_model={name: Spent(**_spending_to_dict(usage, of_models[name])) for name, usage in spent.by_model.items()},
+    ).response()
 
 
 def _spending_to_dict(usage: Usage, cost: Decimal | None) -> dict[str, Any]:
@@ -1039,10 +1122,12 @@ def _spending_to_dict(usage: Usage, cost: Decimal | None) -> dict[str, Any]:
 
 
 async def download_journal(request: Request) -> Response:
-    row = await _find_requested_run(request)
+    row = await find_requested_run(request)
     # A journal of somebody else has any name that a file can have.
     headers = {"content-disposition": f"attachment; filename*=UTF-8''{quote(row.run, safe='')}.jsonl"}
-    return Response(await _get_runs(request).reader.content(row), media_type="application/x-ndjson", headers=headers)
+    return Response(
+        await get_run_service(request).reader.content(row), media_type="application/x-ndjson", headers=headers
+    )
 
 
 # --- conversations ----------------------------------------------------------------------------------------------------
@@ -1055,36 +1140,32 @@ def _session_fields(row: SessionRow) -> dict[str, Any]:
         "agent": row.agent,
         "status": "running" if row.status == "started" else row.status,
         "runs": row.runs,
-        "changed": datetime.fromtimestamp(row.changed, UTC).isoformat(),
+        "changed": _format_time(row.changed),
     }
 
 
 async def list_sessions(request: Request) -> Response:
     given, limit = request.query_params, parse_limit(request)
     before = parse_cursor(request)
-    found = await _get_runs(request).conversations.list_sessions(
+    found = await get_run_service(request).conversations.list_sessions(
         caller_of(request), owner=given.get("owner"), before=before, limit=limit + 1
     )
     shown, following = cut_page(found, limit, lambda row: (row.changed, row.session))
-    return _json_response(
-        SessionList(sessions=[SessionSummary(**_session_fields(row)) for row in shown], next=following)
-    )
+    return SessionList(sessions=[SessionSummary(**_session_fields(row)) for row in shown], next=following).response()
 
 
 async def get_session(request: Request) -> Response:
     name, owner = request.path_params["session"], request.query_params.get("owner")
-    row, kept = await _get_runs(request).conversations.get(caller_of(request), name, owner=owner)
+    row, kept = await get_run_service(request).conversations.get(caller_of(request), name, owner=owner)
     said = None if kept is None else list(kept.messages)
     last = None if said is None else [_message_view(one) for one in said[-MOST_SAID:]]
-    return _json_response(
-        SessionView(
-            **_session_fields(row),
-            turns=None if kept is None else kept.turns,
-            usage=None if kept is None else plain(kept.usage),
-            messages=last,
-            left_out=None if said is None or last is None else len(said) - len(last),
-        )
-    )
+    return SessionView(
+        **_session_fields(row),
+        turns=None if kept is None else kept.turns,
+        usage=None if kept is None else plain(kept.usage),
+        messages=last,
+        left_out=None if said is None or last is None else len(said) - len(last),
+    ).response()
 
 
 def _message_view(message: Message) -> SaidView:
@@ -1095,7 +1176,7 @@ def _message_view(message: Message) -> SaidView:
 
 async def delete_session(request: Request) -> Response:
     name, owner = request.path_params["session"], request.query_params.get("owner")
-    await _get_runs(request).conversations.forget(caller_of(request), name, owner=owner)
+    await get_run_service(request).conversations.forget(caller_of(request), name, owner=owner)
     return Response(status_code=204)
 
 
@@ -1107,7 +1188,7 @@ async def list_reports(request: Request) -> Response:
     limit, before = parse_limit(request), parse_cursor(request)
     found = [] if reports is None else await asyncio.to_thread(reports.listed, before, limit + 1)
     shown, following = cut_page(found, limit, lambda one: (one[0].changed, one[0].id))
-    return _json_response(ReportList(reports=[summary for _, summary in shown], next=following))
+    return ReportList(reports=[summary for _, summary in shown], next=following).response()
 
 
 async def get_report(request: Request) -> Response:
@@ -1117,16 +1198,16 @@ async def get_report(request: Request) -> Response:
     if found is None:
         msg = f"there is no report {name[:200]!r}"
         raise Problem(msg, status=404, kind="no_such_report")
-    return _json_response(found)
+    return Response(found.model_dump_json(), media_type="application/json")
 
 
 # --- beside runs ------------------------------------------------------------------------------------------------------
 
 
 async def list_schedules(request: Request) -> Response:
-    return _json_response(
-        ScheduleList(schedules=[_schedule_view(one) for one in await _get_runs(request).load_schedule_statuses()])
-    )
+    return ScheduleList(
+        schedules=[_schedule_view(one) for one in await get_run_service(request).load_schedule_statuses()]
+    ).response()
 
 
 def _schedule_view(one: Any) -> ScheduleView:
@@ -1144,13 +1225,13 @@ def _schedule_view(one: Any) -> ScheduleView:
 
 
 async def report_health(request: Request) -> Response:
-    return _json_response(Health(status="ok", live=_get_runs(request).live_count))
+    return Health(status="ok", live=get_run_service(request).live_count).response()
 
 
 async def report_readiness(request: Request) -> Response:
-    runs = _get_runs(request)
+    runs = get_run_service(request)
     status = "ready" if runs.state.is_ready else "away" if runs.state.is_away else "stopping"
-    return _json_response(Health(status=status, live=runs.live_count), 200 if runs.state.is_ready else 503)
+    return Health(status=status, live=runs.live_count).response(200 if runs.state.is_ready else 503)
 
 
 async def get_openapi_document(request: Request) -> Response:
@@ -1171,6 +1252,10 @@ PAGE = (
     HttpParameter("limit", f"At most so many, 1 to {MOST_LISTED}; 20 by default.", int),
 )
 OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        method="GET", path="/caller", name="get_caller", scope="read", handler=get_caller, gives={200: CallerView},
+        about="Say whose token this is, and what it may do.",
+    ),
     Operation(
         method="GET", path="/agents", name="list_agents", scope="read", handler=list_agents, gives={200: AgentList},
         about="List the agents that may be started.",
@@ -1245,14 +1330,22 @@ OPERATIONS: tuple[Operation, ...] = (
         gives={202: Accepted}, refuses=(404, 415), about="End a run; may be asked twice.",
     ),
     Operation(
-        method="POST", path="/runs/{run}/resume", name="resume_run", scope="run", handler=resume_run, gives={202: Accepted},
-        refuses=(404, 409, 429, 503), about="Go on with a run that was left alone.",
+        method="POST", path="/runs/{run}/resume", name="resume_run", scope="run", handler=resume_run, body=ResumeRun,
+        gives={202: Accepted}, refuses=(404, 409, 415, 429, 503),
+        about="Go on with a run that was left alone.\nOne whose code does something else since goes on with `on_divergence`, which needs the scope admin.",
+    ),
+    Operation(
+        method="POST", path="/runs/{run}/replay", name="replay_run", scope="debug", handler=replay_run, body=ReplayRun,
+        gives={200: ReplayView}, refuses=(404, 409, 415, 429, 503),
+        about="Replay a run with the agents as they are now, and say the first difference from its record.\n"
+        "Nothing is performed, but for what `live` names.",
     ),
     Operation(
         method="POST", path="/runs/{run}/fork", name="fork_run", scope="run", handler=fork_run, body=ForkRun,
-        gives={202: StartedRun}, refuses=(404, 409, 415, 429, 503),
+        gives={200: ForkReportView, 202: StartedRun}, refuses=(404, 409, 415, 429, 503),
         about="Go on from the middle of a run as another one.\n"
-        "Another outcome (`edit`), another prompt (`changes`), and what may happen again (`allow_repeat`) need the scope admin.",
+        "With `tools` the record answers tools, and the answer comes when the fork has ended, with its report. Another outcome (`edit`, "
+        "`simulate`), another prompt (`changes`), and what may happen again (`allow_repeat`, `tools` for all) need the scope admin.",
     ),
     Operation(
         method="POST", path="/runs/{run}/undo", name="undo_run", scope="admin", handler=undo_run, body=UndoRun, gives={200: UndoneView},

@@ -5,15 +5,22 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Collection
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from stepengine.data.questions import Answer
 from stepengine.data.state import RunStatus
-from stepengine.errors import InputError, JournalError, JournalLocked, JournalMissing, StepEngineError
+from stepengine.errors import (
+    InputError,
+    JournalError,
+    JournalLocked,
+    JournalMissing,
+    ReplayDivergence,
+    StepEngineError,
+)
 from stepengine.journal.forks import branch
 from stepengine.journal.questions import make_doubt_questions
 from stepengine.journal.show import status_of
@@ -30,18 +37,28 @@ from stepengine.server.ledger import (
 from stepengine.server.live_runs import RUNNING
 from stepengine.server.problems import Problem
 from stepengine.server.quotas import QuotaTable, json_size
-from stepengine.server.run_requests import StartRequest, check_not_ended, error_for_client, options_from_request
+from stepengine.server.run_requests import (
+    EndedFork,
+    ForkRun,
+    ResumeRun,
+    StartRequest,
+    check_not_ended,
+    error_for_client,
+    options_from_request,
+)
 from stepengine.server.run_starts import RunStarts, plan_start
+from stepengine.server.run_store import MAX_RESUME_TRIES, RunStore
 
 if TYPE_CHECKING:
+    from stepengine.data.state import RunResult
     from stepengine.engine import Engine
+    from stepengine.journal import ForkReport
     from stepengine.journal.store import Journal
     from stepengine.runtime.handle import RunHandle
     from stepengine.server.access import Caller
     from stepengine.server.current_engine import CurrentEngine
     from stepengine.server.live_runs import LiveRuns
     from stepengine.server.run_reader import RunReader
-    from stepengine.server.run_store import RunStore
 
 
 class RunLauncher(RunStarts[RunRow]):
@@ -153,9 +170,13 @@ class RunLauncher(RunStarts[RunRow]):
 
     # --- resuming -----------------------------------------------------------------------------------------------------
 
-    async def resume(self, row: RunRow) -> None:
+    async def resume(self, row: RunRow, asked: ResumeRun | None = None) -> None:
         """
         Resume a stranded or interrupted run for a caller.
+
+        Args:
+            row: The run.
+            asked: What becomes of a run whose code does something else than is recorded; by default it is left as it was.
 
         Raises:
             JournalError: when it cannot be resumed; ``JournalLocked`` when another process has it.
@@ -166,10 +187,10 @@ class RunLauncher(RunStarts[RunRow]):
         if row.status not in (*OPEN, "stranded"):
             check_not_ended(row)
         self._live.check_room(row.owner)
-        if row.status == "stranded":
+        if row.status == "stranded" and asked is None:
             await self._store.write(make_status_act(row.run, "running", time.time()))
         # The time of the last change stays that of the suspension, so that of two concurrent answers to a question one is refused.
-        await self._resume_or_start(attrs.evolve(row, status="running"))
+        await self._resume_or_start(attrs.evolve(row, status="running"), asked)
 
     async def resume_in_background(self, row: RunRow) -> None:
         """Resume a run that no process has; an error is recorded in the ledger and not raised."""
@@ -180,19 +201,19 @@ class RunLauncher(RunStarts[RunRow]):
         except Exception as error:  # noqa: BLE001 - a fault of one run must not stop the resumption of others
             await self._store.record_failed_resume(row.run, error)
 
-    async def _resume_or_start(self, row: RunRow) -> None:
+    async def _resume_or_start(self, row: RunRow, asked: ResumeRun | None = None) -> None:
         lock = self._resuming.setdefault(row.run, asyncio.Lock())
         try:
             async with lock:
                 if row.run in self._live or self._live.is_closing:
                     return
                 with self._live.reserve(row.owner):
-                    await self._resume_or_start_in_reserved_room(row)
+                    await self._resume_or_start_in_reserved_room(row, asked)
         finally:
             if not lock.locked():
                 self._resuming.pop(row.run, None)
 
-    async def _resume_or_start_in_reserved_room(self, row: RunRow) -> None:
+    async def _resume_or_start_in_reserved_room(self, row: RunRow, asked: ResumeRun | None) -> None:
         # The caller saw the row earlier: the run may have ended or been suspended again since, or just now.
         await self._live.wait_recorded(row.run)
         known = await self._store.find(row.run)
@@ -209,11 +230,17 @@ class RunLauncher(RunStarts[RunRow]):
         if ended is not None:
             await self._store.write(make_status_act(row.run, ended, time.time()))
             return
-        await self._resume_journal(row, journal)
+        await self._resume_journal(row, journal, asked)
 
-    async def _resume_journal(self, row: RunRow, journal: Journal) -> None:
-        decided: dict[str, Answer] = await self._store.write(make_resume_act(row.run))
+    async def _resume_journal(self, row: RunRow, journal: Journal, asked: ResumeRun | None) -> None:
         options: dict[str, Any] = {"in_doubt": "ask", "wait_for_answers": self._seconds_to_wait_for_answers(row)}
+        if "changes" in row.request:
+            options["on_divergence"] = "keep"
+        decided: dict[str, Answer] = {}
+        if asked is not None:
+            options |= await self._prepare_divergence(row, journal, asked)
+        if asked is None or asked.on_divergence == "keep":
+            decided = await self._store.write(make_resume_act(row.run))
         if decided:
             open_ = await asyncio.to_thread(
                 lambda: {question.id for question in make_doubt_questions(journal.history())}
@@ -229,6 +256,21 @@ class RunLauncher(RunStarts[RunRow]):
                 await self._store.write(make_decisions_act(row.run, decided))
             raise
         self._live.add(row.run, handle, row.owner, is_resumed=True)
+
+    async def _prepare_divergence(self, row: RunRow, journal: Journal, asked: ResumeRun) -> dict[str, Any]:
+        """Return the options of a resume for a run whose code does something else than is recorded."""
+        options: dict[str, Any] = {"on_divergence": asked.on_divergence, "allow_repeat": asked.allow_repeat}
+        if asked.on_divergence == "keep":
+            status = "running"
+        else:
+            # An extension holds no lock until it replaces the journal, and nobody may resume or answer the run meanwhile.
+            if await asyncio.to_thread(journal.is_held):
+                msg = f"another process has the run {row.run}"
+                raise JournalLocked(msg)
+            status, options["wait_for_answers"] = "stranded", 0.0
+        # A failure is the last one: the recovery would try it again without what was asked for.
+        await self._store.write(make_status_act(row.run, status, row.changed, tries=MAX_RESUME_TRIES))
+        return options
 
     async def resume_foreign_journal(self, caller: Caller, run: str, *, listed_agent: str, listed_prompt: str) -> None:
         """
@@ -254,19 +296,9 @@ class RunLauncher(RunStarts[RunRow]):
 
     # --- forking ------------------------------------------------------------------------------------------------------
 
-    async def fork(
-        self,
-        caller: Caller,
-        row: RunRow,
-        *,
-        at: int | str,
-        edit: Any,
-        has_edit: bool,
-        allow_repeat: bool,
-        changes: Mapping[str, Any] = {},
-    ) -> str:  # fmt: skip
+    async def fork(self, caller: Caller, row: RunRow, asked: ForkRun) -> str | EndedFork:
         """
-        Fork a run at an effect, and return the id of the new run.
+        Fork a run, and return the id of the new run; with tools of the record how it ended.
 
         Raises:
             Problem: when there is no such effect, too many runs are executed, or the caller's quota is exceeded.
@@ -274,43 +306,83 @@ class RunLauncher(RunStarts[RunRow]):
         """
         await self._engines.rebuild_if_saved()
         now, run = time.time(), secrets.token_hex(16)
-        changes = {**row.request.get("changes", {}), **changes}
+        changes = {**row.request.get("changes", {}), **asked.changed}
         request = {**row.request, **({"changes": changes} if changes else {})}
         new = attrs.evolve(
             row, run=run, owner=caller.name, status="running", created=now, changed=now, tries=0, error="", request=request
         )  # fmt: skip
-        options: dict[str, Any] = {"run_id": run, **({"edit": edit} if has_edit else {})}
-        source, into = self._store.journal(row.run), self._store.journal(run)
+        source = self._store.journal(row.run)
         # At most the whole journal is copied.
         with self._live.reserve(new.owner):
-            size = json_size(request) + json_size(edit) + await asyncio.to_thread(source.size)
+            size = json_size(request) + json_size(asked.edit) + await asyncio.to_thread(source.size)
             async with self._quotas.use(new.owner, size, runs=1):
                 try:
-                    if changes:
-                        # The part before the fork was requested with the old prompts: `start_fork` would report a divergence.
-                        await asyncio.to_thread(branch, source, at, allow_repeat=allow_repeat, into=into, **options)
-                        with self._engines.reserve() as engine:
-                            asked = {**_make_changed_agent_options(new, engine), "wait_for_answers": self._patience}
-                            handle = await engine.start_resume(into, **asked)
-                    else:
-                        with self._engines.reserve() as engine:
-                            handle = await engine.start_fork(
-                                source,
-                                at=at,
-                                into=into,
-                                allow_repeat=allow_repeat,
-                                wait_for_answers=self._patience,
-                                **options,
-                            )
+                    with self._engines.reserve() as engine:
+                        if asked.tools is not None:
+                            return await self._fork_from_record(engine, source, new, asked)
+                        handle = await self._start_fork(engine, source, new, asked)
                 except JournalError as error:
                     raise error_for_client(error, JournalError, row, source, status=422, kind="no_such_place") from None
                 await self._register(new, None)
                 self._live.add(run, handle, caller.name, is_resumed=True)
         return run
 
+    async def _start_fork(self, engine: Engine, source: Journal, new: RunRow, asked: ForkRun) -> RunHandle:
+        into, changed = self._store.journal(new.run), _make_changed_agent_options(new, engine)
+        options: dict[str, Any] = {"at": asked.at, "run_id": new.run, "into": into, **asked.edits}
+        options["allow_repeat"] = asked.allow_repeat
+        if not changed:
+            return await engine.start_fork(source, wait_for_answers=self._patience, **options)
+        # The part before the fork was requested with the old prompts: `start_fork` would report a divergence.
+        await asyncio.to_thread(branch, source, **options)
+        return await engine.start_resume(into, on_divergence="keep", wait_for_answers=self._patience, **changed)
+
+    async def _fork_from_record(self, engine: Engine, source: Journal, new: RunRow, asked: ForkRun) -> EndedFork:
+        into, simulated = self._store.journal(new.run), asked.simulate or {}
+        options: dict[str, Any] = {name: getattr(asked, name) for name in ("tools", "at", "reuse", "budget")}
+        options |= {"simulate": lambda call, _: simulated.get(call.name), **_make_changed_agent_options(new, engine)}
+        report: ForkReport = await engine.fork(source, into=into, **options)
+        status, error = report.result.status, str(report.result.error or "").partition("\n")[0]
+        if status is RunStatus.SUSPENDED:
+            # Never open: whoever resumed it would perform the tools that were not to be performed.
+            status, error = RunStatus.FAILED, "it waits, and a fork with tools of the record is not resumed"
+        # Of no conversation: the next turn does not go on from what a fork tried out.
+        new = attrs.evolve(new, status=status.value, error=error.replace(source.name, "its record"), session=None)
+        if report.broke_at:
+            await self._register(new, None)
+        else:
+            await asyncio.to_thread(into.discard)
+        return EndedFork(new.run if report.broke_at else None, new.status, new.error, report)
+
+    # --- replaying ----------------------------------------------------------------------------------------------------
+
+    async def replay(self, row: RunRow, live: Collection[str]) -> RunResult:
+        """
+        Replay a run with the agents as they are now, and return how it ended.
+
+        Args:
+            row: The run.
+            live: The kinds of effects that are performed again; by default nothing is performed.
+
+        Raises:
+            Problem: when it cannot be replayed so, or too many runs are executed.
+            ReplayDivergence: when the agents do something else than is recorded.
+        """
+        await self._engines.try_rebuild()
+        journal = self._store.journal(row.run)
+        try:
+            with self._live.reserve(row.owner) if live else nullcontext(), self._engines.reserve() as engine:
+                agent = _make_changed_agent_options(row, engine).get("agent")
+                return await engine.replay(journal, live=live, agent=agent)
+        except ReplayDivergence as error:
+            error.message = error.message.replace(journal.name, "its record")
+            raise
+        except JournalError as error:
+            raise error_for_client(error, JournalError, row, journal, status=409, kind="not_possible") from None
+
 
 def _make_changed_agent_options(row: RunRow, engine: Engine) -> dict[str, Any]:
-    """Return the options of a resume with the changes of the agent that a fork asked for; nothing for any other run."""
+    """Return the agent, and its models, with the changes that a fork asked for; nothing for any other run."""
     changes = dict(row.request.get("changes", {}))
     if not changes:
         return {}
@@ -319,7 +391,7 @@ def _make_changed_agent_options(row: RunRow, engine: Engine) -> dict[str, Any]:
     # Not as the agent's own model: the model that the server or the start of the run chose has precedence over it.
     model = {"agent_models": {row.agent: changes.pop("model")}} if "model" in changes else {}
     agent = attrs.evolve(agent, **changes, settings=attrs.evolve(agent.settings, **settings))
-    return {"agent": agent, "on_divergence": "keep", **model}
+    return {"agent": agent, **model}
 
 
 def find_recorded_end(journal: Journal) -> str | None:

@@ -181,6 +181,9 @@ class RunMessenger:
     async def cancel(self, row: RunRow, reason: str) -> None:
         """Cancel a run; one that has ended stays as it is."""
         if row.status not in OPEN:
+            # A run that is extended counts as stranded meanwhile, and reads no mailbox.
+            if row.status == "stranded" and row.run in self._live:
+                self._live.handles[row.run].interrupt()
             return
         if await self._send(row, MailboxMessage(kind="cancel", value=reason, id=f"cancel@{row.changed}")) is None:
             self._live.handles[row.run].interrupt()

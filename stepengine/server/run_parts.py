@@ -9,11 +9,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Collection, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from stepengine.server.access import caller_of
 
 if TYPE_CHECKING:
+    from starlette.requests import Request
+
     from stepengine.data.events import Event
     from stepengine.data.questions import AnswerLike
+    from stepengine.data.state import RunResult
     from stepengine.data.usage import Spending
     from stepengine.engine import Engine
     from stepengine.engine.scheduler import ScheduleStatus
@@ -26,7 +31,7 @@ if TYPE_CHECKING:
     from stepengine.server.problems import Problem
     from stepengine.server.quotas import QuotaTable
     from stepengine.server.run_reader import ServedRun
-    from stepengine.server.run_requests import StartRequest
+    from stepengine.server.run_requests import EndedFork, ForkRun, ResumeRun, StartRequest
     from stepengine.server.run_summaries import RunListSummary
     from stepengine.server.run_turns import RunTurns
     from stepengine.server.watchers import ReaderPosition
@@ -54,21 +59,14 @@ class LauncherPart(Protocol):
     async def start(self, caller: Caller, asked: StartRequest, *, key: str | None = None) -> tuple[str, bool]:
         """Start a run, and return its id and whether it is new: a repeated *key* returns the earlier run."""
 
-    async def resume(self, row: RunRow) -> None:
+    async def resume(self, row: RunRow, asked: ResumeRun | None = None) -> None:
         """Resume a run that stopped without a result."""
 
-    async def fork(
-        self,
-        caller: Caller,
-        row: RunRow,
-        *,
-        at: int | str,
-        edit: Any,
-        has_edit: bool,
-        allow_repeat: bool,
-        changes: Mapping[str, Any] = {},
-    ) -> str:  # fmt: skip
-        """Fork a run at an effect, and return the id of the new run."""
+    async def replay(self, row: RunRow, live: Collection[str]) -> RunResult:
+        """Replay a run with the present agents; perform the effects of the kinds *live* again."""
+
+    async def fork(self, caller: Caller, row: RunRow, asked: ForkRun) -> str | EndedFork:
+        """Fork a run, and return the id of the new run; with tools of the record how it ended."""
 
 
 class ReaderPart(Protocol):
@@ -259,3 +257,14 @@ class RunService(Protocol):
 
     async def load_schedule_statuses(self) -> list[ScheduleStatus]:
         """Return the state of each schedule."""
+
+
+def get_run_service(request: Request) -> RunService:
+    """Return the runs of the server that answers a request."""
+    found: RunService = request.app.state.runs
+    return found
+
+
+async def find_requested_run(request: Request, name: str = "run") -> RunRow:
+    """Return the run that the member *name* of a request's path names, if it is the caller's; otherwise raise ``Problem``."""
+    return await get_run_service(request).reader.find(caller_of(request), request.path_params[name])

@@ -108,7 +108,7 @@ class RunReader:
         """
         was_here = self._live.is_recording(run)
         row = await self._store.find(run)
-        if row is not None and row.status in RUNNING and was_here and run not in self._live:
+        if row is not None and row.status in (*RUNNING, "stranded") and was_here and run not in self._live:
             # The caller may have seen the end of the run, and must not be told that it runs. Whether this process records
             # the end was checked before the row was read, since that may finish meanwhile.
             await self._live.wait_recorded(run)

@@ -5,10 +5,11 @@ from __future__ import annotations
 import base64
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import attrs
 from attrs import frozen
+from pydantic import Field
 
 from stepengine.data.alike import list_names
 from stepengine.data.codec import plain
@@ -19,12 +20,126 @@ from stepengine.data.state import AgentState
 from stepengine.data.transcript import Transcript
 from stepengine.errors import InputError, StepEngineError
 from stepengine.journal.messages import match_answers
+from stepengine.journal.recorded_forks import ForkTools
+from stepengine.server.bodies import MAX_TEXT, Body, make_input_error
 from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.problems import Problem
 
 if TYPE_CHECKING:
+    from stepengine.journal import ForkReport
     from stepengine.journal.store import Journal
     from stepengine.server.access import Caller
+
+
+class ResumeRun(Body):
+    """How a run is resumed if the code does something else than is recorded."""
+
+    on_divergence: Annotated[
+        Literal["raise", "keep", "extend"],
+        Field(
+            description="`raise` leaves the run as it was; `keep` uses the recorded results of effects of the same kind; `extend` "
+            "records anew from the first difference on. Others than `raise` need the scope admin."
+        ),
+    ] = "raise"
+    allow_repeat: Annotated[
+        bool, Field(description="With `extend` also where effects that changed the world may happen again.")
+    ] = False
+
+
+class AgentChanges(Body):
+    """Changes to the agent of a forked run; null keeps the value."""
+
+    system_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
+    instructions_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
+    step_prompt: Annotated[str | None, Field(max_length=MAX_TEXT)] = None
+    model: Annotated[str | None, Field(min_length=1, max_length=200)] = None
+    temperature: Annotated[float | None, Field(ge=0, le=2)] = None
+    max_tokens: Annotated[int | None, Field(ge=1, le=10_000_000)] = None
+
+
+class ForkRun(Body):
+    """The effect at which a fork starts, its changes, and what answers its tools."""
+
+    at: Annotated[
+        int | str | None,
+        Field(
+            description="The effect that is kept last: its number, or path#number. With `tools` by default the one before the first difference."
+        ),
+    ] = None
+    edit: Annotated[Any, Field(description="Another outcome of that effect.")] = None
+    changes: Annotated[
+        AgentChanges | None,
+        Field(description="Another prompt, model or settings from there on; what models said before stays."),
+    ] = None
+    allow_repeat: Annotated[bool, Field(description="Also where effects that changed the world may happen again.")] = (
+        False
+    )
+    tools: Annotated[
+        ForkTools | None,
+        Field(
+            description="Answer tools from the record, and perform of the others none, those that may be repeated, or all, which "
+            "needs the scope admin."
+        ),
+    ] = None
+    simulate: Annotated[
+        dict[str, Any] | None,
+        Field(
+            description="With `tools`: results of calls that are not recorded, by the name of the tool.", max_length=100
+        ),
+    ] = None
+    reuse: Annotated[bool, Field(description="With `tools`: answer model calls that are as recorded.")] = True
+    budget: Annotated[float | None, Field(description="With `tools`: US dollars of its model calls.", gt=0)] = None
+
+    @property
+    def changed(self) -> dict[str, Any]:
+        """The changes of the agent that were given."""
+        return {} if self.changes is None else self.changes.model_dump(exclude_none=True)
+
+    @property
+    def edits(self) -> dict[str, Any]:
+        """The option ``edit`` of a fork, if the effect gets another outcome."""
+        return {"edit": self.edit} if "edit" in self.model_fields_set else {}
+
+    def check(self, caller: Caller) -> None:
+        """
+        Check which members go together, and what *caller* may ask for.
+
+        Raises:
+            InputError: for members that do not go together.
+            Problem: when *caller* would decide what a tool returned, or repeat what changed the world, without the scope ``admin``.
+        """
+        given = self.model_fields_set
+        if self.tools is None:
+            for name in ("simulate", "reuse", "budget"):
+                if name in given:
+                    msg = f"{name}: needs tools"
+                    raise make_input_error(msg)
+            if self.at is None:
+                msg = "at: the effect that is kept last is missing; only with tools it is found by the first difference"
+                raise make_input_error(msg)
+        elif self.edits or self.allow_repeat:
+            msg = f"{'edit' if self.edits else 'allow_repeat'}: does not go with tools"
+            raise make_input_error(msg)
+        if self.edits or self.changed or self.allow_repeat or self.simulate or self.tools == "working-copy":
+            caller.must("admin")
+
+
+@frozen
+class EndedFork:
+    """
+    The end of a fork whose tools the record answered.
+
+    Attributes:
+        run: The id of the new run; ``None`` if the run did what is recorded, so that there is none.
+        status: How it ended.
+        error: Why it failed.
+        report: What was answered, and by whom.
+    """
+
+    run: str | None
+    status: str
+    error: str
+    report: ForkReport
 
 
 @frozen
@@ -89,7 +204,7 @@ def request_to_json(most: Limits, asked: StartRequest) -> dict[str, Any]:
         here = getattr(most.fill_from(DEFAULT_LIMITS), name)
         if here is not None and value > here:
             msg = f"limits.{name}: {value:g} is more than the agent may have here, {here:g}"
-            raise InputError(msg, issues=(msg,))
+            raise make_input_error(msg)
     turn = None if asked.turn is None else {"after": None if asked.turn.after is None else asked.turn.after.run}
     extras = {
         "limits": asked.limits and dict(asked.limits),

@@ -1,11 +1,11 @@
-"""``RunUndo``: restores the files that a run of a server wrote."""
+"""``restore_files``: restores the files that a run of a server wrote."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from stepengine.errors import DefinitionError, JournalError
 from stepengine.journal.file_undo import undo
@@ -15,55 +15,49 @@ from stepengine.server.run_requests import error_for_client
 
 if TYPE_CHECKING:
     from stepengine.journal.file_undo import UndoResult
+    from stepengine.journal.store import Journal
     from stepengine.server.ledger import RunRow
-    from stepengine.server.live_runs import LiveRuns
-    from stepengine.server.run_store import RunStore
     from stepengine.workspace.workspace import Workspace
 
 
-class RunUndo:
+async def restore_files(
+    row: RunRow,
+    journal: Journal,
+    roots: Sequence[str | Path | Workspace],
+    *,
+    is_live: bool,
+    at: int | str,
+    dry_run: bool,
+    partial: bool,
+) -> UndoResult:
     """
-    Restores files in the folders that runs write in.
+    Restore the files that a run wrote: all of them or none, unless *partial*.
 
     Args:
-        store: The journals, which have the former content of the files.
-        live: The runs of this process.
-        roots: The folders.
+        row: The run.
+        journal: Its journal, which has the former content of the files.
+        roots: The folders that runs write in.
+        is_live: Whether the run is running, so that nothing can be restored.
+        at: The last effect whose writes stay.
+        dry_run: Only report what would be done.
+        partial: Leave the files that cannot be restored.
+
+    Raises:
+        Problem: when the run is running, there is no such effect, or this server has no folder to undo in.
+        UndoRefused: when a file cannot be restored; nothing was changed.
     """
-
-    def __init__(self, store: RunStore, live: LiveRuns, roots: Iterable[str | Path | Workspace]) -> None:
-        self._store = store
-        self._live = live
-        self._roots = tuple(roots)
-
-    async def restore(self, row: RunRow, *, at: int | str, dry_run: bool, partial: bool) -> UndoResult:
-        """
-        Restore the files that a run wrote: all of them or none, unless *partial*.
-
-        Args:
-            row: The run; it is not running.
-            at: The last effect whose writes stay.
-            dry_run: Only report what would be done.
-            partial: Leave the files that cannot be restored.
-
-        Raises:
-            Problem: when the run is running, there is no such effect, or this server has no folder to undo in.
-            UndoRefused: when a file cannot be restored; nothing was changed.
-        """
-        if not self._roots:
-            msg = "this server was told of no folder that runs write in, so nothing can be undone here"
-            raise Problem(msg, status=409, kind="no_folder")
-        if row.run in self._live:
-            msg = f"the run {row.run} is under way; what it wrote is undone when it rests"
-            raise Problem(msg, status=409, kind="under_way")
-        journal = self._store.journal(row.run)
-        options: dict[str, Any] = {"at": at, "dry_run": dry_run, "partial": partial}
-        try:
-            # Trusted: only servers of this place write here, and the state folder of this machine need not know the journal.
-            return await asyncio.to_thread(undo, journal, self._roots, trust=True, **options)
-        except JournalError as error:
-            raise error_for_client(error, JournalError, row, journal, status=422, kind="no_such_place") from None
-        except DefinitionError as error:
-            LOGGER.error("the folders that runs write in cannot be used: %s", error.message)
-            msg = "the folders that runs write in cannot be used"
-            raise Problem(msg, status=503, kind="no_folder") from error
+    if not roots:
+        msg = "this server was told of no folder that runs write in, so nothing can be undone here"
+        raise Problem(msg, status=409, kind="no_folder")
+    if is_live:
+        msg = f"the run {row.run} is under way; what it wrote is undone when it rests"
+        raise Problem(msg, status=409, kind="under_way")
+    try:
+        # Trusted: only servers of this place write here, and the state folder of this machine need not know the journal.
+        return await asyncio.to_thread(undo, journal, roots, trust=True, at=at, dry_run=dry_run, partial=partial)
+    except JournalError as error:
+        raise error_for_client(error, JournalError, row, journal, status=422, kind="no_such_place") from None
+    except DefinitionError as error:
+        LOGGER.error("the folders that runs write in cannot be used: %s", error.message)
+        msg = "the folders that runs write in cannot be used"
+        raise Problem(msg, status=503, kind="no_folder") from error

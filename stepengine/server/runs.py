@@ -4,7 +4,7 @@
 ``RunStore`` has the journals and the ledger. ``CurrentEngine`` is the engine, rebuilt when its files change. ``LiveRuns`` are the runs
 of this process. ``RunLauncher`` starts, resumes and forks; ``RunRecovery`` resumes what is due or lost its process; ``RunSchedules``
 starts agents by schedule. ``RunReader`` finds and reads runs, ``RunWatcher`` streams their events, ``RunMessenger`` delivers answers and
-messages, ``RunConversations`` groups them, ``RunTurns`` are the turns of pages, ``RunUndo`` restores files, and ``ForeignRuns`` are the
+messages, ``RunConversations`` groups them, ``RunTurns`` are the turns of pages, ``restore_files`` restores files, and ``ForeignRuns`` are the
 journals of others.
 """
 
@@ -29,7 +29,7 @@ from stepengine.server.run_recovery import RunRecovery
 from stepengine.server.run_schedules import RunSchedules
 from stepengine.server.run_store import RunStore
 from stepengine.server.run_turns import RunTurns
-from stepengine.server.run_undo import RunUndo
+from stepengine.server.run_undo import restore_files
 from stepengine.server.run_watcher import RunWatcher
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ class Runs:
         self.foreign = ForeignRuns(store, self.launcher)
         self._schedules = RunSchedules(store, engines, self.launcher, schedules)
         self._recovery = RunRecovery(store, live, self.launcher, self.watcher.drop_idle)
-        self._undo = RunUndo(store, live, roots)
+        self._roots = tuple(roots)
 
     async def _resume(self, row: RunRow) -> None:
         # The launcher needs the live runs, so they get it through this method.
@@ -196,5 +196,6 @@ class Runs:
     async def undo(
         self, row: RunRow, *, at: int | str = -1, dry_run: bool = False, partial: bool = False
     ) -> UndoResult:
-        """Restore the files that a run wrote, by default all; arguments and errors are those of ``RunUndo.restore``."""
-        return await self._undo.restore(row, at=at, dry_run=dry_run, partial=partial)
+        """Restore the files that a run wrote, by default all; arguments and errors are those of ``restore_files``."""
+        journal, is_live = self.store.journal(row.run), row.run in self.live
+        return await restore_files(row, journal, self._roots, is_live=is_live, at=at, dry_run=dry_run, partial=partial)

@@ -10,10 +10,10 @@ from starlette.responses import Response, StreamingResponse
 
 from stepengine.adapters.vercel import HEADERS, VERSIONS, prompt_of, read_approvals, sse, vercel
 from stepengine.data.codec import plain
-from stepengine.errors import AnswerRejected, InputError
+from stepengine.errors import AnswerRejected
 from stepengine.redaction import KNOWN
 from stepengine.server.access import caller_of
-from stepengine.server.bodies import read_json_body, validate_as
+from stepengine.server.bodies import make_input_error, read_json_body, validate_as
 from stepengine.server.openapi import HttpParameter, Operation
 from stepengine.server.pages import CallerConversation, add_ping_comments, get_path_agent
 
@@ -82,7 +82,7 @@ def _parse_protocol_version(request: Request) -> int:
     given = request.headers.get(VERSION, str(VERSIONS[-1]))
     if given not in map(str, VERSIONS):
         msg = f"{VERSION}: {given[:20]!r} is not known; known are {', '.join(map(str, VERSIONS))}"
-        raise InputError(msg, issues=(msg,))
+        raise make_input_error(msg)
     return int(given)
 
 

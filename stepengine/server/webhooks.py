@@ -29,10 +29,11 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, Va
 
 from stepengine.data.choices import question_to_json
 from stepengine.data.questions import DOUBT
-from stepengine.errors import DataError, DefinitionError, InputError, JournalMissing, StepEngineError
+from stepengine.errors import DataError, DefinitionError, JournalMissing, StepEngineError
 from stepengine.redaction import KNOWN
 from stepengine.runtime.logs import LOGGER
 from stepengine.server.access import Caller, open_secret_file
+from stepengine.server.bodies import make_input_error
 from stepengine.server.openapi import HttpParameter, Operation
 from stepengine.server.problems import Problem
 
@@ -363,7 +364,7 @@ def _parse_event(body: bytes) -> Any:
         return jiter.from_json(body, allow_inf_nan=False, catch_duplicate_keys=True)
     except ValueError as error:
         msg = f"the body cannot be used: {error}"
-        raise InputError(msg, issues=(msg,)) from None
+        raise make_input_error(msg) from None
 
 
 def _find_event_run_id(value: object, topic: Topic) -> str | None:

@@ -5,6 +5,7 @@ Servers of runs in PostgreSQL: what holds there beside what holds of every place
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import random
 import signal
@@ -37,6 +38,11 @@ SECONDS = 30.0
 
 def asking(ctx: Any) -> Any:
     return (yield from Ask("How many?"))
+
+
+def ending(ctx: Any) -> Any:
+    yield from ()
+    return "ended"
 
 
 async def seen_by(client: Client, run: str, url: str) -> list[tuple[str | None, dict[str, Any]]]:
@@ -105,6 +111,31 @@ async def test_event_id_from_a_faster_server_is_waited_for(db: str) -> None:
             await slow.close()
 
     assert had < place == len(slow.events)
+
+
+@pytest.mark.spec("studio:SV7", "interfaces:IF18")
+async def test_ended_run_is_over_with_its_last_event(db: str) -> None:
+    """For a reader that waits for the end, and one that brings the id of the end to a server that reads the run anew."""
+    ends = AgentDefinition("ends", handle_steps=ending)
+    async with DurableEngine([ends], db=db, polling=0.1) as engine, asyncio.timeout(SECONDS):
+        await create_register_tables(engine.setting.url)
+        run = await engine.submit("ends", "p")
+        shown = engine.shared_events(run)
+        try:
+            async with contextlib.aclosing(shown.read(0, patience=SECONDS)) as events:
+                async for event in events:
+                    if event.type == "run_finished":
+                        break
+            was_over = shown.is_over
+            again = engine.shared_events(run)
+            try:
+                place, is_over = await again.find_index(event.id), again.is_over
+            finally:
+                await again.close()
+        finally:
+            await shown.close()
+
+    assert (True, True, len(shown.events)) == (was_over, is_over, place)
 
 
 @pytest.mark.spec("studio:SV7", "interfaces:IF18")
@@ -222,6 +253,23 @@ async def test_runs_are_listed_by_their_shown_status(serve: Serve, db: str) -> N
     assert [409] * 5 == [one.status_code for one in late]
     assert (409, "urn:stepengine:problem:not_possible") == (deferred.status_code, deferred.json()["type"])
     assert "Receive" in deferred.json()["detail"]
+
+
+@pytest.mark.spec("studio:SV7", "studio:SV36")
+async def test_database_run_is_replayed_without_performing_anything(serve: Serve, db: str) -> None:
+    server = await serve(db)
+    async with server.client("anna") as client:
+        run = await client.start("asking", 1)
+        await client.until(run, lambda view: view["status"] == "suspended")
+        same = await client.ask("POST", f"/runs/{run}/replay")
+        asked = (
+            ("replay", {"live": ["tool_call"]}), ("resume", {"on_divergence": "extend"}), ("fork", {"tools": "recorded"}),
+        )  # fmt: skip
+        refused = [await client.ask("POST", f"/runs/{run}/{what}", body, **client._operator) for what, body in asked]
+
+    assert (200, None, "suspended") == (same.status_code, same.json()["difference"], same.json()["status"]), same.text
+    assert ["urn:stepengine:problem:not_possible"] * 3 == [one.json()["type"] for one in refused]
+    assert 1 == sum(server.world.done("fire").values())
 
 
 @pytest.mark.spec("studio:SV7")

@@ -3,7 +3,7 @@
  *
  * A view is a file in views/ that is named in views/index.js.
  */
-import { html, render, useEffect, useState, useRoute, useServer, go, to, api } from "./lib.js";
+import { html, render, useEffect, useState, useRoute, useServer, go, to, api, May } from "./lib.js";
 import { enter, leave, token } from "./session.js";
 import { restoreTheme, turnTheme } from "./theme.js";
 import { VIEWS } from "./views/index.js";
@@ -47,6 +47,8 @@ function Frame() {
   const [helps, help] = useState(false);
   const open = useServer("questions?limit=100", 2);
   const served = useServer("agents", 30), script = served.data && served.data.script;
+  const caller = useServer("caller", 30), scopes = caller.data ? caller.data.scopes : [];
+  const may = (scope) => scopes.includes(scope) || scopes.includes("admin");
   useKeys(help);
   const view = VIEWS.find((each) => each.id === parts[0]) || VIEWS[0];
   const waiting = open.data ? open.data.questions.length : 0;
@@ -56,13 +58,13 @@ function Frame() {
     <a class="skip" href="#content" onClick=${(event) => { event.preventDefault(); document.getElementById("content").focus(); }}>Skip to the content</a>
     <nav class="side" aria-label="Studio">
       <a class="brand" href=${to(["runs"])} aria-label="stepengine studio"><img src="studio/icon.svg" alt="" width="22" height="22" /><span>stepengine</span></a>
-      <ul>${VIEWS.filter((each) => each.nav !== false).map((each) => html`<li><a href=${to([each.id])} aria-current=${each === view ? "page" : undefined} title=${`g ${each.key}`}>${each.title}${each.id === "inbox" && waiting ? html`<span class="badge" aria-label=${`${waiting} open`}>${waiting > 99 ? "99+" : waiting}</span>` : null}</a></li>`)}</ul>
+      <ul>${VIEWS.filter((each) => each.nav !== false && (!each.scope || may(each.scope))).map((each) => html`<li><a href=${to([each.id])} aria-current=${each === view ? "page" : undefined} title=${`g ${each.key}`}>${each.title}${each.id === "inbox" && waiting ? html`<span class="badge" aria-label=${`${waiting} open`}>${waiting > 99 ? "99+" : waiting}</span>` : null}</a></li>`)}</ul>
       <div class="foot"><button type="button" class="quiet" onClick=${turnTheme} title="Light, dark, or system theme (t)">Theme</button><button type="button" class="quiet" onClick=${() => help(true)} title="Keys (?)">Keys</button><button type="button" class="quiet" onClick=${out}>Leave</button></div>
     </nav>
     <main id="content" tabindex="-1" class=${`view ${view.id}`}>
       ${open.error && open.error.status === 0 ? html`<p class="problem" role="status">${open.error.message}</p>` : null}
       ${script ? html`<p class="scripted" role="note">A script replaces the models here: <span class="mono">${script}</span>. No model is asked.</p>` : null}
-      <${view.View} key=${view.id} parts=${parts.slice(1)} query=${query} inbox=${open} />
+      <${May.Provider} value=${may}><${view.View} key=${view.id} parts=${parts.slice(1)} query=${query} inbox=${open} /><//>
     </main>
     ${helps ? html`<${Keys} close=${() => help(false)} />` : null}
     <p id="announced" class="unseen" role="status" aria-live="polite"></p>`;
@@ -77,17 +79,17 @@ function Door({ problem }) {
 }
 
 function Studio({ problem }) {
-  const [isIn, set] = useState(token() !== "");
+  const [own, set] = useState(token());
   const [wrong, say] = useState(problem);
   useEffect(() => {
-    const look = () => set(token() !== "");
+    const look = () => set(token());
     // A link that is opened in a tab which shows the studio already only changes what is behind the #.
     const opened = async () => { const failed = await enter(); say(failed); look(); };
     const names = [["studio:out", look], ["storage", look], ["hashchange", opened]];
     for (const [name, act] of names) addEventListener(name, act);
     return () => { for (const [name, act] of names) removeEventListener(name, act); };
   }, []);
-  return isIn ? html`<${Frame} />` : html`<${Door} problem=${wrong} />`;
+  return own ? html`<${Frame} key=${own} />` : html`<${Door} problem=${wrong} />`;
 }
 
 restoreTheme();

@@ -201,6 +201,10 @@ export function follow(path, take, { ended = () => {}, failed = () => {} } = {})
   return () => { gone.abort(); cancelAnimationFrame(frame); };
 }
 
+/* What the token of this session may do: may("run"). Nothing until the server has said it. */
+export const May = createContext(() => false);
+export const useMay = () => useContext(May);
+
 // --- words and figures --------------------------------------------------------------------------------------------------
 
 export const count = (n) => n === null || n === undefined ? "" : Math.round(n).toLocaleString("en-US");

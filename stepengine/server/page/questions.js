@@ -1,7 +1,7 @@
 /*
  * One open question as a card: who asks, what it would do, and every way to answer it. The inbox and the page of a run have it.
  */
-import { html, useState, useId, api, at, to, announce, when, Problem, Value, shown } from "./lib.js";
+import { html, useState, useId, api, at, to, announce, when, Problem, Value, shown, useMay } from "./lib.js";
 
 const lines = (text) => String(text).split("\n");
 
@@ -31,15 +31,15 @@ const showsAll = (parts, details) => parts.every(({ kind }) => kind === "member"
 
 /* An approval of later calls. One of any input is sent only when the person has read its warning and confirmed it. */
 function Lasting({ choice, busy, say }) {
-  const [chosen, choose] = useState(null);
+  const [chosen, choose] = useState(null), may = useMay();
   const pick = (remember) => choice.confirm ? choose(remember) : say({ ...choice.answer, remember });
   return html`<li><span title=${choice.rule.id}>${choice.scope}</span>${chosen === null
-    ? html`<span class="answers"><button type="button" disabled=${busy} onClick=${() => pick("session")}>For this run</button><button type="button" disabled=${busy} onClick=${() => pick("always")}>Always</button></span>`
+    ? html`<span class="answers"><button type="button" disabled=${busy} onClick=${() => pick("session")}>For this run</button>${may("admin") ? html`<button type="button" disabled=${busy} onClick=${() => pick("always")}>Always</button>` : null}</span>`
     : html`<span class="answers" role="alert"><span class="problem">${choice.confirm}</span><button type="button" class="danger" disabled=${busy} onClick=${() => say({ ...choice.answer, remember: chosen })}>${chosen === "always" ? "Confirm: always" : "Confirm: for this run"}</button><button type="button" disabled=${busy} onClick=${() => choose(null)}>Cancel</button></span>`}</li>`;
 }
 
 export function Card({ question, run, answered, headed = true }) {
-  const id = useId();
+  const id = useId(), may = useMay();
   const [busy, turn] = useState(false);
   const [error, fail] = useState(null);
   const [first, tell] = useState(null);
@@ -47,10 +47,12 @@ export function Card({ question, run, answered, headed = true }) {
   const [chosen, choose] = useState([]);
   const [edits, edit] = useState(null);
   const [reason, give] = useState(""), [denies, deny] = useState(false);
-  const isPermission = question.tool_name !== null, lasting = question.choices.filter(({ kind }) => kind === "always");
-  const several = question.multi_select ? question.choices.filter(({ kind }) => kind === "option") : [];
-  const offered = question.choices.filter((choice) => choice.kind !== "always" && !several.includes(choice)), isWhole = showsAll(question.preview_parts, question.details);
-  const denial = offered.find(({ kind }) => kind === "deny"), takesText = !isPermission && (!question.options.length || question.allow_text || question.number !== null);
+  const answers = may("answer"), isPermission = question.tool_name !== null, lasting = question.choices.filter(({ kind }) => kind === "always");
+  const several = answers && question.multi_select ? question.choices.filter(({ kind }) => kind === "option") : [];
+  // To do again what may have happened is for who may do everything.
+  const isFree = (choice) => may("admin") || !question.id.startsWith("doubt:") || choice.label !== "yes";
+  const offered = question.choices.filter((choice) => choice.kind !== "always" && !several.includes(choice) && isFree(choice)), isWhole = showsAll(question.preview_parts, question.details);
+  const denial = offered.find(({ kind }) => kind === "deny"), takesText = answers && !isPermission && (!question.options.length || question.allow_text || question.number !== null);
 
   async function say(answer) {
     turn(true);
@@ -86,16 +88,16 @@ export function Card({ question, run, answered, headed = true }) {
     ${several.length ? html`<fieldset class="options"><legend class="unseen">Options</legend>${several.map(({ label, description }) => html`<label><input type="checkbox" checked=${chosen.includes(label)} onChange=${(event) => choose(event.target.checked ? [...chosen, label] : chosen.filter((each) => each !== label))} /> ${label}${description ? html`<small>${description}</small>` : null}</label>`)}</fieldset>` : null}
     ${takesText ? html`<label class="field"><span>${question.number ? "A number" : question.options.length ? "Or type an answer" : "Your answer"}</span><textarea rows="2" value=${text} onInput=${(event) => type(event.target.value)}></textarea></label>` : null}
     ${isPermission && edits === null && denies ? html`<label class="field reason"><span>Reason, shown to the model</span><input type="text" value=${reason} onInput=${(event) => give(event.target.value)} autocomplete="off" ref=${(node) => { if (node && !node.dataset.seen) { node.dataset.seen = "yes"; node.focus(); } }} /></label>` : null}
-    <div class="answers">
+    ${answers ? html`<div class="answers">
       ${edits !== null ? html`<button type="button" class="primary" disabled=${busy} onClick=${sayEdited}>Allow with this input</button><button type="button" disabled=${busy} onClick=${() => edit(null)}>Leave it as it was</button>` : html`
       ${several.length ? html`<button type="button" class="primary" disabled=${busy || !chosen.length} onClick=${() => say({ selected: chosen })}>Answer with ${chosen.length}</button>` : null}
       ${offered.map((choice, n) => choice === denial && !isPermission ? null : html`<button type="button" class=${n === 0 ? "primary" : ""} disabled=${busy} title=${choice.description || undefined} onClick=${() => say(choice.answer)}>${choice.label}</button>`)}
       ${takesText ? html`<button type="button" class=${question.options.length ? "" : "primary"} disabled=${busy || !text.trim()} onClick=${() => say({ text: text.trim() })}>Answer</button>` : null}
       ${isPermission ? denies ? html`<button type="button" class="danger" disabled=${busy || !reason.trim()} onClick=${() => say({ ...denial.answer, reason: reason.trim() })}>Deny for this reason</button>` : html`<button type="button" disabled=${busy} onClick=${() => deny(true)}>Deny with a reason</button>` : null}
-      ${question.tool_name && question.details !== null ? html`<button type="button" disabled=${busy} onClick=${() => edit(JSON.stringify(question.details, null, 2))}>Edit and allow</button>` : null}
+      ${question.tool_name && question.details !== null && may("admin") ? html`<button type="button" disabled=${busy} onClick=${() => edit(JSON.stringify(question.details, null, 2))}>Edit and allow</button>` : null}
       ${denial && !isPermission ? html`<button type="button" class="quiet" disabled=${busy} onClick=${() => say(denial.answer)}>${denial.label}</button>` : null}`}
-    </div>
-    ${lasting.length && edits === null ? html`<details class="always"><summary>Allow from now on</summary><ul>${lasting.map((choice) => html`<${Lasting} key=${choice.id} choice=${choice} busy=${busy} say=${say} />`)}</ul></details>` : null}
+    </div>` : null}
+    ${answers && lasting.length && edits === null ? html`<details class="always"><summary>Allow from now on</summary><ul>${lasting.map((choice) => html`<${Lasting} key=${choice.id} choice=${choice} busy=${busy} say=${say} />`)}</ul></details>` : null}
     <${Problem} error=${error} />
   </article>`;
 }

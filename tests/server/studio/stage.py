@@ -33,7 +33,7 @@ from stepengine.debugging.desk import EngineSpec
 from stepengine.events import ToolProgress
 from stepengine.models import ModelReply
 from stepengine.permissions import Policy, Rule
-from stepengine.server import Tokens, app
+from stepengine.server import Caller, Tokens, app
 from stepengine.server.access import Logins
 from stepengine.testing import ScriptedModel, tool_call
 from tests.server.house import run_server
@@ -231,14 +231,14 @@ class Stage:
     def engine(self) -> Engine:
         return engine_again()
 
-    def link(self) -> str:
+    def link(self, caller: Caller | None = None) -> str:
         """
-        Return an address that lets a browser in once.
+        Return an address that lets a browser in once, by default as who may do everything.
         """
-        return f"{self.url}{self.logins.make()}"
+        return f"{self.url}{self.logins.make(caller)}"
 
-    def client(self) -> httpx2.Client:
-        headers = {"authorization": f"Bearer {self.token}"}
+    def client(self, token: str = "") -> httpx2.Client:
+        headers = {"authorization": f"Bearer {token or self.token}"}
         return httpx2.Client(base_url=self.url, headers=headers, timeout=SECONDS, trust_env=False)
 
     @contextmanager

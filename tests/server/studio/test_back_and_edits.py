@@ -163,6 +163,20 @@ def test_save_shows_the_first_changed_place_and_hides_empty_panels(
     assert {"Source", "Variables", "Outcome"} <= {*headings}
 
 
+@pytest.mark.spec("studio:ST5", "studio:SV36")
+def test_replay_shows_the_first_difference_of_an_edit(page: Page, client: httpx2.Client, shop: Shop) -> None:
+    run = done(client, "tally", "tea milk sugar")
+    page.go(f"#/runs/{run}", ".run[data-ready]")
+    page.press("Replay")
+    page.says("The present code does the same as recorded.", ".replayed")
+    save(shop.file, CODE.replace("price_of, item)", "price_of, item + '!' if total else item)"))
+    page.press("Replay")
+    page.says("First difference: step 1, #2, at", ".replayed")
+
+    line = 1 + CODE[: CODE.index("price = yield")].count("\n")
+    assert all(part in page.text(".replayed") for part in (f"shop.py:{line}", "milk!"))
+
+
 @pytest.mark.spec("studio:ST5")
 def test_comparison_uses_the_width_of_a_small_screen(page: Page, client: httpx2.Client) -> None:
     run = done(client, "tally", "tea milk sugar")

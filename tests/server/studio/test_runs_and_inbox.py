@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 
 from stepengine import AgentCall, AgentDefinition, Engine, ToolCall
+from stepengine.server import Caller, Tokens
 from tests.debugging.browser import CHROMIUM
 from tests.waits import until
 
@@ -340,6 +341,31 @@ def test_approval_of_any_input_is_confirmed_before_it_counts(page: Page) -> None
     assert ["paint"] == [question["tool_name"] for question in open_after_one_click]
     with page.stage.client() as client:
         assert "allow any calls of paint by talker" in client.get(f"/runs/{run}/journal").text
+
+
+@pytest.mark.spec("studio:ST4")
+def test_page_offers_only_what_its_token_may_do(page: Page) -> None:
+    ann = Caller("ann", frozenset({"read", "run", "answer"}))
+    token = Tokens.open(page.stage.folder / "tokens.json").add(ann.name, ann.scopes)
+    with page.stage.client(token) as client:
+        run = client.post("/runs", json={"agent": "talker", "prompt": "paint the wall"}).json()["run_id"]
+    page.stage.asked(run)
+    page.chromium.open(page.stage.link(ann))
+    page.go("#/inbox")
+    page.press("Allow from now on", card(run))
+    page.says("exactly this call", card(run))
+    names = "[...document.querySelectorAll({})].map(b => b.innerText.trim())"
+    offered = page.run(names.format(json.dumps(f"{card(run)} button")))
+    page.go(f"#/runs/{run}")
+    page.says("Cancel", ".head")
+    around = page.run(names.format("'.head button, .head nav a'"))
+    page.press("Allow from now on", ".card")
+    page.press("For this run", ".card li:first-child")
+    page.stage.until(run)
+
+    assert {"Allow", "Deny", "For this run"} <= {*offered}
+    assert not {"Always", "Edit and allow"} & {*offered}
+    assert ["Watch", "Cancel"] == around
 
 
 @pytest.mark.spec("studio:ST4")

@@ -1,5 +1,5 @@
 /* Agents: what there is, who runs whom, and of each its tools, prompts, rules, and where it stands. */
-import { html, useServer, at, to, plural, Head, Empty, Problem, Value } from "../lib.js";
+import { html, useServer, at, to, plural, Head, Empty, Problem, Value, useMay } from "../lib.js";
 
 /* Who runs whom, as a tree; an agent that stands above itself is named and not opened again. */
 function Branch({ id, all, above }) {
@@ -24,10 +24,10 @@ function Tool({ tool }) {
 }
 
 function One({ id }) {
-  const found = useServer(at("agents", id), 0), agent = found.data;
+  const found = useServer(at("agents", id), 0), agent = found.data, may = useMay();
   if (!agent) return html`<${Head} title="Agent" /><${Problem} error=${found.error} /><p class="note"><a href=${to(["agents"])}>All agents</a></p>`;
   const { prompts, policy } = agent;
-  return html`<${Head} title=${agent.name} lead=${agent.description}><a class="button" href=${to(["start", agent.id])}>Start a run</a><a class="button" href=${to(["runs"], { agent: agent.id })}>Its runs</a></${Head}>
+  return html`<${Head} title=${agent.name} lead=${agent.description}>${may("run") ? html`<a class="button" href=${to(["start", agent.id])}>Start a run</a>` : null}<a class="button" href=${to(["runs"], { agent: agent.id })}>Its runs</a></${Head}>
     <div class="scroll"><p class="crumbs"><a href=${to(["agents"])}>Agents</a><span aria-hidden="true">/</span><span class="mono">${agent.id}</span></p>
     <dl class="facts">${agent.file ? html`<div><dt>Defined in</dt><dd class="mono">${agent.file}${agent.line ? `:${agent.line}` : ""}</dd></div>` : null}<div><dt>Model</dt><dd class="mono">${agent.model || "that of the server"}</dd></div>${agent.spawns.length ? html`<div><dt>May run</dt><dd>${agent.spawns.map((child) => html`<a href=${to(["agents", child.replaceAll("_", "-")])}>${child}</a> `)}</dd></div>` : null}</dl>
     ${prompts ? html`<${Prompt} title="System prompt" text=${prompts.system} none=${prompts.system === null ? "It is computed for each run; to see it in a run, use Go back." : "None."} /><${Prompt} title="Instructions, with the engine’s additions" text=${prompts.instructions} none="None." />${prompts.step ? html`<${Prompt} title="At the end of every request" text=${prompts.step} />` : null}` : null}

@@ -1,5 +1,5 @@
 /* Conversations: sessions as threads, text as it comes, thinking folded, pictures in and out. */
-import { html, useState, useEffect, useRef, useMemo, useServer, api, at, to, go, when, plural, base64Of, follow, Head, Empty, Problem, Status, announce, shown } from "../lib.js";
+import { html, useState, useEffect, useRef, useMemo, useServer, api, at, to, go, when, plural, base64Of, follow, Head, Empty, Problem, Status, announce, shown, useMay } from "../lib.js";
 import { followed } from "../mounted.js";
 import { Card } from "../questions.js";
 import { liveState, take } from "./run/watch.js";
@@ -116,7 +116,7 @@ function Composer({ agent, session, isBusy, sent }) {
 function Thread({ agent, session, owner }) {
   const runs = useServer(`runs?details=1&limit=${SHOWN}&session=${encodeURIComponent(session)}${owner ? `&owner=${encodeURIComponent(owner)}` : ""}`, 2);
   const all = runs.data ? [...runs.data.runs].reverse() : [], last = all[all.length - 1], box = useRef(null), stays = useRef(true);
-  const isOpen = Boolean(last) && ["running", "started", "suspended"].includes(last.status);
+  const isOpen = Boolean(last) && ["running", "started", "suspended"].includes(last.status), may = useMay();
   useEffect(() => {
     const node = box.current, grown = new ResizeObserver(() => { if (stays.current) node.scrollTop = node.scrollHeight; });
     grown.observe(node.firstElementChild);
@@ -127,7 +127,7 @@ function Thread({ agent, session, owner }) {
   return html`<${Head} title=${session} lead=${agent}><a class="button" href=${to(["chat"])}>All conversations</a><//>
     <${Problem} error=${runs.error} />
     <div class="scroll thread" ref=${box} tabindex="0" role="log" aria-label="Conversation"><div class="turns">${runs.data && runs.data.next ? html`<p class="dim">Turns before the last ${SHOWN} stand in the list of <a href=${to(["runs"], { session })}>its runs</a>.</p>` : null}${all.map((run) => html`<${Turn} key=${run.run_id} run=${run} settled=${runs.again} />`)}${runs.data && !all.length ? html`<${Empty} title="No messages yet">Your messages go to <b>${agent}</b>.<//>` : null}</div></div>
-    <${Composer} agent=${agent} session=${session} isBusy=${isOpen} sent=${runs.again} />`;
+    ${may("run") ? html`<${Composer} agent=${agent} session=${session} isBusy=${isOpen} sent=${runs.again} />` : null}`;
 }
 
 function Threads() {

@@ -47,4 +47,4 @@ function One({ name }) {
 
 const Foreign = ({ parts }) => parts.length ? html`<${One} key=${parts[0]} name=${parts[0]} />` : html`<${List} />`;
 
-export default { id: "foreign", title: "Others' journals", key: "o", View: Foreign };
+export default { id: "foreign", title: "Others' journals", key: "o", scope: "admin", View: Foreign };

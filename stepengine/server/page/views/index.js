@@ -1,4 +1,4 @@
-/* The views of the studio, in the order of the way between them. A view is { id, title, key, nav, View }; see lib.js for what it uses. */
+/* The views of the studio, in the order of the way between them. A view is { id, title, key, nav, scope, View }; see lib.js for what it uses. */
 import runs from "./runs.js";
 import inbox from "./inbox.js";
 import start from "./start.js";

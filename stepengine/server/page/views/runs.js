@@ -1,12 +1,12 @@
 /* Runs: the list of them, live, and the page of one with its sections. */
-import { html, useState, useEffect, useRef, useMemo, useServer, useNow, api, at, to, go, amend, count, money, lasting, when, plural, Status, Head, Empty, Problem, Rows, announce, download } from "../lib.js";
+import { html, useState, useEffect, useRef, useMemo, useServer, useNow, api, at, to, go, amend, count, money, lasting, when, plural, Status, Head, Empty, Problem, Rows, announce, download, useMay } from "../lib.js";
 import watch from "./run/watch.js";
 import back from "./run/back.js";
 import edit from "./run/edit.js";
 import compare from "./run/compare.js";
 import judge from "./run/judge.js";
 
-/* The sections of a run, in the order of their tabs: each is { id, title, View }. */
+/* The sections of a run, in the order of their tabs: each is { id, title, View }, with the scope that it needs. */
 export const SECTIONS = [watch, back, edit, compare, judge];
 
 const STATES = [["", "all"], ["running,started", "running"], ["suspended", "waiting"], ["completed", "completed"], ["failed,stranded,max_steps,truncated", "failed"], ["cancelled", "cancelled"]];
@@ -49,18 +49,18 @@ function List({ query }) {
   const search = query.get("search") || "", status = query.get("status") || "", agent = query.get("agent") || "", session = query.get("session") || "";
   const asked = new URLSearchParams({ details: "1", ...(search ? { search } : {}), ...(status ? { status } : {}), ...(agent ? { agent } : {}), ...(session ? { session } : {}) });
   const { runs, data, error, more, isAll } = useRuns(`runs?${asked}`);
-  const agents = useServer("agents", 0);
+  const agents = useServer("agents", 0), may = useMay();
   const [typed, type] = useState(search);
   const now = useNow(1);
   useEffect(() => { const timer = setTimeout(() => { if (typed !== search) amend({ search: typed }); }, 250); return () => clearTimeout(timer); }, [typed]);
   return html`<${Head} title="Runs">
       <label class="field inline grow"><span class="unseen">Search</span><input type="search" placeholder="Search in prompts, agents, ids" value=${typed} onInput=${(event) => type(event.target.value)} /></label>
       <label class="field inline"><span class="unseen">Agent</span><select value=${agent} onChange=${(event) => amend({ agent: event.target.value })}><option value="">every agent</option>${(agents.data ? agents.data.agents : []).map((each) => html`<option value=${each.id}>${each.name}</option>`)}</select></label>
-      <a class="button primary" href=${to(["start"])}>Start a run</a>
+      ${may("run") ? html`<a class="button primary" href=${to(["start"])}>Start a run</a>` : null}
     </${Head}>
     <div class="filters" role="group" aria-label="State">${STATES.map(([value, name]) => html`<button type="button" class="chip" aria-pressed=${String(status === value)} onClick=${() => amend({ status: value })}>${name}</button>`)}${session ? html`<button type="button" class="chip" aria-pressed="true" onClick=${() => amend({ session: "" })} aria-label=${`conversation ${session}, leave`}>conversation ${session} ×</button>` : null}</div>
     <${Problem} error=${error} />
-    ${data && !runs.length ? html`<${Empty} title=${search || status || agent ? "No matching runs" : "No runs yet"}>${search || status || agent ? html`<button type="button" onClick=${() => { type(""); amend({ search: "", status: "", agent: "" }); }}>Show all</button>` : html`<a class="button primary" href=${to(["start"])}>Start the first one</a>`}</${Empty}>` : html`<${Rows} items=${runs} height=${HEIGHT} label=${isAll ? `${plural(runs.length, "run")}` : "Runs"} more=${more} row=${(run) => html`<${Row} key=${run.run_id} run=${run} now=${now} />`} />`}`;
+    ${data && !runs.length ? html`<${Empty} title=${search || status || agent ? "No matching runs" : "No runs yet"}>${search || status || agent ? html`<button type="button" onClick=${() => { type(""); amend({ search: "", status: "", agent: "" }); }}>Show all</button>` : may("run") ? html`<a class="button primary" href=${to(["start"])}>Start the first one</a>` : null}</${Empty}>` : html`<${Rows} items=${runs} height=${HEIGHT} label=${isAll ? `${plural(runs.length, "run")}` : "Runs"} more=${more} row=${(run) => html`<${Row} key=${run.run_id} run=${run} now=${now} />`} />`}`;
 }
 
 /* What a run waits for in words, with the time as this browser writes it. */
@@ -70,15 +70,28 @@ function waitingFor({ kind, topic, said, wakes_at: wakes }) {
   return [kind === "message" ? `waits for a message on ${topic}` : said, until].filter(Boolean).join(", ");
 }
 
+/* How a replay went: the same, or the first difference. */
+function Replayed({ id, difference }) {
+  if (!difference) return html`<p class="note replayed" role="status">The present code does the same as recorded.</p>`;
+  return html`<div class="note replayed" role="status"><p>First difference: step ${difference.step}, <a class="mono" href=${to(["runs", id, "back"], { place: difference.address })}>${difference.address}</a>${difference.site ? html`, at <span class="mono">${difference.site}</span>` : null}. ${difference.message}</p>
+    ${difference.fields.slice(0, 3).map((field) => html`<p class="d-change"><span class="mono dim">${field.pointer}</span> <span class="mono d-was">${field.recorded}</span> → <span class="mono">${field.now}</span></p>`)}</div>`;
+}
+
 function One({ id, section, query }) {
-  const run = useServer(at("runs", id), 1);
-  const open = SECTIONS.find((each) => each.id === section) || SECTIONS[0];
+  const run = useServer(at("runs", id), 1), may = useMay();
+  const sections = SECTIONS.filter((each) => !each.scope || may(each.scope));
+  const open = sections.find((each) => each.id === section) || SECTIONS[0];
   const [error, fail] = useState(null);
+  const [replayed, show] = useState(null);
   const view = run.data;
   const isOver = view && !["running", "started", "suspended"].includes(view.status);
   async function act(what) {
     fail(null);
     try { await api.post(at("runs", id, what)); announce(what); run.again(); } catch (problem) { fail(problem); }
+  }
+  async function replay() {
+    fail(null);
+    try { show(await api.post(at("runs", id, "replay"))); announce("replayed"); } catch (problem) { fail(problem); }
   }
   async function save() {
     fail(null);
@@ -86,10 +99,11 @@ function One({ id, section, query }) {
   }
   if (run.error && !view) return html`<${Head} title="Run" /><${Problem} error=${run.error} /><p><a href=${to(["runs"])}>All runs</a></p>`;
   return html`<header class="head of-run"><div class="crumbs"><a href=${to(["runs"])}>Runs</a><span aria-hidden="true">/</span>${view ? html`<h1>${view.agent}</h1><${Status} status=${view.questions.length && !isOver ? "suspended" : view.status} />` : null}<span class="mono dim" title=${id}>${id.slice(0, 8)}</span>${view && view.forked_from ? html`<a class="fork" href=${to(["runs", view.forked_from.run])}>fork of ${view.forked_from.run.slice(0, 8)}</a>` : null}${view && view.session_id ? html`<a href=${to(["chat", view.agent, view.session_id])}>conversation ${view.session_id}</a>` : null}</div>
-      <nav class="tabs" aria-label="Parts of the run">${SECTIONS.map((each) => html`<a href=${to(["runs", id, ...(each === SECTIONS[0] ? [] : [each.id])], Object.fromEntries(["step", "tab"].filter((name) => query.get(name)).map((name) => [name, query.get(name)])))} aria-current=${each === open ? "page" : undefined}>${each.title}</a>`)}</nav>
-      <div class="tools">${view && !isOver ? html`<button type="button" class="danger" onClick=${() => act("cancel")}>Cancel</button>` : null}${view && view.status === "stranded" ? html`<button type="button" onClick=${() => act("resume")}>Go on</button>` : null}<button type="button" onClick=${save}>Journal</button></div>
+      <nav class="tabs" aria-label="Parts of the run">${sections.map((each) => html`<a href=${to(["runs", id, ...(each === SECTIONS[0] ? [] : [each.id])], Object.fromEntries(["step", "tab"].filter((name) => query.get(name)).map((name) => [name, query.get(name)])))} aria-current=${each === open ? "page" : undefined}>${each.title}</a>`)}</nav>
+      <div class="tools">${view && !isOver && may("run") ? html`<button type="button" class="danger" onClick=${() => act("cancel")}>Cancel</button>` : null}${view && view.status === "stranded" && may("run") ? html`<button type="button" onClick=${() => act("resume")}>Go on</button>` : null}${may("debug") ? html`${isOver ? html`<button type="button" onClick=${replay} title="Compare the run with the present code. Nothing is performed.">Replay</button>` : null}<button type="button" onClick=${save}>Journal</button>` : null}</div>
     </header>
     <${Problem} error=${error || run.error} />
+    ${replayed ? html`<${Replayed} id=${id} difference=${replayed.difference} />` : null}
     ${view && view.waits_for.some((each) => each.kind !== "question") ? html`<p class="standing" role="status">${view.waits_for.filter((each) => each.kind !== "question").map((each) => html`<span class="waits">${waitingFor(each)}</span>`)}</p>` : null}
     ${view && view.warnings.length ? html`<ul class="warnings" aria-label="Warnings of the run">${view.warnings.map((each) => html`<li>${each}</li>`)}</ul>` : null}
     <${open.View} id=${id} run=${view} query=${query} again=${run.again} />`;

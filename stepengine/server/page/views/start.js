@@ -1,5 +1,5 @@
 /* Start a run: a form of the agent's own schema. */
-import { html, useState, useServer, api, to, go, Head, Empty, Problem, Broken, announce } from "../lib.js";
+import { html, useState, useServer, api, to, go, Head, Empty, Problem, Broken, announce, useMay } from "../lib.js";
 
 /* The fields of a schema of JSON that a form can have; what it cannot is typed as JSON. */
 function fieldsOf(schema) {
@@ -47,7 +47,7 @@ export function Form({ agent, session, broken, script }) {
   const [busy, turn] = useState(false);
   const [steps, limit] = useState("");
   const [cost, afford] = useState("");
-  const [model, choose] = useState("");
+  const [model, choose] = useState(""), may = useMay();
   async function start(event) {
     event.preventDefault();
     fail(null);
@@ -65,7 +65,7 @@ export function Form({ agent, session, broken, script }) {
     ${agent.description ? html`<p class="dim">${agent.description}</p>` : null}
     <label class="field"><span>Prompt</span><textarea rows="4" value=${prompt} placeholder=${agent.prompt || "What it should do"} onInput=${(event) => say(event.target.value)} onKeyDown=${(event) => { if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) start(event); }}></textarea></label>
     ${fields.map((field) => html`<${Field} key=${field.name} field=${field} value=${field.name in typed ? typed[field.name] : written(field.first, field.kind)} change=${(value) => type({ ...typed, [field.name]: value })} />`)}
-    <details><summary>Model, limits and permissions</summary><label class="field"><span>Model</span><input type="text" class="mono" maxlength="200" value=${model} placeholder=${agent.model || "provider/model"} autocomplete="off" spellcheck="false" onInput=${(event) => choose(event.target.value)} />${script ? html`<small>The script <span class="mono">${script}</span> answers in its place.</small>` : html`<small>For this run; default: the agent’s own.</small>`}</label><div class="pair"><label class="field"><span>Steps at most</span><input type="number" min="1" step="1" value=${steps} onInput=${(event) => limit(event.target.value)} /></label><label class="field"><span>US dollars at most</span><input type="number" min="0.000001" step="any" value=${cost} onInput=${(event) => afford(event.target.value)} /></label></div>
+    <details><summary>Model, limits and permissions</summary>${may("admin") ? html`<label class="field"><span>Model</span><input type="text" class="mono" maxlength="200" value=${model} placeholder=${agent.model || "provider/model"} autocomplete="off" spellcheck="false" onInput=${(event) => choose(event.target.value)} />${script ? html`<small>The script <span class="mono">${script}</span> answers in its place.</small>` : html`<small>For this run; default: the agent’s own.</small>`}</label>` : null}<div class="pair"><label class="field"><span>Steps at most</span><input type="number" min="1" step="1" value=${steps} onInput=${(event) => limit(event.target.value)} /></label><label class="field"><span>US dollars at most</span><input type="number" min="0.000001" step="any" value=${cost} onInput=${(event) => afford(event.target.value)} /></label></div>
     <p class="dim">The server’s own limits and permissions apply as well. ${agent.tools.length ? html`Its tools: ${agent.tools.map((name) => html`<span class="mono tool">${name}</span> `)}` : "It has no tools."} What a tool may not do by the server's rules is asked in the inbox, or refused.</p></details>
     <${Broken} text=${error && error.message === broken ? null : broken} />${agent.missing && !error ? html`<p class="problem" role="status">This agent cannot be started yet: ${agent.missing}</p>` : null}<${Problem} error=${error} />
     <div class="answers"><button type="submit" class="primary" disabled=${busy}>${busy ? "Starting…" : "Start"}</button></div>
@@ -83,4 +83,4 @@ function Start({ parts }) {
       <${Form} key=${chosen.id} agent=${chosen} broken=${agents.data.broken} script=${agents.data.script} /></div></div>` : null}`;
 }
 
-export default { id: "start", title: "Start", key: "s", View: Start };
+export default { id: "start", title: "Start", key: "s", scope: "run", View: Start };

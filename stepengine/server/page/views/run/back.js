@@ -1,5 +1,5 @@
 /* Go back: any place of the run with its variables, state and request; another reply, result, answer, prompt or setting goes on as a fork. */
-import { html, useState, useEffect, useServer, api, at, go, plural, lasting, Problem, Broken, Value, announce } from "../../lib.js";
+import { html, useState, useEffect, useServer, api, at, go, plural, lasting, Problem, Broken, Value, announce, useMay } from "../../lib.js";
 import { useDesk, Way, Places, Source, Variables, Messages, Request, Refusal } from "./desk.js";
 
 const NAMES = { reply: "Reply of the model", result: "Result", answer: "Answer" };
@@ -67,6 +67,7 @@ function Facts({ look }) {
 }
 
 function Back({ id, query, run }) {
+  const may = useMay();
   const desk = useDesk(id, query, run && run.status), { state } = desk, look = state.good;
   return html`<${Refusal} error=${desk.error} /><${Way} desk=${desk} />
     <div class="desk"><${Places} desk=${desk} /><div class="scroll" aria-busy=${String(desk.busy)}>
@@ -77,10 +78,10 @@ function Back({ id, query, run }) {
         <div class="beside"><div><${Source} look=${look} /><${Variables} now=${look} />
           ${look.whole && look.whole.outcome.length ? html`<h2 class="part">Outcome</h2><pre class="prose">${look.whole.outcome.join("\n")}</pre>` : null}
           ${look.place.hooks.length ? html`<h2 class="part">Hooks</h2><ul>${look.place.hooks.map((hook) => html`<li><span class="mono">${hook.point} ${hook.hook}</span> ${hook.said}</li>`)}</ul>` : null}</div>
-        <div>${look.whole ? html`<${Fork} id=${id} look=${look} agent=${run && run.agent} />
+        <div>${look.whole ? html`${may("admin") ? html`<${Fork} id=${id} look=${look} agent=${run && run.agent} />` : null}
           ${look.whole.request ? html`<details open><summary>What the model saw</summary><${Request} request=${look.whole.request} /></details>` : null}
           <details><summary>State</summary><${Messages} messages=${look.whole.state.messages} left=${look.whole.state.left_out} /><h3 class="part">Context</h3><${Value} value=${look.whole.state.context} /><h3 class="part">Output</h3><pre class="prose">${look.whole.state.output}</pre><p class="dim">${look.whole.state.steps_remaining} steps remain</p></details>` : null}</div></div>` : null}
     </div></div>`;
 }
 
-export default { id: "back", title: "Go back", View: Back };
+export default { id: "back", title: "Go back", scope: "debug", View: Back };

@@ -25,4 +25,4 @@ function Compare({ id, query, run }) {
     ${other ? html`<${First} key=${`${id} ${other}`} id=${other} other=${id} status=${status} /><${RunPage} key=${`${id} ${other} ${status}`} source=${source} label="Two runs side by side" />` : html`<p class="note scroll">Choose another run of the same agent, or create one: "Go back" runs on from any place as a fork.</p>`}`;
 }
 
-export default { id: "compare", title: "Compare", View: Compare };
+export default { id: "compare", title: "Compare", scope: "debug", View: Compare };

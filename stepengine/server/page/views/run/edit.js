@@ -1,5 +1,5 @@
 /* Edit and see: the agent's file is edited elsewhere, and every save shows the same place of this run, old and new. */
-import { html, useState, useEffect, useServer, api, at, lasting, money, plural, Problem } from "../../lib.js";
+import { html, useState, useEffect, useServer, api, at, lasting, money, plural, Problem, useMay } from "../../lib.js";
 import { useJob, Job } from "../../jobs.js";
 import { useDesk, Way, Places, Source, Variables, Request, Refusal } from "./desk.js";
 
@@ -20,7 +20,7 @@ function Next({ id, desk, turn }) {
   const [error, fail] = useState(null);
   const [busy, wait] = useState(false);
   const job = useJob();
-  const served = useServer("agents"), script = served.data && served.data.script;
+  const served = useServer("agents"), script = served.data && served.data.script, may = useMay();
   useEffect(() => { set(null); fail(null); job.reset(); }, [turn]);
   async function look() {
     fail(null);
@@ -30,7 +30,7 @@ function Next({ id, desk, turn }) {
   }
   return html`<section class="card" aria-label="What comes next"><h2 class="part">What would the model reply now?</h2>
     ${next === null ? html`<p class="dim">The run continues from its first difference with recorded results. No model is called for this.</p><button type="button" disabled=${busy || !desk} onClick=${look}>${busy ? "Looking…" : "Show the request"}</button>` : next.request === null ? html`<p>${next.why}</p>` : html`<p>At <span class="mono">${next.address}</span>${next.price === null || script ? "" : `; reading it costs ${money(next.price)}`}${next.served ? `; ${plural(next.served, "call")} on the way ${next.served === 1 ? "is" : "are"} from the record` : ""}.</p><details open><summary>The request</summary><${Request} request=${next.request} /></details>
-      ${job.job ? null : html`<button type="button" class="primary" onClick=${() => job.start({ kind: "ask", runs: [id] })}>${script ? "Show the script's reply" : "Ask the model; shows the price first"}</button>`}`}
+      ${job.job || !may("admin") ? null : html`<button type="button" class="primary" onClick=${() => job.start({ kind: "ask", runs: [id] })}>${script ? "Show the script's reply" : "Ask the model; shows the price first"}</button>`}`}
     <${Problem} error=${error} />
     <${Job} it=${job} result=${(result) => result.why ? html`<p>${result.why}</p>` : html`<h3 class="part">It says</h3>${result.text ? html`<pre class="prose">${result.text}</pre>` : null}${result.calls.map((call) => html`<p><span class="mono tool">${call.tool}</span> <span class="mono">${JSON.stringify(call.input)}</span></p>`)}`} /></section>`;
 }
@@ -52,4 +52,4 @@ function Edit({ id, query, run }) {
     </div></div>`;
 }
 
-export default { id: "edit", title: "Edit and see", View: Edit };
+export default { id: "edit", title: "Edit and see", scope: "debug", View: Edit };

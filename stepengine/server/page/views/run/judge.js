@@ -22,4 +22,4 @@ function Judge({ id }) {
   </div></div>`;
 }
 
-export default { id: "judge", title: "Judge", View: Judge };
+export default { id: "judge", title: "Judge", scope: "admin", View: Judge };

@@ -1,5 +1,5 @@
 /* Watch: what a run does now, and under it all that it did. */
-import { html, useState, useEffect, useRef, useMemo, api, at, follow, Problem, Status, plural, lasting, useNow, shown } from "../../lib.js";
+import { html, useState, useEffect, useRef, useMemo, api, at, follow, Problem, Status, plural, lasting, useNow, shown, useMay } from "../../lib.js";
 import { RunPage, followed } from "../../mounted.js";
 import { Card } from "../../questions.js";
 
@@ -103,6 +103,7 @@ function Standing({ id, news }) {
 }
 
 function Watch({ id, run, again }) {
+  const sees = useMay()("debug");
   const source = useMemo(() => followed(at("runs", id, "view"), { lines: at("runs", id, "lines") }), [id]);
   const isOpen = Boolean(run) && ["running", "started", "suspended"].includes(run.status);
   const { state, error } = useLive(id, isOpen, () => source.nudge());
@@ -111,8 +112,8 @@ function Watch({ id, run, again }) {
   return html`${run && run.error ? html`<p class="problem">${run.error}</p>` : null}
     <div class="top"><div class="acts">${run && run.questions.length ? html`<div class="cards">${run.questions.map((question) => html`<${Card} key=${question.id} question=${question} run=${run} headed=${false} answered=${again} />`)}</div>` : null}
     ${isOpen && status !== "suspended" ? html`<${Now} state=${state} />` : null}
-    </div>${isOpen ? html`<${Standing} id=${id} news=${state.news} />` : null}</div>
-    <${RunPage} source=${source} label="All steps of the run" />`;
+    </div>${isOpen && sees ? html`<${Standing} id=${id} news=${state.news} />` : null}</div>
+    ${sees ? html`<${RunPage} source=${source} label="All steps of the run" />` : null}`;
 }
 
 export default { id: "watch", title: "Watch", View: Watch };

@@ -1,0 +1,342 @@
+"""
+The three verbs for recorded runs over HTTP: resume with other code, replay, and fork with tools that the record answers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+
+pytest.importorskip("starlette")
+
+from stepengine import STEP, AgentDefinition, Ask, Engine, ToolAnnotations, call, tool
+from stepengine.server import Tokens
+from stepengine.testing import ScriptedModel, text, tool_call
+from tests.cases import case
+from tests.waits import until
+
+from .behind import kind_of
+from .house import SECONDS, House, answered, ended, question_of, started
+
+HAIKU, SONNET = "anthropic/claude-haiku-4-5", "anthropic/claude-sonnet-4-5"
+DONE: list[str] = []
+MILK = {"system_prompt": "The price of milk"}
+
+
+@tool
+def deploy(place: str) -> str:
+    """Deploy."""
+    DONE.append(place)
+    return f"deployed to {place}"
+
+
+@tool(annotations=ToolAnnotations(read_only=True))
+def price_of(item: str) -> str:
+    """Return a price."""
+    DONE.append(item)
+    return f"{item} costs {10 * len(item)}"
+
+
+@tool
+async def dally() -> str:
+    """Take long."""
+    DONE.append("dally")
+    await asyncio.sleep(SECONDS)
+    return "late"
+
+
+def deploying(ctx: Any) -> Any:
+    done = yield from call(deploy, place="Rome")
+    day = yield from Ask("On which day?")
+    return f"{done} on {day}"
+
+
+def asking_otherwise(ctx: Any) -> Any:
+    done = yield from call(deploy, place="Rome")
+    day = yield from Ask("When?")
+    return f"{done} on {day}"
+
+
+def deploying_elsewhere(ctx: Any) -> Any:
+    done = yield from call(deploy, place="Oslo")
+    day = yield from Ask("On which day?")
+    return f"{done} on {day}"
+
+
+def dallying(ctx: Any) -> Any:
+    yield from call(deploy, place="Rome")
+    yield from call(dally)
+
+
+def pricing(ctx: Any) -> Any:
+    while not (yield STEP).steps_complete:
+        pass
+
+
+def reply(request: Any) -> Any:
+    """Ask for the price of what the last word of the system prompt names, then say what it was."""
+    asked = str(request.system_prompt)
+    if request.messages[-1].role != "tool":
+        return tool_call("price_of", {"item": asked.rsplit(maxsplit=1)[-1]})
+    return text(f"{request.model}: {request.messages[-1].text}")
+
+
+class Shop(House):
+    """
+    A server whose agents are edited while it is closed.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder, wait_for_answers=0)
+        known = Tokens.open(folder / "tokens.json")
+        self.tokens["dora"] = known.add("dora", ["read", "run", "answer", "debug"])
+        self.tokens["other"] = known.add("other", ["read", "run", "debug"])
+        self.tokens["looker"] = known.add("looker", ["read", "debug"], owner="dora")
+        self.handler: Any = deploying
+
+    def engine(self) -> Engine:
+        agents = [
+            AgentDefinition("deployer", tools=[deploy, dally], handle_steps=self.handler),
+            AgentDefinition(
+                "pricer", model=HAIKU, tools=[price_of], system_prompt="The price of tea", handle_steps=pricing
+            ),
+        ]
+        return Engine(agents, models=ScriptedModel(reply))
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    DONE.clear()
+    return Shop(tmp_path)
+
+
+def priced(client: httpx2.Client) -> str:
+    """
+    Return a run that has said a price.
+    """
+    done = ended(client, started(client, "pricer"))
+    assert f"{HAIKU}: tea costs 30" == done["output"]
+    return str(done["run_id"])
+
+
+# --- replay -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:SV36")
+def test_replay_reports_the_first_difference_with_its_line(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora:
+        run = started(dora, "deployer")
+        answered(dora, run)
+        same = dora.post(f"/runs/{run}/replay").json()
+    shop.handler = deploying_elsewhere
+    with shop.open(), shop.client("dora") as dora:
+        edited = dora.post(f"/runs/{run}/replay", json={})
+
+    line = deploying_elsewhere.__code__.co_firstlineno + 1
+    difference = edited.json()["difference"]
+    assert (None, "completed") == (same["difference"], same["status"])
+    assert "deployed to Rome on Monday" == same["output"]
+    assert ("#0", "changed") == (difference["address"], difference["kind"])
+    assert difference["site"].endswith(f"test_recorded_runs.py:{line}")
+    assert [{"pointer": "/input/place", "recorded": '"Rome"', "now": '"Oslo"'}] == difference["fields"]
+    assert "tool_call deploy changed" in difference["message"]
+    assert str(shop.folder) not in difference["message"]
+    assert ["Rome"] == DONE
+
+
+@pytest.mark.spec("studio:SV36", "studio:SV4")
+def test_replay_performs_again_only_what_scopes_permit(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora, shop.client("looker") as looker, shop.client("root") as root:
+        run = priced(dora)
+        path = f"/runs/{run}/replay"
+        of_models = {"live": ["model_call"]}
+        refused = [
+            looker.post(path, json=of_models),
+            dora.post(path, json={"live": ["tool_call"]}),
+            dora.post(path, json={"live": ["perform"]}),
+        ]
+        strange = [
+            root.post(path, json={"live": live}) for live in (["model_call", "tool_call"], ["ask"], "model_call")
+        ]
+        before = list(DONE)
+        models = dora.post(path, json=of_models).json()
+        tools = root.post(path, json={"live": ["tool_call"]}).json()
+        with shop.client("anna") as anna, shop.client("other") as other:
+            others = [anna.post(path, json={}), other.post(path, json={})]
+
+    assert [(403, "run"), (403, "admin"), (403, "admin")] == [(one.status_code, one.json()["scope"]) for one in refused]
+    assert [422] * 3 == [one.status_code for one in strange]
+    assert (["tea"], ["tea", "tea"]) == (before, DONE)
+    assert [(None, f"{HAIKU}: tea costs 30")] * 2 == [(one["difference"], one["output"]) for one in (models, tools)]
+    assert [403, 404] == [one.status_code for one in others]
+
+
+# --- resume -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:SV36", "studio:SV4")
+def test_edited_waiting_run_is_resumed_as_an_admin_says(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora:
+        run = started(dora, "deployer")
+        question_of(dora, run)
+    shop.handler = asking_otherwise
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        path = f"/runs/{run}/resume"
+        refused = [dora.post(path, json={"on_divergence": how}) for how in ("keep", "extend")]
+        strange = [
+            root.post(path, json=body) for body in ({"allow_repeat": True}, {"on_divergence": "stop"}, {"now": 1})
+        ]
+        extended = root.post(path, json={"on_divergence": "extend"})
+        until(lambda: dora.get(f"/runs/{run}").json()["status"] == "suspended")
+        (asked,) = dora.get(f"/runs/{run}").json()["questions"]
+        done = answered(dora, run)
+        late = root.post(path, json={"on_divergence": "extend"})
+
+    assert [(403, "scope_missing")] * 2 == [(one.status_code, kind_of(one)) for one in refused]
+    assert [422] * 3 == [one.status_code for one in strange]
+    assert (202, "When?") == (extended.status_code, asked["text"])
+    assert "deployed to Rome on Monday" == done["output"]
+    assert ["Rome"] == DONE
+    assert (409, "ended") == (late.status_code, kind_of(late))
+
+
+@pytest.mark.spec("studio:SV36")
+def test_extension_repeats_changes_of_the_world_only_if_allowed(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora:
+        run = started(dora, "deployer")
+        question_of(dora, run)
+    shop.handler = deploying_elsewhere
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        path = f"/runs/{run}/resume"
+        assert 202 == root.post(path, json={"on_divergence": "extend"}).status_code
+        left = until(lambda: (found := dora.get(f"/runs/{run}").json())["error"] and found)
+        before = list(DONE)
+        assert 202 == root.post(path, json={"on_divergence": "extend", "allow_repeat": True}).status_code
+        until(lambda: dora.get(f"/runs/{run}").json()["status"] == "suspended")
+        done = answered(dora, run)
+
+    assert ["Rome"] == before
+    assert "stranded" == left["status"]
+    assert "deploy" in left["error"]
+    assert "deployed to Oslo on Monday" == done["output"]
+    assert ["Rome", "Oslo"] == DONE
+
+
+@pytest.mark.spec("studio:SV36")
+def test_running_extension_can_be_cancelled(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora:
+        run = started(dora, "deployer")
+        question_of(dora, run)
+    shop.handler = dallying
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        assert 202 == root.post(f"/runs/{run}/resume", json={"on_divergence": "extend"}).status_code
+        until(lambda: "dally" in DONE)
+        assert 202 == dora.post(f"/runs/{run}/cancel").status_code
+        done = ended(dora, run)
+
+    assert "cancelled" == done["status"]
+
+
+@pytest.mark.spec("studio:SV36")
+def test_kept_divergence_uses_the_recorded_result(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora:
+        run = started(dora, "deployer")
+        question_of(dora, run)
+    shop.handler = deploying_elsewhere
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        assert 202 == root.post(f"/runs/{run}/resume", json={"on_divergence": "keep"}).status_code
+        done = answered(dora, run)
+
+    assert ("deployed to Rome on Monday", ["Rome"]) == (done["output"], DONE)
+
+
+# --- fork ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:SV36", "evaluation:JG7", "evaluation:JG8")
+def test_fork_with_recorded_tools_reports_what_answered(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        path = f"/runs/{priced(dora)}/fork"
+        anew = dora.post(path, json={"tools": "recorded", "at": -1, "reuse": False}).json()
+        unknown = root.post(path, json={"tools": "recorded", "changes": MILK}).json()
+        made_up = {"tools": "recorded", "changes": {**MILK, "model": SONNET}, "simulate": {"price_of": "milk is free"}}
+        simulated = root.post(path, json=made_up).json()
+        before = list(DONE)
+        performed = root.post(path, json={"tools": "idempotent", "changes": MILK}).json()
+        unpaid = dora.post(path, json={"tools": "recorded", "at": -1, "reuse": False, "budget": 1e-9}).json()
+        nothing = dora.post(path, json={"tools": "recorded"}).json()
+        view = root.get(f"/runs/{unknown['run_id']}").json()
+        late = root.post(f"/runs/{unknown['run_id']}/resume")
+        listed = [one["run_id"] for one in root.get("/runs?limit=100").json()["runs"]]
+
+    assert (1, 0, 0, 2) == tuple(anew[name] for name in ("served", "simulated", "performed", "model_calls"))
+    assert (f"{HAIKU}: tea costs 30", "completed") == (anew["output"], anew["status"])
+    assert {"name": "price_of", "input": {"item": "milk"}, "address": "#1"} == unknown["refused"]
+    assert ("failed", "failed", "#0") == (unknown["status"], view["status"], view["forked_from"]["at"])
+    assert "is not recorded" in view["error"]
+    assert str(shop.folder) not in view["error"]
+    assert (f"{SONNET}: milk is free", 1) == (simulated["output"], simulated["simulated"])
+    assert (["tea"], ["tea", "milk"]) == (before, DONE)
+    assert (f"{HAIKU}: milk costs 40", 1) == (performed["output"], performed["performed"])
+    assert (True, 0) == (unpaid["is_unpaid"], unpaid["model_calls"])
+    assert (None, "", "completed") == (nothing["run_id"], nothing["broke_at"], nothing["status"])
+    assert 409 == late.status_code
+    assert 6 == len(listed)
+
+
+@pytest.mark.spec("studio:SV36")
+def test_waiting_fork_with_recorded_tools_is_never_resumed(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora:
+        run = started(dora, "deployer")
+        answered(dora, run)
+    shop.handler = asking_otherwise
+    with shop.open(), shop.client("dora") as dora:
+        made = dora.post(f"/runs/{run}/fork", json={"tools": "recorded"}).json()
+        answer = dora.post(f"/runs/{made['run_id']}/answers", json={"answers": {"q0": "Friday"}})
+        resumed = dora.post(f"/runs/{made['run_id']}/resume")
+    with shop.open(), shop.client("dora") as dora:
+        later = dora.get(f"/runs/{made['run_id']}").json()
+
+    assert "is not resumed" in made["error"]
+    assert [409, 409] == [answer.status_code, resumed.status_code]
+    assert ("failed", ["Rome"]) == (later["status"], DONE)
+
+
+@pytest.mark.spec("studio:SV36", "studio:SV4")
+def test_fork_options_need_their_scopes_and_companions(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        path = f"/runs/{priced(dora)}/fork"
+        for body in (
+            {"tools": "working-copy"}, {"tools": "recorded", "simulate": {"price_of": "free"}}, {"tools": "recorded", "changes": MILK},
+        ):  # fmt: skip
+            with case(body):
+                refused = dora.post(path, json=body)
+                assert (403, "admin") == (refused.status_code, refused.json().get("scope"))
+        for name, body in (
+            ("at", {}), ("budget", {"at": 0, "budget": 1}), ("reuse", {"at": 0, "reuse": False}), ("simulate", {"at": 0, "simulate": {}}),
+            ("edit", {"tools": "recorded", "edit": 1}), ("allow_repeat", {"tools": "recorded", "allow_repeat": True}),
+            ("tools", {"tools": "shop.py:all_tools"}), ("budget", {"tools": "recorded", "budget": 0}), ("simulate", {"tools": "recorded", "simulate": "shop.py:made_up"}),
+        ):  # fmt: skip
+            with case(name, body):
+                strange = root.post(path, json=body)
+                assert 422 == strange.status_code
+                assert strange.json()["issues"][0].startswith(f"{name}: ")
+        nowhere = dora.post(path, json={"tools": "recorded", "at": 99})
+
+    assert (422, "no_such_place") == (nowhere.status_code, kind_of(nowhere))
+    assert ["tea"] == DONE
+
+
+# --- the caller -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.spec("studio:SV37")
+def test_caller_is_told_its_name_and_scopes(shop: Shop) -> None:
+    with shop.open(), shop.client("looker") as looker, shop.client("root") as root:
+        told = [client.get("/caller").json() for client in (looker, root)]
+
+    assert [{"name": "dora", "scopes": ["debug", "read"]}, {"name": "root", "scopes": ["admin"]}] == told
