@@ -401,6 +401,7 @@ OTHERS = {
     "__init__.py _PLACES": "tests/engine/test_front_door.py reads each name of __all__ through it",
     "cli/command_table.py GROUPS": "commands, some of which have the name of a yieldable",
     "cli/screen/progress.py OF_MANY": "only what is shown of one child among many has to be in it",
+    "data/events.py DELTAS": "the pieces of texts, by class for the type checker",
     "durable/step_names.py KINDS": "what it does not name is a step with the kind of its record",
     "helpers/calls.py WORTH_ANOTHER_TRY": "the default of an option; other errors are not repeated",
     "machine/calls.py OF_STEPS": "its rows are those of YIELDS",
