@@ -171,13 +171,12 @@ OF_EFFECTS = (
         "runtime/effect_events.py STARTED",
         effect_events.STARTED,
         shown_effect,
-        ["CallModel", *CALLS_OF_TOOLS, "AskPerson"],
+        ["AskPerson"],
     ),
     Table(
         "runtime/effect_events.py FINISHED",
         effect_events.FINISHED,
         shown_effect,
-        ["CallModel", *CALLS_OF_TOOLS],
     ),
     Table(
         "runtime/suspension.py WAITED_FOR", suspension.WAITED_FOR, lambda row: class_of(row) if row.waits_for else ""
@@ -409,7 +408,7 @@ OTHERS = {
     "machine/handler.py SPAWNS": "only what starts a child has to be in it",
     "machine/protocol.py PHASES": "other effects change no phase",
     "sandbox/prelude.py ERRORS": "the sandbox has these alone, and catches every other one by its base",
-    "runtime/driver.py BARE": "a shorter way for the most frequent effects; the longer one serves for all",
+    "runtime/driver.py DIRECT": "a shorter way for the most frequent effects; the longer one serves for all",
     "runtime/hub.py NOTED": "the events that the hub itself reads",
     "testing/invariants.py AUTHORS_ERRORS": "what the handlers of the simulations raise",
     "testing/faults.py FAULTS": "which effects a fault suits",
