@@ -146,14 +146,14 @@ def _check_returned_output(run: RunState, returned: Any, error: Exception) -> No
     Raises:
         HandlerError: for what was not awaited, and with a journal for whatever else is not JSON.
     """
-    handler = run.plan.definition.handle_steps
+    kind, handler = type(returned), run.plan.definition.handle_steps
     where = location_of(unwrap_function(handler))
     what = f"handle_steps of agent {run.plan.definition.id!r} ({where})"
     hint = hint_at_mistake(returned)
-    if isinstance(returned, CoroutineType):
+    if issubclass(kind, CoroutineType):
         returned.close()
     if hint:
-        msg = f"{what} returned a {type(returned).__name__}{hint}"
+        msg = f"{what} returned a {kind.__name__}{hint}"
     elif run.plan.records_output and (problem := _find_json_problem(returned, error)):
         msg = f"{what}: output is not JSON: {problem}; a run with a journal keeps its output, so return what is JSON"
     else:
