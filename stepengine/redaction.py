@@ -18,8 +18,9 @@ import re
 import sys
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, cached_property, lru_cache
-from operator import attrgetter, is_
+from enum import Enum
+from functools import cache, cached_property, lru_cache, partial
+from operator import is_
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import attrs
@@ -67,7 +68,6 @@ ORDINARY_KEYS = frozenset({
 })  # fmt: skip
 """Placeholders for servers that accept any key: replacing these words would change unrelated texts."""
 
-NO_TEXT = frozenset({int, float, bool, type(None)})
 MAX_CLEAN_CHARS, MAX_CLEAN_TEXTS = 64, 1_024
 """The limits of ``SecretIndex.clean_texts``: the length of a text in characters, and the number of texts."""
 NESTED_JSON = 3
@@ -939,33 +939,27 @@ class RecordRedaction:
         """
         return value if self.is_clean(value) else self._redact_value(value)
 
-    def is_clean(self, value: object) -> bool:  # noqa: C901 - called for each event of a run, and each message
+    def is_clean(self, value: object) -> bool:  # noqa: C901 - one case for each kind
         """Return whether an object certainly contains no secret; it may return False for a clean one."""
         # All texts are searched at once: few objects contain a secret, and a search of each text of each event took longer
         # than the step of the event.
         index = self._redactor.index
-        clean = index.clean_texts
         texts: list[str] = []
         rest: list[Any] = [value]
         for one in rest:
-            kind = type(one)
-            if kind is str:
+            if isinstance(one, str):
                 # Every event has names, and the texts to search are joined.
-                if one and one not in clean:
+                if one and one not in index.clean_texts:
                     texts.append(one)
-            elif one is None:
-                continue
-            elif kind is tuple or kind is JsonList:
+            elif isinstance(one, (tuple, JsonList)):
                 rest += one
-            elif kind is JsonDict:
-                if one:
-                    rest += one
-                    rest += one.values()
-            elif kind is Transcript:
-                if self.has_secrets(one):
-                    return False
-            elif kind not in NO_TEXT:
-                rest += TEXTS[kind](one) if kind in TEXTS else _make_text_getter(kind)(one)
+            elif isinstance(one, JsonDict):
+                rest += [*one, *one.values()]
+            elif not isinstance(one, Transcript):
+                kind: Any = type(one)  # mypy: a frozen class would have no hash
+                rest += map(partial(getattr, one), _get_text_fields(kind))
+            elif self.has_secrets(one):
+                return False
         if not texts:
             return True
         if len(texts) == 1:
@@ -984,29 +978,22 @@ class RecordRedaction:
         return [count := count + (self.redact(message) is not message) for message in messages]
 
     def _redact_value(self, value: Any) -> Any:
-        kind = type(value)
-        if kind in NO_TEXT:
-            return value
-        if kind is str:
-            return self._redact_text(value)
-        if kind is Transcript:
+        if isinstance(value, str):
+            return value if isinstance(value, Enum) else self._redact_text(value)
+        if isinstance(value, Transcript):
             return Transcript([self.redact(message) for message in value]) if self.has_secrets(value) else value
-        if kind is JsonDict or kind is JsonList:
+        if isinstance(value, JsonDict | JsonList):
             return freeze(self._redactor.value(value)) if self._redactor.suspicious(compact(value)) else value
-        if kind is tuple:
+        if isinstance(value, tuple):
             made = tuple([self._redact_value(member) for member in value])
             return value if all(map(is_, made, value)) else made
         return self._redact_fields(value)
 
     def _redact_fields(self, value: Any) -> Any:
-        kind, changed, clean = type(value), {}, self._redactor.index.clean_texts
-        fields = FIELDS.get(kind)
-        for name, alias in _get_fields(kind) if fields is None else fields:
+        kind: Any = type(value)  # mypy: a frozen class would have no hash
+        changed = {}
+        for name, alias in _get_fields(kind):
             old = getattr(value, name)
-            of = type(old)
-            # Most fields hold no text, or a name that every event has; this avoids a call for each of them.
-            if of in NO_TEXT or (of is str and old in clean) or FIELDS.get(of) == ():
-                continue
             new = self._redact_value(old)
             if new is not old:
                 changed[alias] = new
@@ -1061,43 +1048,28 @@ class StreamRedactor:
 # --- objects of data --------------------------------------------------------------------------------------------------
 
 
-FIELDS: dict[type[Any], tuple[tuple[str, str], ...]] = {}
-"""A cache of the fields of classes, each with the name of its argument; empty for classes that are not redacted."""
-
-
+@cache
 def _get_fields(kind: type[Any]) -> tuple[tuple[str, str], ...]:
-    known = FIELDS.get(kind)
-    if known is None:
-        fields = attrs.fields(kind) if attrs.has(kind) else ()
-        known = FIELDS[kind] = tuple([(field.name, field.alias) for field in fields if field.init])
-    return known
+    """Return the fields of a class, each with the name of its argument; none for a class that is not redacted."""
+    fields = attrs.fields(kind) if attrs.has(kind) else ()
+    return tuple([(field.name, field.alias) for field in fields if field.init])
 
 
-TEXTS: dict[type[Any], Callable[[Any], tuple[object, ...]]] = {}
-"""A cache of functions, by class, that return the fields with possible texts."""
 NUMBERS = frozenset({
     "Decimal", "Decimal | None", "RunPhase", "RunStatus", "StopReason", "Usage", "bool", "float", "float | None", "int", "int | None",
 })  # fmt: skip
 """The annotations of fields that contain no text."""
 
 
-def _make_text_getter(kind: type[Any]) -> Callable[[Any], tuple[object, ...]]:
+@cache
+def _get_text_fields(kind: Any) -> list[str]:
+    """Return the names of the fields with possible texts."""
     from stepengine.data.events import Event
 
     # The address of an event is generated by the engine and contains no text of others.
     place = {field.name for field in attrs.fields(Event)} if issubclass(kind, Event) else set()
     types = {field.name: field.type for field in attrs.fields(kind)} if attrs.has(kind) else {}
-    names = [name for name, _ in _get_fields(kind) if types[name] not in NUMBERS and name not in place]
-    TEXTS[kind] = attrgetter(*names) if len(names) > 1 else _make_field_getter(names[0]) if names else _return_no_fields
-    return TEXTS[kind]
-
-
-def _make_field_getter(name: str) -> Callable[[object], tuple[object, ...]]:
-    return lambda value: (getattr(value, name),)
-
-
-def _return_no_fields(_: object) -> tuple[object, ...]:
-    return ()
+    return [name for name, _ in _get_fields(kind) if types[name] not in NUMBERS and name not in place]
 
 
 def _make_spellings(known: Mapping[str, str]) -> dict[str, Spelling]:
@@ -1373,7 +1345,9 @@ def _is_nested_too_deeply(text: str, tree: Any) -> bool:
         return False
     level = [tree]
     for _ in range(MAX_DEPTH + 1):
-        inner = [[*node.values()] if type(node) is dict else node for node in level if type(node) in (dict, list)]
+        inner = [
+            [*node.values()] if isinstance(node, dict) else node for node in level if isinstance(node, dict | list)
+        ]
         if not inner:
             return False
         level = [member for node in inner for member in node]

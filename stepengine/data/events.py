@@ -671,14 +671,12 @@ class EventRow(NamedTuple):
             without a presentation sends its members to the page unchanged. ``"detail"`` if it is for observers and logs.
         by_machine: Whether the machine emits it, in the order of ``ORDER`` in ``machine/protocol.py``.
         is_recorded: Whether readers of the journal receive it, too, with the same path, number and type.
-        is_delta: Whether it is a piece of a text that another event contains completely.
     """
 
     cls: type[Event]
     form: Literal["own", "data", "detail"] = "own"
     by_machine: bool = False
     is_recorded: bool = False
-    is_delta: bool = False
 
 
 EVENTS: tuple[EventRow, ...] = (
@@ -692,12 +690,12 @@ EVENTS: tuple[EventRow, ...] = (
     EventRow(ModelFinished, form="detail", is_recorded=True),
     EventRow(ModelRetry, form="data"),
     EventRow(RateLimited, form="data"),
-    EventRow(TextDelta, is_delta=True),
+    EventRow(TextDelta),
     EventRow(TextCompleted, by_machine=True, is_recorded=True),
-    EventRow(ThinkingDelta, is_delta=True),
+    EventRow(ThinkingDelta),
     EventRow(ThinkingCompleted, by_machine=True, is_recorded=True),
     EventRow(ReplyDiscarded),
-    EventRow(ToolInputDelta, is_delta=True),
+    EventRow(ToolInputDelta),
     EventRow(ToolStarted, by_machine=True, is_recorded=True),
     EventRow(ToolProgress),
     EventRow(ToolLog),
@@ -726,8 +724,8 @@ EVENTS: tuple[EventRow, ...] = (
 )
 """Every event."""
 
-DELTAS: frozenset[type[Event]] = frozenset([row.cls for row in EVENTS if row.is_delta])
-"""The pieces of texts."""
+DELTAS = (TextDelta, ThinkingDelta, ToolInputDelta)
+"""The pieces of texts that other events contain completely."""
 
-SENT_AS_DATA: frozenset[type[Event]] = frozenset([row.cls for row in EVENTS if row.form == "data"])
+SENT_AS_DATA: tuple[type[Event], ...] = tuple([row.cls for row in EVENTS if row.form == "data"])
 """The events that a page whose protocol has no form for them gets as data."""

@@ -12,7 +12,7 @@ from attrs import frozen
 from typing_extensions import TypeVar
 
 from stepengine.data.checks import with_keyword_hints
-from stepengine.data.json import JsonDict, freeze_object_or_none
+from stepengine.data.json import JsonDict, freeze_object
 from stepengine.data.messages import Message, RequestedChange, ToolResult, UserMessage, to_tuple
 from stepengine.data.state import AgentState
 from stepengine.data.tools import ToolLike
@@ -155,11 +155,11 @@ class Change(RequestedChange):
     system_prompt: str | None = None
     messages: Transcript | None = attrs.field(default=None, converter=_to_transcript)
     view: Transcript | None = attrs.field(default=None, converter=_to_transcript)
-    context: JsonDict | None = attrs.field(default=None, converter=freeze_object_or_none)
+    context: JsonDict | None = attrs.field(default=None, converter=attrs.converters.optional(freeze_object))
     values: Mapping[str, Any] | None = attrs.field(default=None, metadata={"stored": False})
     tail: tuple[Message, ...] = attrs.field(default=(), converter=to_tuple)
     tools: tuple[ToolLike, ...] = attrs.field(default=(), converter=to_tuple, metadata={"stored": False})
-    input: JsonDict | None = attrs.field(default=None, converter=freeze_object_or_none)
+    input: JsonDict | None = attrs.field(default=None, converter=attrs.converters.optional(freeze_object))
     result: ToolResult | None = None
 
     def find_misuse(self, point: str) -> str:

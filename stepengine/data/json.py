@@ -48,7 +48,6 @@ MAX_NUMBER = 10**MAX_DIGITS - 1
 """The largest whole number of a JSON value."""
 MIN_NUMBER = -MAX_NUMBER
 """The smallest one."""
-SCALARS = frozenset((str, int, float, bool, type(None)))
 
 
 def _refuse_change(self: object, *_: object, **__: object) -> NoReturn:
@@ -117,6 +116,7 @@ def freeze(value: Any, path: str = "$") -> Any:
     Raises:
         DataError: for anything else, naming the place: other types, NaN and infinities, cycles, lone surrogates.
     """
+    # By exact type, here and below: of a subclass, which may have methods of its own, a plain copy is stored.
     kind = type(value)
     if (kind is int and MIN_NUMBER <= value <= MAX_NUMBER) or (kind is str and value.isascii()) or value is None:
         return value
@@ -135,34 +135,13 @@ def freeze_object(value: Any, path: str = "$") -> JsonDict:
     Raises:
         DataError: as ``freeze``, and for what is not a mapping.
     """
-    kind = type(value)
-    if kind is JsonDict and (hasattr(value, "_levels") or not value):
-        return value  # type: ignore[no-any-return]
-    if kind is dict and _is_flat(value):
-        made = JsonDict(value)
-        made._levels = 1  # noqa: SLF001 - made here
-        return made
+    if type(value) is JsonDict and (hasattr(value, "_levels") or not value):
+        return value
     frozen = freeze(value, path)
-    if type(frozen) is not JsonDict:
+    if not isinstance(frozen, JsonDict):
         msg = f"expected a JSON object at {path}, not {_type_name(value)}"
         raise DataError(msg, path=path)
     return frozen
-
-
-def freeze_object_or_none(value: Mapping[str, object] | None) -> JsonDict | None:
-    """Return *value* as ``freeze_object`` does; ``None`` for ``None``."""
-    return None if value is None else freeze_object(value)
-
-
-def _is_flat(value: dict[Any, Any]) -> bool:
-    """Return whether all values of an object are plain ASCII texts and numbers, so that a copy of it is frozen."""
-    for key, item in value.items():
-        kind = type(item)
-        if type(key) is not str or not key.isascii():
-            return False
-        if not ((kind is str and item.isascii()) or (kind is int and MIN_NUMBER <= item <= MAX_NUMBER)):
-            return False
-    return True
 
 
 def check_text(value: str, path: str = "$") -> str:
@@ -197,12 +176,12 @@ def is_deeper(value: Any, levels: int) -> bool:
         level = [
             member
             for node in level
-            if type(node) in (dict, list)
-            for member in (node.values() if type(node) is dict else node)
+            if isinstance(node, (dict, list))
+            for member in (node.values() if isinstance(node, dict) else node)
         ]
         if not level:
             return False
-    return any(type(node) in (dict, list) for node in level)
+    return any(isinstance(node, (dict, list)) for node in level)
 
 
 def is_deep_text(text: bytes, levels: int) -> bool:
@@ -220,25 +199,24 @@ def is_deep_text(text: bytes, levels: int) -> bool:
 
 def _count_levels(value: object) -> int:
     """Return the nesting depth of a frozen container; 0 for other values."""
-    kind = type(value)
-    return getattr(value, "_levels", 0) if kind is JsonDict or kind is JsonList else 0
+    return getattr(value, "_levels", 0) if type(value) in (JsonDict, JsonList) else 0
 
 
 def _freeze_value(value: Any, path: str, room: int) -> object:
     """Return *value* frozen; containers may be nested *room* levels deep."""
-    kind = type(value)
-    if kind is str or isinstance(value, str):
+    if isinstance(value, str):
         return check_text(value, path)
-    if value is None or kind is bool or isinstance(value, (int, float)):
+    if value is None or isinstance(value, (int, float)):
         return _check_number(value, path)
-    levels = _count_levels(value)
-    if levels > room or room == 0:
+    if room == 0:
         raise _depth_error(path)
-    if levels:
+    if type(value) in (JsonDict, JsonList) and hasattr(value, "_levels"):
+        if value._levels > room:  # noqa: SLF001 - made here
+            raise _depth_error(path)
         return value
-    if kind is dict or isinstance(value, Mapping):
+    if isinstance(value, (dict, Mapping)):
         return _freeze_mapping(value, path, room - 1)
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         items = JsonList([_freeze_value(v, f"{path}[{i}]", room - 1) for i, v in enumerate(value)])
         items._levels = 1 + max(map(_count_levels, items), default=0)  # noqa: SLF001 - made here
         return items
@@ -264,7 +242,7 @@ def hint_at_mistake(value: object) -> str:
     kind = type(value)
     if hasattr(kind, "__await__"):
         return f"; {NOT_AWAITED}"
-    if kind is GeneratorType:
+    if issubclass(kind, GeneratorType):
         return f"; {NOT_YIELDED}"
     hint: str = getattr(kind, "_not_json", "")
     return f"; {hint}" if hint else ""
@@ -310,11 +288,11 @@ def _type_name(value: object) -> str:
 
 def thaw(value: object) -> Any:
     """Return a mutable copy of a frozen JSON value: plain dicts and lists all the way down."""
-    if type(value) in SCALARS:
+    if value is None or isinstance(value, (str, int, float)):
         return value
     if isinstance(value, (dict, Mapping)):
         return {k: thaw(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [thaw(v) for v in value]
     return value
 
@@ -339,7 +317,7 @@ def _normalize_zeros(value: object) -> object:
         return value + 0.0
     if isinstance(value, Mapping):
         return {k: _normalize_zeros(v) for k, v in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, (list, tuple)):
         return [_normalize_zeros(v) for v in value]
     return value
 

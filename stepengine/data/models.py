@@ -325,15 +325,8 @@ class ModelRequest:
         return (*self.messages, *self.tail)
 
 
-_TOOL_USE, _END_TURN = StopReason.TOOL_USE, StopReason.END_TURN
-
-
 def _default_stop_reason(self: Any) -> StopReason:
-    return _TOOL_USE if ToolCallPart in map(type, self.content) else _END_TURN
-
-
-def _to_stop_reason(value: str) -> StopReason:
-    return value if isinstance(value, StopReason) else StopReason(value)
+    return StopReason.TOOL_USE if ToolCallPart in map(type, self.content) else StopReason.END_TURN
 
 
 @frozen(weakref_slot=False)
@@ -355,9 +348,9 @@ class ModelReply:
     content: tuple[AssistantPart, ...] = attrs.field(converter=assistant_parts)
     usage: Usage | None = attrs.field(default=None, kw_only=True)
     stop_reason: StopReason = attrs.field(
-        default=attrs.Factory(_default_stop_reason, takes_self=True), converter=_to_stop_reason, kw_only=True
+        default=attrs.Factory(_default_stop_reason, takes_self=True), converter=StopReason, kw_only=True
     )
-    cost: Decimal | None = attrs.field(default=None, validator=validate_cost, kw_only=True)
+    cost: Decimal | None = attrs.field(default=None, validator=attrs.validators.optional(validate_cost), kw_only=True)
     raw_stop_reason: str | None = attrs.field(default=None, kw_only=True)
     model: str | None = attrs.field(default=None, kw_only=True)
     request_id: str | None = attrs.field(default=None, kw_only=True)

@@ -430,7 +430,7 @@ def _symmetric_codec(check: Callable[[Any], object]) -> _Codec:
 
 def _scalar_codec(kinds: tuple[type, ...], what: str) -> _Codec:
     def check(value: object) -> Any:
-        if type(value) in kinds or (isinstance(value, kinds) and not isinstance(value, bool)):
+        if isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool)):
             # Members are counts and the like, which are added up and stored in columns; a number of a user is JSON.
             if isinstance(value, int) and not -MAX_INT - 1 <= value <= MAX_INT:
                 msg = "the number has more than 64 bits"

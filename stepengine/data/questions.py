@@ -12,7 +12,7 @@ from attrs import frozen
 from stepengine.data.alike import list_names
 from stepengine.data.checks import with_keyword_hints
 from stepengine.data.functions import accepts_one_argument
-from stepengine.data.json import ABSENT, JsonDict, JsonValue, freeze, freeze_object, freeze_object_or_none
+from stepengine.data.json import ABSENT, JsonDict, JsonValue, freeze, freeze_object
 from stepengine.data.messages import to_string_tuple
 from stepengine.data.origins import describe_origins
 from stepengine.data.visible import cut_after
@@ -89,8 +89,12 @@ class Question:
     details: JsonValue = attrs.field(default=None, converter=freeze)
     path: str = ""
     allow_text: bool = attrs.field(default=False, kw_only=True)
-    preview: JsonDict | None = attrs.field(default=None, converter=freeze_object_or_none, eq=False, kw_only=True)
-    remember: JsonDict | None = attrs.field(default=None, converter=freeze_object_or_none, eq=False, kw_only=True)
+    preview: JsonDict | None = attrs.field(
+        default=None, converter=attrs.converters.optional(freeze_object), eq=False, kw_only=True
+    )
+    remember: JsonDict | None = attrs.field(
+        default=None, converter=attrs.converters.optional(freeze_object), eq=False, kw_only=True
+    )
     wider: tuple[JsonDict, ...] = attrs.field(default=(), converter=_freeze_objects, eq=False, kw_only=True)
     descriptions: tuple[str, ...] = attrs.field(default=(), converter=to_string_tuple, eq=False, kw_only=True)
     number: Literal["whole", "any"] | None = attrs.field(default=None, kw_only=True)
@@ -134,7 +138,9 @@ class Answer:
     text: str = ""
     declined: bool = False
     remember: Literal["session", "always"] | None = None
-    edited_input: JsonDict | None = attrs.field(default=None, converter=freeze_object_or_none, kw_only=True)
+    edited_input: JsonDict | None = attrs.field(
+        default=None, converter=attrs.converters.optional(freeze_object), kw_only=True
+    )
     result: Any = attrs.field(default=ABSENT, kw_only=True)
     by: str = attrs.field(default="", kw_only=True)
     reason: str = attrs.field(default="", kw_only=True)
@@ -309,7 +315,9 @@ class Decision:
     message: str = ""
     rule_id: str | None = None
     options: tuple[str, ...] = attrs.field(default=("yes", "no"), converter=_to_option_texts)
-    remember: JsonDict | None = attrs.field(default=None, converter=freeze_object_or_none, kw_only=True)
+    remember: JsonDict | None = attrs.field(
+        default=None, converter=attrs.converters.optional(freeze_object), kw_only=True
+    )
     wider: tuple[JsonDict, ...] = attrs.field(default=(), converter=_freeze_objects, kw_only=True)
     provenance: tuple[JsonDict, ...] = attrs.field(default=(), converter=_freeze_objects, kw_only=True)
 

@@ -62,17 +62,15 @@ def may_be_long(value: Any) -> bool:
     """
     left, values = MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES, [value]
     for one in values:  # it grows meanwhile
-        kind: Any = type(one)
-        if kind is str or kind is bytes:
+        if isinstance(one, (str, bytes)):
             left -= len(one)
-        elif kind in SHORT:
-            if kind is int and not -1 < one < MIN_LONG_INT:
-                left -= _int_digits(one)
-        elif (get_members := HEAVY.get(kind)) is not None:
+        elif isinstance(one, int):
+            left -= _count_digits(one) if one.bit_length() > LONG_INT_BITS else 0
+        elif (get_members := HEAVY.get(type(one))) is not None:
             values += filter(None, get_members(one))
             left -= MIN_VALUE_CHARS * WIDEST_FIELDS
-        else:
-            members = one if kind is tuple else _list_members(one)
+        elif one is not None and not isinstance(one, float):
+            members = one if isinstance(one, SEQUENCES) else _list_members(one)
             left -= MIN_VALUE_CHARS * len(members)
             if left < 0:
                 break
@@ -83,7 +81,7 @@ def may_be_long(value: Any) -> bool:
 def _list_members(value: Any) -> Sequence[Any]:
     if isinstance(value, dict):
         return [*value, *value.values()]
-    return value if isinstance(value, SEQUENCES) else _stored_members(value)
+    return _stored_members(value)
 
 
 def find_length_problem(value: object) -> str:
@@ -109,15 +107,15 @@ def find_length_problem(value: object) -> str:
 
 def _without_long_texts(value: Any, lengths: list[int]) -> object:
     """Return the stored JSON of *value* with long texts replaced by empty ones; their lengths are added to *lengths*."""
-    kind: Any = type(value)
-    if kind is str:
+    if isinstance(value, str):
         if len(value) <= MAX_INLINE_CHARS:
             return value
         lengths.append(_json_bytes(value))
         return ""
-    if kind in SHORT:
-        is_plain = kind is not float or math.isfinite(value)
-        return "0" * _int_digits(value) if kind is int and not -1 < value < MIN_LONG_INT else value if is_plain else 0
+    if isinstance(value, int):
+        return "0" * _count_digits(value) if value.bit_length() > LONG_INT_BITS else value
+    if value is None or isinstance(value, float):
+        return value if value is None or math.isfinite(value) else 0
     if isinstance(value, SEQUENCES):
         return [_without_long_texts(one, lengths) for one in value]
     if isinstance(value, Mapping):
@@ -132,8 +130,8 @@ def _json_bytes(value: object) -> int:
     return len(compact(value).encode(errors="surrogatepass"))
 
 
-def _int_digits(number: int) -> int:
-    return int(number.bit_length() / BITS_PER_DIGIT) if number.bit_length() > LONG_INT_BITS else 0
+def _count_digits(number: int) -> int:
+    return int(number.bit_length() / BITS_PER_DIGIT)
 
 
 def _stored_members(value: Any) -> Sequence[Any]:
@@ -158,10 +156,6 @@ HEAVY: Mapping[type, Callable[[Any], Sequence[Any]]] = {
     CallTool: attrgetter("tool_name", "input"),
 }
 """The members with possibly long values in frequent classes; their other members are a few words and numbers."""
-SHORT = frozenset({int, float, bool, type(None)})
-"""Values for which ``MIN_VALUE_CHARS`` is enough, unless a number has very many digits."""
-MIN_LONG_INT = 2**LONG_INT_BITS
-"""From this value on, a number is counted by its digits."""
 SEQUENCES = (tuple, list)
 """Types of ordered collections."""
 WIDEST_FIELDS = 20

@@ -7,6 +7,7 @@ The record, handlers and hooks have the whole result: only the model's view is c
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import NoneType
 from typing import TypeAlias
 
 from stepengine.data.json import JsonDict, JsonValue, compact
@@ -16,7 +17,7 @@ from stepengine.data.visible import cut_middle
 RESULT_CHARS = 100_000
 """About 25,000 tokens: several of them fit in a context window, and a longer text is rarely read by a model to its end."""
 MARK = "shortened"
-SMALL = frozenset({int, bool, float, type(None)})
+SMALL = (int, bool, float, NoneType)
 
 ShortenJson: TypeAlias = Callable[[JsonValue, int, str], JsonValue]
 """Returns a JSON value with its long texts cut to a number of characters; the last argument is a hint at the rest."""
@@ -56,7 +57,7 @@ def shorten_parts(
         if isinstance(part, TextPart) and not is_shortened(part):
             made.append(part if len(part.text) <= left else shorten_text(part.text, left, rest))
             left -= min(left, len(part.text))
-        elif isinstance(part, JsonPart) and type(part.value) not in SMALL:
+        elif isinstance(part, JsonPart) and not isinstance(part.value, SMALL):
             text = compact(part.value)
             if len(text) <= left:
                 made.append(part)
@@ -70,11 +71,6 @@ def shorten_parts(
     return parts if all(a is b for a, b in zip(made, parts, strict=True)) else tuple(made)
 
 
-def get_limit(max_chars: int | None) -> int:
-    """Return the most characters of a result for a model; *max_chars* is the option of its tool."""
-    return RESULT_CHARS if max_chars is None else max_chars
-
-
 def result_chars(message: Message) -> int:
     """Return how many characters the result in a message counts; 0 for other messages."""
     if not isinstance(message, ToolMessage):
@@ -82,7 +78,7 @@ def result_chars(message: Message) -> int:
     chars = 0
     for part in message.content:
         if isinstance(part, JsonPart):
-            chars += 0 if type(part.value) in SMALL else len(compact(part.value))
+            chars += 0 if isinstance(part.value, SMALL) else len(compact(part.value))
         elif isinstance(part, TextPart) and not is_shortened(part):
             chars += len(part.text)
     return chars

@@ -15,7 +15,6 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from inspect import CO_GENERATOR
 from itertools import islice
-from operator import attrgetter
 from typing import Any, NoReturn, TypeVar, overload
 
 from stepengine.data.functions import discards_result
@@ -28,8 +27,6 @@ T = TypeVar("T")
 # The generations of copies that are remembered, to know without a search which messages two transcripts share. A policy
 # that cuts at every step would otherwise make the list as long as the run.
 KEPT_GENERATIONS = 8
-
-_new = object.__new__
 
 
 class _Buffer:
@@ -134,7 +131,7 @@ class Transcript(Sequence[Message]):
 
     @classmethod
     def _make_version(cls, buffer: _Buffer, length: int) -> Transcript:
-        version = _new(cls)
+        version = cls.__new__(cls)
         version._buffer = buffer  # noqa: SLF001 - a constructor
         version._length = length  # noqa: SLF001
         return version
@@ -238,7 +235,7 @@ class Transcript(Sequence[Message]):
         longer = length + len(added)
         buffer.free.append(longer)
         # As ``_make_version``, without a call.
-        made = _new(Transcript)
+        made = Transcript.__new__(Transcript)
         made._buffer = buffer  # noqa: SLF001 - a constructor
         made._length = longer  # noqa: SLF001
         return made
@@ -296,11 +293,10 @@ class Transcript(Sequence[Message]):
         buffer.free.append(len(items))
         return Transcript._make_version(buffer, len(items))
 
-    # Read at each step of a run with a journal; a property written in Python would be three times slower.
-    parts = property(
-        attrgetter("_buffer", "_length"),
-        doc="The arguments of ``from_parts`` for this transcript: the buffer that versions share, and its length.",
-    )
+    @property
+    def parts(self) -> tuple[Any, int]:
+        """The arguments of ``from_parts`` for this transcript: the buffer that versions share, and its length."""
+        return self._buffer, self._length
 
     @classmethod
     def from_parts(cls, shared: Any, length: int) -> Transcript:
@@ -406,7 +402,7 @@ def _check_pairing(added: Sequence[Message], known: Mapping[str, int], length: i
     waiting: list[ToolCallPart] = []  # the calls that have no result yet, the next one last
     fresh: set[str] = set()
     for message in added:
-        kind = type(message)
+        kind = type(message)  # a subclass could not be stored
         if kind is ToolMessage:
             _check_next_result(message, waiting)
         elif waiting:

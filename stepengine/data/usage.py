@@ -101,8 +101,7 @@ def check_cost(cost: object) -> None:
 
 def validate_cost(_instance: Any, _attribute: Any, cost: Any) -> None:
     """Check a cost as a validator of attrs."""
-    if cost is not None:
-        check_cost(cost)
+    check_cost(cost)
 
 
 def add_cost(a: Decimal | None, b: Decimal | None) -> Decimal | None:

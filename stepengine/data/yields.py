@@ -259,6 +259,7 @@ class Perform(Member["T_co | PerformError"], Generic[T_co]):
     @overload
     def __init__(self: Perform[T], fn: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs) -> None: ...
     def __init__(self, fn: Callable[..., object], /, *args: object, **kwargs: object) -> None:
+        # By type: a function of the author may raise when it is asked for its class.
         if type(fn) is Sentinel or not callable(fn):
             if isinstance(fn, CoroutineType):
                 fn.close()

@@ -41,7 +41,7 @@ from stepengine.journal.encoding import bare, restored
 from stepengine.journal.records import format_address
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.failfast import LOST
-from stepengine.runtime.performer import IO, Item, Performer, child_path
+from stepengine.runtime.performer import IO, ForwardingIO, Item, Performer, child_path
 
 
 class ChildRuns:
@@ -231,27 +231,17 @@ class _RemoteBodyEnd:
         return parse_body_end(self._form["body"])
 
 
-class _RemoteIO:
+class _RemoteIO(ForwardingIO):
     """The ``IO`` of an effect that another worker performs from its queue."""
 
     def __init__(self, io: IO, run: DurableRun, item: Item, share: Limits | None, ended: dict[str, object]) -> None:
+        super().__init__(io)
         self._run = run
         self._item = item
         self._share = share
         self._ended = ended
         # A child can be cancelled only when its row is there; a cancellation before that waits for this.
         self._queued = asyncio.Event()
-        self._io = io
-        self.emit = io.emit
-        self.attempt = io.attempt
-        self.find_stopped_call = io.find_stopped_call
-        self.note_waiting_call = io.note_waiting_call
-        self.wait_for_children, self.note_suspension = io.wait_for_children, io.note_suspension
-
-    @property
-    def watched(self) -> bool:
-        """Whether events are observed."""
-        return self._io.watched
 
     async def drive(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
         """Put the child on its queue unless it is there, and wait for its end; cancel it if it is stopped from here."""

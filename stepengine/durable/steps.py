@@ -38,7 +38,7 @@ from stepengine.durable.step_records import ReservedStep
 from stepengine.durable.wire import mark_usage_uncertain, parse_answers
 from stepengine.errors import DataError, StepEngineError, UnknownOutcome
 from stepengine.journal.encoding import bare, encode_effect, restored
-from stepengine.journal.recorder import Attempts
+from stepengine.journal.recorder import AttemptsIO
 from stepengine.journal.records import format_address
 from stepengine.runtime.core_performer import is_deferred
 from stepengine.runtime.logs import LOGGER
@@ -277,7 +277,7 @@ class Steps:
             # count against its limit (durable:U21).
             async with run.effects:
                 outcome = await self._inner.perform(
-                    item, Attempts((io, attempts, io.emit)) if isinstance(item.effect, CallModel) else io
+                    item, AttemptsIO(io, attempts) if isinstance(item.effect, CallModel) else io
                 )
             outcome = mark_usage_uncertain(outcome) if again else outcome
             return self._outcomes.encode_received(item, outcome, attempts)

@@ -258,14 +258,13 @@ class ReplayedTree:
 
     def _send(self, run: ReplayedRun, outcome: Outcome | None) -> None:
         """Send an outcome to a machine, and let it continue to its next effect or its end."""
-        send = run.machine.send
         run.effect, run.waits, run.slots = None, {}, {}
         try:
-            effect = send(outcome)
+            effect = run.machine.send(outcome)
             while isinstance(effect, (Notify, Compute)):
                 # What is to be worked out is worked out here and now: nobody else waits while somebody steps.
                 kept = self._resources.setdefault(run.path.rpartition(".")[0], RunResources())
-                effect = send(run_compute(effect, kept) if isinstance(effect, Compute) else None)
+                effect = run.machine.send(run_compute(effect, kept) if isinstance(effect, Compute) else None)
         except StopIteration as stop:
             run.finished = stop.value
             self._close_resources(run.path)

@@ -246,7 +246,7 @@ class _AgentSource:
             value = ast.literal_eval(node)
         except ValueError:
             return
-        if type(value) in SCALARS and not isinstance(node, ast.Name):
+        if isinstance(value, SCALARS) and not isinstance(node, ast.Name):
             yield self._make_part(name, node)
 
     def _parts_of_tool_functions(self) -> Iterator[Part]:

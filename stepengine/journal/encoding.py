@@ -39,7 +39,6 @@ from stepengine.data.record_sizes import (
     MAX_INLINE_CHARS,
     MAX_LINE_BYTES,
     MAX_VALUE_BYTES,
-    SHORT,
     find_length_problem,
 )
 from stepengine.data.state import ChildResult, RunStatus
@@ -246,7 +245,9 @@ def _encode_argument(value: object) -> object:
 
 def _shorten_argument(form: object) -> object:
     """Return the stored form of an argument, or a placeholder with its type and length if it is not a short value."""
-    is_short = type(form) in SHORT or (isinstance(form, str) and len(form) <= SHORT_ARGUMENT_CHARS)
+    is_short = (
+        len(form) <= SHORT_ARGUMENT_CHARS if isinstance(form, str) else form is None or isinstance(form, int | float)
+    )
     return form if is_short else {"type": "object", "name": type(form).__name__, "bytes": len(compact(form).encode())}
 
 
@@ -278,8 +279,9 @@ def must_be_durable(item: Item, form: Form) -> bool:
 
     *form* is its stored form. Of calls of tools ``encode_call`` says it.
     """
-    kind = type(item.effect)
-    return kind is AskPerson or (kind not in RUNS and kind not in WAITS and not form.get("idempotent"))
+    if isinstance(item.effect, AskPerson):
+        return True
+    return not isinstance(item.effect, (*RUNS, *WAITS)) and not form.get("idempotent")
 
 
 def changes_world_again(form: object) -> bool:

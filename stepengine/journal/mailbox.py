@@ -139,16 +139,16 @@ class MailboxMessage:
         return self.kind, self.path, self.topic, to_compact_json(self.value)
 
 
-def _find_letter_problem(letter: MailboxMessage) -> str:
+def _find_letter_problem(letter: Any) -> str:
     """Return the reason why a mailbox message is invalid, or ``""``."""
-    if type(letter.kind) is not str or letter.kind not in KINDS:
+    if not isinstance(letter.kind, str) or letter.kind not in KINDS:
         return (
             f"a mailbox message is one of {', '.join(get_args(MailboxMessageKind))}, not {_shorten_value(letter.kind)}"
         )
     if not _is_valid_name(letter.id):
         return f"the id of a mailbox message has 1 to {MAX_NAME_CHARS} printable characters, which {_shorten_value(letter.id)} has not"
     try:
-        is_path = type(letter.path) is str and len(letter.path) <= MAX_PATH_CHARS
+        is_path = isinstance(letter.path, str) and len(letter.path) <= MAX_PATH_CHARS
         check_address(letter.path if is_path else "?", 0)
     except ValueError:
         return f'a mailbox message goes to the path of a run, such as "" or "3.2", which {_shorten_value(letter.path)} is not'
@@ -159,16 +159,16 @@ def _find_letter_problem(letter: MailboxMessage) -> str:
     return _find_topic_problem(letter) or _find_value_problem(letter)
 
 
-def _find_topic_problem(letter: MailboxMessage) -> str:
+def _find_topic_problem(letter: Any) -> str:
     topic, given = letter.topic, _shorten_value(letter.topic)
     if letter.kind == "message":
-        if type(topic) is not str or not 1 <= len(topic) <= MAX_NAME_CHARS or not TOPIC.issuperset(topic):
+        if not isinstance(topic, str) or not 1 <= len(topic) <= MAX_NAME_CHARS or not TOPIC.issuperset(topic):
             return f"a topic has 1 to {MAX_NAME_CHARS} ASCII letters, digits and _ - . : /, which {given} has not"
     elif letter.kind == "answer":
         if not _is_valid_name(topic):
             return f"the topic of an answer is the id of its question, 1 to {MAX_NAME_CHARS} printable characters, not {given}"
     elif letter.kind == "result":
-        if type(topic) is not str or not topic.isascii() or not topic.isdecimal() or len(topic) > MAX_CALL_DIGITS:
+        if not isinstance(topic, str) or not topic.isascii() or not topic.isdecimal() or len(topic) > MAX_CALL_DIGITS:
             return f"the topic of a result is the number of its call, such as '3', not {given}"
     elif topic != "":
         return f"a mailbox message of the kind {letter.kind!r} has no topic, and {given} was given"
@@ -181,7 +181,7 @@ def _find_value_problem(letter: MailboxMessage) -> str:
     # later, and the sender that could mend it would be told that all was well.
     if letter.kind == "answer" and not isinstance(value, bool | str):
         try:
-            is_answer = type(restored(value)) is Answer
+            is_answer = isinstance(restored(value), Answer)
         except (StepEngineError, *UNREADABLE):
             is_answer = False
         if not is_answer:
@@ -197,7 +197,7 @@ def _find_value_problem(letter: MailboxMessage) -> str:
 
 
 def _is_valid_name(text: object) -> bool:
-    return type(text) is str and 1 <= len(text) <= MAX_NAME_CHARS and text.isprintable()
+    return isinstance(text, str) and 1 <= len(text) <= MAX_NAME_CHARS and text.isprintable()
 
 
 def _shorten_value(value: object) -> str:
@@ -245,11 +245,11 @@ class StoredMessage(NamedTuple):
             raise JournalCorrupt(msg)
         members: Mapping[str, Any] = parse_members(line, where)
         try:
-            if type(members["kind"]) is str and members["kind"] not in KINDS:
+            if isinstance(members["kind"], str) and members["kind"] not in KINDS:
                 return None
             names = [field.name for field in attrs.fields(MailboxMessage)]
             given = {name: members[name] for name in names} | {"sent": datetime.fromisoformat(members["sent"])}
-            if type(members["run"]) is not str:
+            if not isinstance(members["run"], str):
                 msg = "the id of its run should be a text"
                 raise TypeError(msg)
             return cls(members["run"], MailboxMessage(**given))

@@ -297,7 +297,7 @@ def decide_outcome(
     )
     remedy = "Perform.idempotent(...)" if isinstance(effect, CallFunction) else IDEMPOTENT_TOOL
     msg += f". If it may be done twice, {remedy} repeats it without asking"
-    if type(effect) is CallTool:
+    if isinstance(effect, CallTool):
         msg += f". Its input was: {cut_end(compact(effect.input), SHOWN_CHARS)}"
     return Failure(UnknownOutcome(msg), 0)
 

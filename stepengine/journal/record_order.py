@@ -35,7 +35,7 @@ def reorder_like_original(journal: MemoryJournal, original: Sequence[Record]) ->
     """
     records = journal.records()
     made, kept = _drop_blobs(records), _drop_blobs(original)
-    if len(kept) != len(made) or not all(map(_is_same_record, kept, made)):
+    if list(map(_make_identity_key, kept)) != list(map(_make_identity_key, made)):
         replace_with_derived(journal, _sort_like_original(records, original), journal)
     elif len(made) < len(records):
         following = iter(made)
@@ -61,15 +61,6 @@ def _sort_like_original(records: Sequence[Record], original: Sequence[Record]) -
     made = {_make_identity_key(record) for record in records if isinstance(record, Input)}
     outside = [r for r in original if isinstance(r, Input) and _make_identity_key(r) not in made]
     return sorted([*records, *outside], key=lambda record: places.get(_make_identity_key(record), LAST_PLACE))
-
-
-def _is_same_record(a: Record, b: Record) -> bool:
-    kind = type(a)
-    if kind is not type(b):
-        return False
-    if kind is Intent or kind is Result:
-        return a.path == b.path and a.seq == b.seq  # type: ignore[union-attr]
-    return _make_identity_key(a) == _make_identity_key(b)
 
 
 def _make_identity_key(record: Record) -> tuple[Any, ...]:

@@ -76,16 +76,16 @@ class RecordPlayer:
         replayer = self._replayer
         if self._writer.fatal is not None:
             return self._return_divergence_stop()
-        starts = type(item.effect) in STARTS
+        starts = isinstance(item.effect, STARTS)
         if starts:
             is_background = isinstance(item.effect, Spawn) and item.effect.is_background
             return self._start_background_child(item, io) if is_background else self._repeat_run(item, io)
         address = item.address
         known = replayer.result(address)
-        if self._unknown_calls is not None and type(item.effect) is CallModel:
+        if self._unknown_calls is not None and isinstance(item.effect, CallModel):
             self._unknown_calls.note_model_call(item, is_recorded=known is not None)
         if known is not None:
-            again = type(item.effect) not in CHILD_ENDS and self._past.leeway.performs_again(item.effect)
+            again = not isinstance(item.effect, CHILD_ENDS) and self._past.leeway.performs_again(item.effect)
             return self._perform_and_compare(known, item, io) if again else self._answer_from_record(known, item, io)
         if replayer.halts(item):
             return self._make_record_end_stop(item, io)
@@ -142,7 +142,7 @@ class RecordPlayer:
     async def _answer_from_record(self, known: Result, item: Item, io: IO) -> Single:
         if self._timing.pace is not None:
             await self._timing.pace.reach(known.at)
-        is_of_children = type(item.effect) in CHILD_ENDS
+        is_of_children = isinstance(item.effect, CHILD_ENDS)
         waits = self._replayer.make_cut_future(known, item) if is_of_children else None
         if waits is not None:
             cut, children = waits
@@ -180,7 +180,7 @@ class RecordPlayer:
     async def _make_record_end_stop(self, item: Item, io: IO) -> Single:
         """Return the stop of a run that reached the end of its record and must not continue."""
         questions = render_questions(item) if isinstance(item.effect, AskPerson) else ()
-        stop = self._replayer.ends.stop_at(item.path, questions, waits=type(item.effect) in WAITS)
+        stop = self._replayer.ends.stop_at(item.path, questions, waits=isinstance(item.effect, WAITS))
         if stop.kind == "suspended":
             io.note_suspension(item)
         return attrs.evolve(stop, begun=self._replayer.find_stopped_call(item))
@@ -280,7 +280,7 @@ class RecordPlayer:
         )
         if is_waiting and self._answers.find_decision(address) is None:
             return await self._recorder.perform_live(item._replace(has_begun=True), io, again=True)
-        if type(item.effect) in WAITS:
+        if isinstance(item.effect, WAITS):
             return await self._recorder.perform_live(item._replace(has_begun=True), io, again=True)
         if is_repeatable(item):
             lost = self._make_lost_attempt(item) if isinstance(item.effect, CallModel) else ()

@@ -52,8 +52,7 @@ class RunClock:
             time = STABLE_STEP_MS * sum([n + 1 for n in (*numbers, seq)])
         else:
             time = self._offset + at
-        if time > self.last:  # noqa: PLR1730 - a call less, for every outcome
-            self.last = time
+        self.last = max(self.last, time)
         return time
 
     def advance_to(self, at: int) -> None:

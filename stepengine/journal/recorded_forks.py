@@ -635,6 +635,7 @@ class _CountingPerformer(PaidPerformer):
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Count an effect and pass it on; a model call only when there is money for it."""
+        # By exact class: the effects of a body of a tool count, and not its call.
         self._count.performed += type(item.effect) in (CallTool, CallFunction)
         return super().perform(item, io)
 

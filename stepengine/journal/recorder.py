@@ -12,8 +12,6 @@ import asyncio
 import contextlib
 import copy
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from functools import partial
-from operator import attrgetter, itemgetter
 from typing import TYPE_CHECKING, Any, cast
 
 import attrs
@@ -32,7 +30,7 @@ from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import BodyEnd, Failure, PartialUsage, Single, Stop, Value
 from stepengine.data.questions import to_answer
 from stepengine.data.record_sizes import find_length_problem
-from stepengine.data.state import AgentState, ChildResult
+from stepengine.data.state import ChildResult
 from stepengine.data.usage import NOTHING_USED, Usage, add_cost, add_lost_usage
 from stepengine.errors import ModelError, StepEngineError
 from stepengine.journal.call_writes import CallWrites
@@ -49,15 +47,15 @@ from stepengine.journal.modes import OpenJournal
 from stepengine.journal.records import Address, Input, Intent, Result, make_computed_record, to_compact_json
 from stepengine.journal.run_mailbox import RunMailbox
 from stepengine.journal.run_writer import Outcomes, PendingOutcomes
-from stepengine.machine.plan import Finished, RunPlan
-from stepengine.runtime.core_performer import has_deferred_results
-from stepengine.runtime.performer import IO, Item, Performer, RetryWait
+from stepengine.machine.plan import RunPlan
+from stepengine.runtime.core_performer import is_deferred
+from stepengine.runtime.performer import IO, ForwardingIO, Item, Performer, RetryWait
 
 if TYPE_CHECKING:
     from stepengine.journal.replayer import Replayer
 
 
-STARTS = frozenset({*RUNS, RunInBackground})
+STARTS = (*RUNS, RunInBackground)
 
 
 class Recorder:
@@ -98,7 +96,6 @@ class Recorder:
         self._next: dict[str, int] = {}
         self._has_begun = False
         self._pending = PendingOutcomes(journal.writer)
-        self._unseen: tuple[RunPlan | None, bool] = None, False
 
     # Write-ahead, as a database does: that an effect begins is written before it begins, or a crash in the middle of it
     # would look as if it had never been asked for, and it would happen twice. What must be on the disk by then, and not
@@ -136,11 +133,10 @@ class Recorder:
     def _record_start(self, item: Item) -> tuple[bool, bool]:
         """Compare an effect with the record or record its start; return whether it is new and must be durable."""
         replayer = self._replayer
-        path, effect, _, gather, _ = item
-        kind, seq = type(effect), effect.seq
-        together = None if gather is None else gather.effects[0].seq
+        path, effect, seq = item.path, item.effect, item.effect.seq
+        together = None if item.gather is None else item.gather.effects[0].seq
         if isinstance(effect, CallModel):
-            intent, must = Intent(path, seq, effect, "", together), False
+            intent, must = Intent(path, seq, effect, gather=together), False
         else:
             intent, must = _make_intent(item, together)
         is_new = replayer is None or not replayer.needs_no_intent(item, intent)
@@ -153,9 +149,9 @@ class Recorder:
             except StepEngineError as error:
                 raise self._writer.fail(error) from error.__cause__
         self._next[path] = seq + 1
-        if kind in RUNS:
+        if isinstance(effect, RUNS):
             self._mail.register_run((path, seq))
-        if kind in WAITS and (is_new or self._is_recopied_intent((path, seq))):
+        if isinstance(effect, WAITS) and (is_new or self._is_recopied_intent((path, seq))):
             self._record_wake_time(item)
         return is_new, must
 
@@ -192,7 +188,7 @@ class Recorder:
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Perform an effect of a new run and record it."""
-        return self._run_child(item, io) if type(item.effect) in STARTS else self.perform_live(item, io)
+        return self._run_child(item, io) if isinstance(item.effect, STARTS) else self.perform_live(item, io)
 
     async def _run_child(self, item: Item, io: IO) -> Single:
         """Start a background child, or run a child or tool body to its end."""
@@ -244,19 +240,13 @@ class Recorder:
     # comes later could know.
     async def perform_live(self, item: Item, io: IO, attempts: Sequence[object] = (), *, again: bool = False) -> Single:
         """Perform an effect and record its outcome."""
-        effect, plan = item.effect, item.plan
         if self._writer.fatal is not None and self._replayer is None:
             return Stop("diverged", self._timing.last, self._writer.fatal)
-        kind, noted, noting = type(effect), attempts, io
-        if kind is CallModel:
-            noted = [*attempts]
-            noting = quick_attempts((io, noted, io.emit))
-        elif (
-            kind is CallTool
-            and has_deferred_results(plan.tools.get(effect.tool_name))  # type: ignore[union-attr]
-            and not self._writer.source.stable
-        ):
-            # Whether a result comes before its body has returned is a matter of time, and a stable recording tells of none.
+        noted, noting = [*attempts], io
+        if isinstance(item.effect, CallModel):
+            noting = AttemptsIO(io, noted)
+        # Whether a result comes before its body has returned is a matter of time, and a stable recording tells of none.
+        elif is_deferred(item) and not self._writer.source.stable:
             noting = DeferredIO(io, self._record_deferred_call)
         try:
             outcome: Any = await self._inner.perform(item, noting)
@@ -288,8 +278,7 @@ class Recorder:
         Returns:
             The outcome as it is kept, what becomes durable with it, and what to wait for until then.
         """
-        path, effect, plan, _, _ = item
-        seq = effect.seq
+        path, effect, seq = item.path, item.effect, item.effect.seq
         at = self._timing.record_time(path, seq, outcome.at)
         writes = self._writes.pop_forms(item, again=again) if self._writes.pending else ()
         if isinstance(outcome, Stop):
@@ -309,7 +298,7 @@ class Recorder:
         if not self._writer.waits:
             return settled, (), None
         self._pending.owed.append((item, settled))
-        is_seen = not isinstance(effect, CallModel) or io is None or io.watched or not self._is_reply_unseen(plan)
+        is_seen = not isinstance(effect, CallModel) or io is None or io.watched or not self._is_reply_unseen(item.plan)
         if not is_seen and _is_reply_with_calls(settled):
             return settled, (), None
         return settled, *self._pending.commit()
@@ -318,12 +307,8 @@ class Recorder:
     # the next commit. A handler, a hook or a watcher could already have told somebody of it.
     def _is_reply_unseen(self, plan: RunPlan) -> bool:
         """Return whether only the machine sees a reply: the run has no handler, hooks or tracing."""
-        known, is_unseen = self._unseen
-        if known is not plan:
-            is_alone = plan.definition.handle_steps is None and plan.body is None
-            is_unseen = is_alone and not plan.hooks and not self._is_traced
-            self._unseen = plan, is_unseen
-        return is_unseen
+        is_alone = plan.definition.handle_steps is None and plan.body is None
+        return is_alone and not plan.hooks and not self._is_traced
 
     # Live and replay must see the same value, or a handler would take another way the second time. So what storing
     # changes (secrets that are taken out, errors of classes that only this process knows) is changed before the machine
@@ -368,13 +353,14 @@ class Recorder:
 
 def _make_intent(item: Item, together: int | None) -> tuple[Intent, bool]:
     """Return the intent of an effect other than a model call, and whether it must be durable."""
-    path, effect, plan, _, _ = item
+    effect = item.effect
     if isinstance(effect, CallTool):
-        form, lasts = encode_call(effect, plan)
-        return Intent(path, effect.seq, form, "", together, None, "", None, effect.program_line), lasts
-    form = cast("Mapping[str, Any]", encode_effect(item))
+        form, lasts = encode_call(effect, item.plan)
+    else:
+        form = cast("Mapping[str, Any]", encode_effect(item))
+        lasts = must_be_durable(item, form)
     line = getattr(effect, "program_line", 0)
-    return Intent(path, effect.seq, form, "", together, None, "", None, line), must_be_durable(item, form)
+    return Intent(item.path, effect.seq, form, gather=together, program_line=line), lasts
 
 
 def add_ended_run(stop: Stop, ended: ChildResult | BodyEnd | None) -> Stop:
@@ -418,77 +404,31 @@ def _is_reply_with_calls(outcome: Single) -> bool:
     return ToolCallPart in map(type, outcome.value.content)
 
 
-# A wrapper for one call in place of a field of the effect: the effect is a frozen value that the machine made, and
-# knows no attempts.
-class Attempts(tuple[Any, ...]):
-    """
-    The ``IO`` of one model call: notes its failed attempts, passes everything on.
+class AttemptsIO(ForwardingIO):
+    """The ``IO`` of one model call: adds its failed attempts to a list of record entries."""
 
-    It is made of the other ``IO``, a list of what is noted and what shows events; a tuple, as one is made for each model call.
-    """
+    __slots__ = ("_entries",)
 
-    __slots__ = ()
-
-    _io: IO = property(itemgetter(0))  # type: ignore[assignment]
-    _noted: list[object] = property(itemgetter(1))  # type: ignore[assignment]
-    emit: Any = property(itemgetter(2), doc="Shows an event.")
-    # As in ``RunTree``, in which the question ends.
-    watched = property(attrgetter("_io.watched"), doc="Whether anybody is shown events.")
+    def __init__(self, io: IO, entries: list[object]) -> None:
+        super().__init__(io)
+        self._entries = entries
 
     def attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
         """Record a failed attempt."""
         entry: dict[str, object] = {"error": bare(to_storable_error(failure.error))}
-        self._noted.append(entry | ({"usage": bare(usage)} if usage is not None else {}))
-        return self._io.attempt(failure, usage)
+        self._entries.append(entry | ({"usage": bare(usage)} if usage is not None else {}))
+        return super().attempt(failure, usage)
 
-    def find_stopped_call(self, item: Item) -> PartialUsage | None:
-        """Return the usage of a stopped model call, or ``None`` if it is unknown."""
-        return self._io.find_stopped_call(item)
+
+class DeferredIO(ForwardingIO):
+    """The ``IO`` of one call of a deferred tool: calls *note* when its body has returned."""
+
+    __slots__ = ("_note",)
+
+    def __init__(self, io: IO, note: Callable[[Item], Awaitable[None]]) -> None:
+        super().__init__(io)
+        self._note = note
 
     def note_waiting_call(self, item: Item) -> Awaitable[None]:
-        """Pass on that a call waits."""
-        return self._io.note_waiting_call(item)
-
-    def wait_for_children(
-        self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
-    ) -> Awaitable[dict[str, Any] | None]:
-        """Return the ends of children."""
-        return self._io.wait_for_children(item, paths, cut)
-
-    def note_suspension(self, item: Item) -> None:
-        """Pass on that the tree is suspended for this wait."""
-        self._io.note_suspension(item)
-
-    def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
-        """Run a child."""
-        return self._io.drive(plan, state, path)
-
-
-quick_attempts = partial(tuple.__new__, Attempts)
-
-
-class DeferredIO:
-    """The ``IO`` of one call of a deferred tool: says when its body has returned, passes everything on."""
-
-    __slots__ = (
-        "_io",
-        "attempt",
-        "drive",
-        "emit",
-        "find_stopped_call",
-        "note_suspension",
-        "note_waiting_call",
-        "wait_for_children",
-    )
-
-    def __init__(self, io: IO, note_waiting_call: Callable[[Item], Awaitable[None]]) -> None:
-        self._io = io
-        self.note_waiting_call = note_waiting_call
-        self.emit, self.attempt, self.drive = io.emit, io.attempt, io.drive
-        self.find_stopped_call = io.find_stopped_call
-        self.wait_for_children, self.note_suspension = io.wait_for_children, io.note_suspension
-
-    @property
-    def watched(self) -> bool:
-        """Whether anyone receives events."""
-        return self._io.watched
+        """Record that the call only waits."""
+        return self._note(item)

@@ -185,7 +185,7 @@ class UnknownCalls:
 
 def convert_to_denial(item: Item, decided: Single) -> Single:
     """Return the outcome of a call about which a person said no: of a tool or child a denial, as for a first call."""
-    if isinstance(decided, Failure) and type(item.effect) is CallTool:
+    if isinstance(decided, Failure) and isinstance(item.effect, CallTool) and not isinstance(item.effect, CallBody):
         return Value(ToolResult.error(f"A person denied the call of {item.effect.tool_name}.", status="denied"), 0)
     if isinstance(decided, Failure) and isinstance(item.effect, Spawn):
         return Failure(PermissionDenied(f"A person denied the start of the agent {item.effect.agent_id!r}."), 0)

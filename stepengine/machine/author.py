@@ -108,7 +108,7 @@ def make_bad_yield(what: str, value: object, location: str, accepted: str = ACCE
 def find_long_yield(what: str, value: object) -> InputError | None:
     """Return the error for a yielded value that is too long for a record; ``None`` if it is not."""
     # The arguments of a function are its own, and may be anything: a record holds only what they are compared by.
-    if type(value) is Perform or not (why := find_length_problem(value)):
+    if isinstance(value, Perform) or not (why := find_length_problem(value)):
         return None
     msg = f"{what} yielded a {type(value).__name__} that is too long: {why}; write what is long to a file and pass its path"
     return InputError(msg, issues=(why,))

@@ -96,7 +96,3 @@ class Budget:
             )
             self.reach(LimitExceeded(msg, kind="denials", limit=most))
         return in_a_row
-
-    def allow(self, tool_name: str) -> None:
-        """Reset the count of denied calls of a tool."""
-        self.denied.pop(tool_name, None)

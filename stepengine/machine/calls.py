@@ -165,7 +165,7 @@ def finish_pending_call(call: ToolMember) -> Flow[None]:
         LimitReached: when a budget was spent; the call has an error result.
     """
     runs, given = cast("Ordinary", cast("ToolBinding", call.binding).runs), call.result
-    yield from _run_steps(call, runs.follow(call.input, given))  # type: ignore[misc,arg-type]
+    yield from _run_steps(call, runs.follow(call.input, given))  # type: ignore[misc]
 
 
 def _drive_call(call: ToolMember) -> Flow[ToolResult]:
@@ -826,15 +826,10 @@ class ToolMember(EffectMember):
     )
 
     def __init__(self, run: RunState, asked: ToolCallPart, source: Source, binding: ToolBinding | None) -> None:
-        # Without `super().__init__`, which would cost a call for each call of a model.
-        self.run = run
+        super().__init__(run)
         self.asked = asked
         self.source: Source = source
         self.binding = binding
-        self.handed_out: Sequence[Leaf] = ()
-        self.result: ToolResult | None = None
-        self.failure = None
-        self.program_line = 0
         self.accepted: ToolCallPart | None = None
         self.is_closed = self.is_fault = False
         self._validated: Validated | None = None
@@ -942,10 +937,8 @@ class ToolMember(EffectMember):
         run, asked, validated, binding = self.run, self.asked, self._validated, self.binding
         assert binding is not None and validated is not None  # noqa: S101, PT018
         self._started = run.effects.now
-        # Denials are counted in a row: a call that is allowed ends the row. Hardly a run has any, so most calls save the
-        # call of the method.
-        if run.budget.denied:
-            run.budget.allow(binding.spec.name)
+        # Denials are counted in a row: a call that is allowed ends the row.
+        run.budget.denied.pop(binding.spec.name, None)
         match binding.runs:
             case Ordinary():
                 self.handed_out = (self._make_effect(CallTool, validated),)
@@ -1041,8 +1034,7 @@ class ToolMember(EffectMember):
         """Set the result of a call that ended at *ended_at*, count its cost, and apply its change to the run."""
         # Both are times of the run and not of a clock, so a replay shows the same. A clock that was set back could make
         # it negative.
-        took = ended_at - self._started
-        self._duration = took if took > 0 else 0  # noqa: FURB136 - a call less
+        self._duration = max(0, ended_at - self._started)
         self.result = result.with_call(self.asked)
         if result.credits_used:
             self.run.spent.count_credits(result.credits_used)

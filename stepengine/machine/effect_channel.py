@@ -85,28 +85,21 @@ class EffectChannel:
             return self._receive_all(outcome, effect.effects)
         # A driver that answers with something else is a bug in that driver, and there are several (the loop, walks, the
         # simulation, the debugger). Without this it would show much later, as an AttributeError in an author's handler.
-        kind = type(outcome)
-        if kind is not Value and kind is not Failure and kind is not Stop:
+        if not isinstance(outcome, (Value, Failure, Stop)):
             msg = f"the driver answered a {type(effect).__name__} with {outcome!r}"
             raise StepEngineError(msg)
-        if kind is Stop:
-            self.now = max(self.now, outcome.at)
-            return self._record_stop(outcome, effect)
-        self.record_arrival(outcome)
-        if kind is Failure:
-            self._record_failure(outcome.error, effect)
-        received: Single = outcome
-        return received
-
-    def record_arrival(self, outcome: Value | Failure) -> None:
-        """Record the time of an outcome and the messages sent to the run meanwhile."""
         # The only clock of a run: the time of its latest outcome. Outcomes of a group may come back in another order
         # than they ended, hence the maximum; time never goes back (reliability:MP32).
         self.now = max(self.now, outcome.at)
+        if isinstance(outcome, Stop):
+            return self._record_stop(outcome, effect)
         # Messages that were sent to the run travel inside the outcome of the effect during which they came. So they
         # stand in its record, and a replay has them at the same place (replay:J16).
         if outcome.inputs:
             self._history.inbox.extend(outcome.inputs)
+        if isinstance(outcome, Failure):
+            self._record_failure(outcome.error, effect)
+        return outcome
 
     def _receive_all(self, outcome: Any, effects: Sequence[Leaf]) -> Gathered:
         # The number is checked, since outcomes belong to their effects by position alone: one that is missing would

@@ -150,7 +150,7 @@ def _check_returned_output(run: RunState, returned: Any, error: Exception) -> No
     where = location_of(unwrap_function(handler))
     what = f"handle_steps of agent {run.plan.definition.id!r} ({where})"
     hint = hint_at_mistake(returned)
-    if kind is CoroutineType:
+    if issubclass(kind, CoroutineType):
         returned.close()
     if hint:
         msg = f"{what} returned a {kind.__name__}{hint}"

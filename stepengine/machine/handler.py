@@ -62,7 +62,7 @@ from stepengine.machine.step import (
 Answer: TypeAlias = Flow[y.StepResult]
 # Told once a handler may tidy up and return what it has; told twice it will not listen (reliability:GN09).
 MAX_LIMIT_THROWS = 2
-SPAWNS = frozenset({y.ToolCall, y.AgentCall, y.Parallel})
+SPAWNS = (y.ToolCall, y.AgentCall, y.Parallel)
 """What may ask for children."""
 YIELDS = rows_for("handler")
 OF_TOOLS = rows_for("tool")
@@ -111,7 +111,7 @@ def run_handler(run: RunState, author: Author) -> Flow[Any]:
                 # The frames of the throw hold on to whole states.
                 error.__traceback__ = None
             else:
-                if type(asked) in SPAWNS and _can_have_spawned(run, asked):
+                if isinstance(asked, SPAWNS) and _can_have_spawned(run, asked):
                     _warn_of_ignored_failures(run, author, asked, answer)
                 asked = author.send(answer)
         return _output_from_return(run, author, asked.value)

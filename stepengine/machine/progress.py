@@ -6,8 +6,6 @@ from stepengine.data.models import StopReason
 from stepengine.machine.author import Author
 from stepengine.machine.budget import Budget
 
-MAX_TOKENS = StopReason.MAX_TOKENS
-
 
 class Progress:
     """
@@ -74,7 +72,7 @@ class Progress:
         self._budget.count_step_taken()
         self.step_index += 1
         self.stop_reason = reason
-        self.truncated = reason is MAX_TOKENS
+        self.truncated = reason is StopReason.MAX_TOKENS
         self.thoughts_in_a_row = self.thoughts_in_a_row + 1 if only_thoughts else 0
 
     def end_step(self) -> None:

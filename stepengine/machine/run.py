@@ -19,7 +19,7 @@ from stepengine.data.effects import RUNS, WAITS, AskPerson, Effect, Gather, Noti
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import TextPart, UserMessage
-from stepengine.data.outcomes import Failure, Gathered, Outcome, Stop, Value
+from stepengine.data.outcomes import Failure, Gathered, Outcome, Stop
 from stepengine.data.record_sizes import cut_error
 from stepengine.data.state import AgentState, ChildResult, RunPhase, RunStatus, cancel_suspended, join_warnings
 from stepengine.data.tools import timeout_text
@@ -189,7 +189,7 @@ NO_WORK = (AskPerson, *RUNS, *WAITS)
 def _is_waiting(effect: Effect) -> bool:
     """Return whether an effect waits for a person, a time, a message or a run, so that it is not work of the body."""
     members = effect.effects if isinstance(effect, Gather) else (effect,)
-    return any(type(member) in NO_WORK for member in members)
+    return any(isinstance(member, NO_WORK) for member in members)
 
 
 def _run_body_to_end(run: RunState, body: ToolBody) -> Flow[_Ending]:
@@ -215,7 +215,7 @@ def _log_body_failure(run: RunState, body: ToolBody, error: StepEngineError) -> 
     log(f"tool {body.tool_name!r} raised {type(cause).__name__}", traceback=trace)
 
 
-def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls less for each effect of a run
+def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - one loop, so that an effect passes one generator
     """
     Run *flow* and pass its effects to the driver.
 
@@ -223,11 +223,9 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
     updated from an outcome before *flow* receives it. After a stop no effect is passed on: ``Stopped`` is raised in *flow* instead.
     """
     # The one place where the machine meets the world. Whoever needs something yields it here through any number of
-    # `yield from`s, so no part of the machine has to know how events are shown, time is kept or a stop is handled. It
-    # costs 4 % of a bare step, and took the place of three ways that each did half of it.
-    send, sides, watched = flow.send, run.side_events, run.plan.watched
+    # `yield from`s, so no part of the machine has to know how events are shown, time is kept or a stop is handled.
     try:
-        effect = send(None)
+        effect = flow.send(None)
         while True:
             is_shown = isinstance(effect, Notify)
             # After a stop nothing is handed out. It is raised where the part of the machine asks, so that each
@@ -236,34 +234,25 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - two calls
                 effect = flow.throw(Stopped(run.effects.stop))
                 continue
             # What a handler or tool said before this effect is shown before it, in the order in which it happened.
-            if sides.waiting or (not is_shown and watched()):
-                # Not `yield from map(...)`: a function that C calls takes twice as long.
-                for event in sides.events_before(effect):
-                    yield Notify(event)
+            if run.side_events.waiting or (not is_shown and run.plan.watched()):
+                yield from map(Notify, run.side_events.events_before(effect))
             outcome = yield effect
             if is_shown:
-                effect = send(None)
-                continue
-            if isinstance(outcome, Value) and not isinstance(effect, Gather):
-                # All that ``receive`` does with what nearly every outcome is.
-                run.effects.record_arrival(outcome)
-                if run.effects.sources is not None:
-                    run.effects.sources.receive(effect, outcome)  # type: ignore[arg-type]  # what is only shown is gone by now
-                effect = send(outcome)
+                effect = flow.send(None)
                 continue
             try:
                 # A spent limit may ask a person for more, which is an effect of its own: so it is looked at here,
                 # before anybody takes the failure for the end.
-                kind = type(outcome)
-                may_ask = kind is Failure or (kind is Gathered and Failure in map(type, outcome.outcomes))  # type: ignore[union-attr]
-                outcome = (yield from ask_to_raise_limits(run, effect, outcome)) if may_ask else outcome  # type: ignore[arg-type]
-                received = run.effects.receive(outcome, effect)  # type: ignore[arg-type]  # what is only shown is gone by now
+                outcomes = outcome.outcomes if isinstance(outcome, Gathered) else (outcome,)
+                if Failure in map(type, outcomes):
+                    outcome = yield from ask_to_raise_limits(run, effect, outcome)  # type: ignore[arg-type]  # it is not shown
+                received = run.effects.receive(outcome, effect)  # type: ignore[arg-type]
                 if run.effects.sources is not None:
                     run.effects.sources.receive(effect, received)  # type: ignore[arg-type]
             except StepEngineError as error:
                 effect = flow.throw(error)
             else:
-                effect = send(received)
+                effect = flow.send(received)
     except StopIteration as stop:
         returned: T = stop.value
         return returned

@@ -9,7 +9,7 @@ import attrs
 
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import ToolCallLog, ToolMessage
-from stepengine.data.result_cuts import get_limit, shorten_parts
+from stepengine.data.result_cuts import RESULT_CHARS, shorten_parts
 from stepengine.data.state import AgentState
 from stepengine.data.tools import READ_OUTPUT, RECALL_HISTORY, ToolBinding, ToolLike, ToolSpec
 from stepengine.machine.history import CallIds, RunHistory
@@ -39,7 +39,8 @@ class ResultShortener:
     def __call__(self, message: ToolMessage, chars: int) -> ToolMessage:
         """Return a result of *chars* characters as the model is shown it: *message* itself if it is not too long."""
         binding = self.bindings.get(message.tool_name)
-        limit = get_limit(None if binding is None else binding.spec.max_chars)
+        most = None if binding is None else binding.spec.max_chars
+        limit = RESULT_CHARS if most is None else most
         if chars <= limit:
             return message
         shorten_json = None if binding is None else binding.shorten_json

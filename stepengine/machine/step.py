@@ -54,9 +54,7 @@ MAX_CONTINUATIONS = 5
 # (generator-contract:G51).
 MAX_THOUGHT_REPLIES = 3
 PLAIN = StepWith()
-PAUSE, ERROR, MAX_TOKENS = StopReason.PAUSE, StopReason.ERROR, StopReason.MAX_TOKENS
-COMPLETED = RunStatus.COMPLETED
-UNFINISHED = frozenset({PAUSE, ERROR, MAX_TOKENS})
+UNFINISHED = frozenset({StopReason.PAUSE, StopReason.ERROR, StopReason.MAX_TOKENS})
 # Each continuation may be as long as the output limit again; a model that repeats itself would be paid for its whole
 # budget.
 MAX_CUT_CONTINUATIONS = 3
@@ -203,7 +201,7 @@ def _run_step(run: RunState, over: StepWith) -> Flow[TurnComplete]:
         if ended and calls and not reply.has_words:
             _warn_of_missing_answer(run, calls)
         if watched():
-            yield Notify(_make_end_event(run, ended, COMPLETED))
+            yield Notify(_make_end_event(run, ended, RunStatus.COMPLETED))
     except BaseException as error:
         # Yielding in an `except` is allowed here since whoever closes the machine is told nothing more: to a
         # `GeneratorExit` no value may be yielded.
@@ -422,7 +420,7 @@ def _complete_reply(run: RunState, request: ModelRequest, purpose: Purpose, repl
         ModelError: when the reply ended with an error.
     """
     for _ in range(MAX_CONTINUATIONS):
-        if reply.stop_reason is not PAUSE:
+        if reply.stop_reason is not StopReason.PAUSE:
             break
         reply = _join_replies(reply, (yield from _request_continuation(run, request, purpose, reply)))
     for _ in range(MAX_CUT_CONTINUATIONS):
@@ -435,7 +433,7 @@ def _complete_reply(run: RunState, request: ModelRequest, purpose: Purpose, repl
         asked = UserMessage(system_reminder(CONTINUE_TEXT))
         reply = _join_replies(reply, (yield from _request_continuation(run, request, purpose, reply, asked)))
     # Raised after all continuations: what a provider calls an error in its last part makes the whole reply worthless.
-    if reply.stop_reason is ERROR:
+    if reply.stop_reason is StopReason.ERROR:
         msg = (
             f"the model {request.model!r} ended its reply with an error ({reply.raw_stop_reason or 'no reason given'})"
         )
@@ -456,7 +454,7 @@ def _request_continuation(
 
 def _is_cut_text(reply: ModelReply) -> bool:
     """Return whether a reply without calls was cut at the output limit."""
-    if reply.stop_reason is not MAX_TOKENS or not reply.text_without_thoughts.strip():
+    if reply.stop_reason is not StopReason.MAX_TOKENS or not reply.text_without_thoughts.strip():
         return False
     # Thoughts may stand before it, since they go back as they came; half a call may not.
     return all(isinstance(part, (TextPart, ThinkingPart)) for part in reply.content)
@@ -491,12 +489,12 @@ def _assign_ids(run: RunState, reply: ModelReply) -> StepReply:
             parts.append(part)
         # Its input is half of something, which may even parse. Kept as text the model sees what it had begun; kept as a
         # call somebody would carry it out (reliability:MP55).
-        elif index == last and reply.stop_reason is MAX_TOKENS:
+        elif index == last and reply.stop_reason is StopReason.MAX_TOKENS:
             parts.append(TextPart(f"[cut off: {part.tool_name} {part.raw_input or compact(part.input)}]"))
         else:
             # Our own ids, and not the provider's: calls of handlers have none from anywhere, some providers send none, or
             # one twice (reliability:MP49), and with counters the same run has the same ids on every replay.
-            call = part.with_id(run.tools.call_ids.new())
+            call = attrs.evolve(part, tool_call_id=run.tools.call_ids.new())
             parts.append(call)
             calls.append(call)
     return StepReply(reply, AssistantMessage(tuple(parts)), calls, len(calls) < len(parts))
@@ -548,8 +546,7 @@ def _is_only_thoughts(reply: ModelReply) -> bool:
     # Anything else (a call, an image, a refusal, what nobody understands) says something, and ends the turn or goes on
     # by its own rule.
     for part in reply.content:
-        kind = type(part)
-        if kind is not TextPart and kind is not ThinkingPart:
+        if not isinstance(part, (TextPart, ThinkingPart)):
             return False
     return not reply.text_without_thoughts.strip() and not _is_empty_reply(reply.content)
 

@@ -50,7 +50,6 @@ __tracebackhide__ = True  # a failed test ends at its author's line
 ASSISTANT_PARTS = (TextPart, ThinkingPart, RefusalPart, ToolCallPart, ImagePart, DocumentPart, OpaquePart, CitationPart)
 SHOWN_MESSAGES = 3
 """The number of last messages in an error, which identify an unexpected request."""
-TOOL_USE, END_TURN = StopReason.TOOL_USE, StopReason.END_TURN
 SHOWN_CHARS = 200
 """About two lines for each message of an error in a test."""
 
@@ -165,7 +164,7 @@ def _make_reply(
 ) -> ModelReply:
     dollars = None if cost is None else _parse_cost(cost)
     if stop_reason is None:
-        reason = TOOL_USE if ToolCallPart in map(type, content) else END_TURN
+        reason = StopReason.TOOL_USE if ToolCallPart in map(type, content) else StopReason.END_TURN
         return ModelReply(content, usage=usage, cost=dollars, stop_reason=reason)
     return ModelReply(content, usage=usage, cost=dollars, stop_reason=StopReason(stop_reason))
 

@@ -63,8 +63,7 @@ class TreeClock:
 
     def elapsed(self) -> int:
         """Return milliseconds since the root run was created."""
-        now_ms = self.now_ms
-        return now_ms() - self._start
+        return self.now_ms() - self._start
 
     def now(self) -> datetime:
         """Return the run's time (UTC)."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from decimal import Decimal
 from functools import partial
@@ -66,7 +66,7 @@ from stepengine.data.record_sizes import (
     select_fitting,
 )
 from stepengine.data.state import AgentState, ChildResult, RunStatus, prompt_tokens
-from stepengine.data.tools import Asking, Ordinary, ToolAnnotations, ToolBinding, ToolSpec, Yielding
+from stepengine.data.tools import Asking, Ordinary, ToolAnnotations, ToolSpec, Yielding
 from stepengine.data.usage import Usage, add_cost, add_lost_usage
 from stepengine.data.waits import ChildRef
 from stepengine.errors import (
@@ -99,16 +99,6 @@ if TYPE_CHECKING:
     from stepengine.runtime.prices import Prices
 
 
-class _DoneAwaitable:
-    """An awaitable that is done at once, again and again; a coroutine would have to be made for every effect."""
-
-    __slots__ = ()
-
-    def __await__(self) -> Iterator[object]:
-        return iter(())
-
-
-NOTHING = cast("Awaitable[None]", _DoneAwaitable())
 Waited = TypeVar("Waited")
 
 
@@ -137,7 +127,7 @@ class OutcomeMaker:
         # What was sent to the run travels in the outcome of the effect during which it came: so it is recorded with it,
         # and a replay hears it at the same place (replay:J16).
         # A reply was measured before it was priced.
-        if type(value) is not ModelReply and may_be_long(value):
+        if not isinstance(value, ModelReply) and may_be_long(value):
             value = _fit_value(item, value)
             if isinstance(value, StepEngineError):
                 return self.failure(item, value)
@@ -204,9 +194,8 @@ class CorePerformer:
         self._providers: dict[str, ModelProvider] = {}
         self._prices = prices
 
-    def begin(self, batch: Sequence[Item]) -> Awaitable[None]:
+    async def begin(self, batch: Sequence[Item]) -> None:
         """Do nothing: effects need no preparation."""
-        return NOTHING
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Perform one effect."""
@@ -355,17 +344,16 @@ class CorePerformer:
 
     async def _call_tool(self, item: Item, io: IO) -> Single:
         """Run one tool; a failing body is an error result."""
-        effect: CallTool
-        _, effect, plan, _, has_begun = item  # type: ignore[assignment]
-        binding = plan.tools.get(effect.tool_name)
+        effect: CallTool = item.effect  # type: ignore[assignment]
+        binding = item.plan.tools.get(effect.tool_name)
         tool = binding.runs.tool if binding is not None and isinstance(binding.runs, Ordinary) else None
         try:
             if binding is None or tool is None:
-                msg = f"the tool {effect.tool_name!r} of agent {plan.definition.id!r} cannot be carried out here"
+                msg = f"the tool {effect.tool_name!r} of agent {item.plan.definition.id!r} cannot be carried out here"
                 raise StepEngineError(msg)  # noqa: TRY301
             # The body has returned in a process before this one, and only its result is missing (`deferred=True`): to
             # run it again would begin the work a second time.
-            if has_begun:
+            if item.has_begun:
                 return self._outcomes.value(item, await self._wait_for_delivery(item, None, io))
             # The machine has validated the input and hands the converted arguments along. Only an effect that was made
             # from a record has none, and is validated here.
@@ -373,7 +361,7 @@ class CorePerformer:
             if arguments is None:
                 arguments = binding.validate(effect.input).arguments
             ctx: ToolContext = _LazyToolContext(item, effect, self._tree)  # type: ignore[assignment]
-            seconds = plan.get_call_seconds(effect.tool_name)
+            seconds = item.plan.get_call_seconds(effect.tool_name)
             running = tool.execute(arguments, ctx, overrides=self._services.tools.overrides, seconds=seconds)
             # Rules about files judge what is opened, and not the path that was written in the call: between the two
             # there may be links. So they travel with the call to where files are opened (reliability:FP4).
@@ -627,18 +615,16 @@ def _with_cause(error: PerformError, cause: BaseException) -> PerformError:
 # --- what model calls need ---------------------------------------------------------------------------------------------
 
 
+@attrs.define
 class _StreamedChars:
     """How many characters of one reply were streamed."""
 
-    # By hand: what attrs writes for a class takes each start 0.3 ms.
-    __slots__ = ("said", "thought")
-
-    def __init__(self) -> None:
-        self.said = self.thought = 0
+    said: int = 0
+    thought: int = 0
 
     def count(self, delta: ModelDelta) -> None:
         """Count the characters of a streamed piece."""
-        if isinstance(delta, ToolCallChunk):
+        if isinstance(delta, TextChunk | ToolCallChunk):
             self.said += len(delta.text)
         elif isinstance(delta, ThinkingChunk):
             self.thought += len(delta.text)
@@ -691,18 +677,11 @@ async def _stream_reply(provider: ModelProvider, request: ModelRequest, item: It
     """Stream a reply, show its events and return it."""
     shown, heard = False, _StreamedChars()
     calls: dict[int, tuple[str, str]] = {}
-    path, seq, emit = item.path, item.effect.seq, io.emit
     try:
         # Closed at once on every way out: a stream that is left to the collector keeps its connection, and the provider
         # goes on producing what is paid for.
         async with aclosing(cast("Any", provider.stream(request))) as deltas:
             async for delta in deltas:
-                if isinstance(delta, TextChunk):  # most are, so nothing more is called for it
-                    text = delta.text
-                    heard.said += len(text)
-                    emit(TextDelta(path=path, seq=seq, text=text))
-                    shown = True
-                    continue
                 if isinstance(delta, ReplyDone):
                     return delta.reply
                 heard.count(delta)
@@ -934,10 +913,6 @@ class _ToolOutput(LineLogger):
 def is_deferred(item: Item) -> bool:
     """Return whether an effect is a call of a tool whose result comes from outside."""
     effect = item.effect
-    return type(effect) is CallTool and has_deferred_results(item.plan.tools.get(effect.tool_name))
-
-
-def has_deferred_results(binding: ToolBinding | None) -> bool:
-    """Return whether the results of a tool come from outside."""
+    binding = item.plan.tools.get(effect.tool_name) if isinstance(effect, CallTool) else None
     runs = None if binding is None else binding.runs
     return isinstance(runs, Ordinary) and getattr(runs.tool, "deferred", False)

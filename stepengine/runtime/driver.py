@@ -14,9 +14,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, Literal, Protocol, cast
+
+import attrs
 
 from stepengine.data.effects import (
     RUNS,
@@ -39,28 +41,11 @@ from stepengine.errors import ReplayDivergence
 from stepengine.machine.plan import Finished
 from stepengine.machine.signals import belongs_to_caller
 from stepengine.runtime.background import TreeWithBackground
-from stepengine.runtime.core_performer import NOTHING, has_deferred_results
-from stepengine.runtime.effect_events import (
-    make_end_events,
-    make_model_finished,
-    make_model_started,
-    make_start_events,
-    make_tool_finished,
-    make_tool_started,
-)
+from stepengine.runtime.core_performer import is_deferred
+from stepengine.runtime.effect_events import make_end_events, make_start_events
 from stepengine.runtime.failfast import FailFastGroup, StopOnFailure
 from stepengine.runtime.messages import find_received_message
-from stepengine.runtime.performer import (
-    CALLS,
-    IO,
-    Item,
-    Performer,
-    child_path,
-    is_repeatable,
-    quick_item,
-    run_compute,
-    wrap_error,
-)
+from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable, run_compute, wrap_error
 from stepengine.runtime.tree_protocols import Performers
 
 if TYPE_CHECKING:
@@ -68,13 +53,8 @@ if TYPE_CHECKING:
     from stepengine.data.state import AgentState
     from stepengine.machine.plan import RunPlan
 
-# These three are what a run asks for at every step, so that a shorter way for them is felt. Everything else takes the
-# way through all wrappers, which is always right; a child has to, since the meter reserves a share of the limits for
-# it.
-BARE = (CallModel, CallTool, CallFunction)
-"""What may go to a direct performer."""
-ROOM_OF: Mapping[type[Any], type[Any]] = {CallBody: CallTool}
-"""The kind whose room an effect takes, where that is not its own."""
+DIRECT = (CallModel, CallTool, CallFunction)
+"""The effects for which ``RunTask.direct`` is enough, by their exact class: the body of a tool is a run, which the meter counts."""
 EFFECTS_PER_TURN = 64
 """After so many effects other tasks get their turn: a scripted run would starve the loop."""
 LAST_TURN_SECONDS = 1.0
@@ -113,6 +93,7 @@ class DrivenTree(TreeWithBackground, Protocol):
         """The performers of its effects."""
 
 
+@attrs.define(eq=False)
 class TaskCancellation:
     """
     Cancels the task that drives a run, and distinguishes this cancellation from those by others.
@@ -123,12 +104,9 @@ class TaskCancellation:
         task: The task; ``None`` while no task drives the run.
     """
 
-    __slots__ = ("_earlier", "_is_requested", "task")
-
-    def __init__(self) -> None:
-        self.task: asyncio.Task[object] | None = None
-        self._earlier = 0
-        self._is_requested = False
+    task: asyncio.Task[object] | None = None
+    _earlier: int = 0
+    _is_requested: bool = False
 
     def enter(self) -> None:
         """Register the current task as the one that drives the run."""
@@ -175,6 +153,7 @@ class TaskCancellation:
         return self.task.cancelling() - self._is_requested > self._earlier
 
 
+@attrs.define(eq=False, repr=False)
 class RunTask:
     """
     One run of a tree; ``stop`` may be called also before and after it is driven.
@@ -197,38 +176,19 @@ class RunTask:
         cancellation: The cancellations of the task that drives the run.
     """
 
-    # By hand, and no attrs class: a run task is changed all the time and compared by identity, and thousands of them
-    # may wait at once in one process. Slots save the dictionary that each would carry.
-    __slots__ = (
-        "busy",
-        "cancellation",
-        "cancelled",
-        "direct",
-        "has_ended",
-        "is_cut",
-        "is_ending",
-        "is_in_grace",
-        "path",
-        "plan",
-        "state",
-        "stopping",
-        "tree",
-    )
-
-    def __init__(self, tree: DrivenTree, plan: RunPlan, state: AgentState, path: str) -> None:
-        self.tree = tree
-        self.plan = plan
-        self.state = state
-        self.path = path
-        self.cancellation = TaskCancellation()
-        self.stopping: Stop | None = None
-        self.busy: Item | _RunningGroup | Literal[True] | None = None
-        self.is_in_grace = False
-        self.cancelled = False
-        self.has_ended = False
-        self.is_ending = False
-        self.direct: Performer | None = None
-        self.is_cut = False
+    tree: DrivenTree
+    plan: RunPlan
+    state: AgentState
+    path: str
+    stopping: Stop | None = None
+    busy: Item | _RunningGroup | Literal[True] | None = None
+    is_in_grace: bool = False
+    cancelled: bool = False
+    has_ended: bool = False
+    is_cut: bool = False
+    is_ending: bool = False
+    direct: Performer | None = None
+    cancellation: TaskCancellation = attrs.field(factory=TaskCancellation)
 
     def start_waiting(self) -> None:
         """Record that the run is at its end, and waits for its children in the background."""
@@ -271,12 +231,12 @@ class RunTask:
         return not is_repeatable(item) and not self.tree.deferred.is_waiting(item)
 
     def _is_spared(self, item: Item) -> bool:
-        is_child = type(item.effect) in RUNS and child_path(item.path, item.effect.seq) in self.tree.runs.by_path
+        is_child = isinstance(item.effect, RUNS) and child_path(item.path, item.effect.seq) in self.tree.runs.by_path
         return is_child or self._would_be_in_doubt(item)
 
     def must_stop(self) -> bool:
         """Return whether nothing more may be performed."""
-        if self.stopping is None:
+        if self.stopping is None and self.tree.clock.deadlines:
             self.stopping = self.tree.clock.time_limit_stop(self.path)
         return self.stopping is not None
 
@@ -322,7 +282,7 @@ class RunTask:
         if item is None:
             return Stop(stop.kind, tree.clock.elapsed(), stop.error, stop.questions)
         address = item.address
-        left = tree.leftovers.ended_children.pop(child_path(*address), None) if type(item.effect) in RUNS else None
+        left = tree.leftovers.ended_children.pop(child_path(*address), None) if isinstance(item.effect, RUNS) else None
         child, body = (None, left) if isinstance(item.effect, CallBody) else (left, None)
         begun = tree.leftovers.stopped_calls.pop(address, None)
         return Stop(stop.kind, tree.clock.elapsed(), stop.error, stop.questions, child, begun, body)
@@ -352,40 +312,31 @@ async def drive(machine: Generator[Any, Outcome | None, Finished], run: RunTask)
 
     A cancellation becomes a ``Stop`` that the machine ends the run with, and is left noted in *run*.
     """
-    # The hot loop of the package: a bare step of a run passes here twice (model call, tool call), so attributes are
-    # looked up once, and the order of the questions is that of how often the answer is yes. What is rare (children,
-    # several at once, stops) is in functions of its own.
-    send, emit = machine.send, run.tree.emit
     outcome: Outcome | None = None
     count = 0
     try:
         while True:
-            effect = send(outcome)
+            effect = machine.send(outcome)
             # Events are no effects: they have no number and no outcome, and are shown even after a stop, which ends in
             # events, too.
             if isinstance(effect, Notify):
-                emit(effect.event)
+                run.tree.emit(effect.event)
                 outcome = None
                 continue
             if isinstance(effect, Compute):
                 outcome = await (_run_handler_turn if run.plan.body is None else _run_compute)(run, effect)
                 continue
             # Asked before each effect and not only by the timer: a model that answers without waiting never lets the
-            # loop turn, so no timer fires. The two attributes are looked at here since the call alone would cost every
-            # run that has no time limit, which is nearly all.
-            if (run.stopping is not None or run.tree.clock.deadlines) and run.must_stop():
+            # loop turn, so no timer fires.
+            if run.must_stop():
                 outcome = run.refuse(effect)
                 continue
             if isinstance(effect, Gather):
                 outcome = await _perform_group(run, effect)
             else:
-                # An item is what a performer is given: the effect with the plan of its run, which wrappers look at
-                # (limits, tools). It is a named tuple, made from a ready tuple without the call of its constructor, as
-                # there is one for each effect.
-                outcome = await _perform_alone(run, quick_item((run.path, effect, run.plan, None, False)), type(effect))
+                outcome = await _perform_alone(run, Item(run.path, effect, run.plan))
             count += 1
-            # By the number of effects and not by the clock: a count needs no call, and an effect that really waits
-            # gives the others their turn anyway.
+            # An effect that really waits gives the others their turn anyway.
             if count % EFFECTS_PER_TURN == 0:
                 await _yield_to_loop(run)
     # A generator's return value arrives so. One `except` around the loop serves: nothing else in it can raise
@@ -484,31 +435,26 @@ def _run_recorded_compute(run: RunTask, effect: Compute, kept: RunObjects) -> Si
         return run.stop_with_error(error)
 
 
-async def _perform_alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single:  # noqa: C901 - three calls less for each effect of a run
+async def _perform_alone(run: RunTask, item: Item) -> Single:
     """Perform one effect in the run's own task and show its events; exceptions become outcomes."""
-    # One effect is awaited in the run's own task: a task for each would cost 5 us, a sixth of a whole bare step, and
-    # two turns of the loop.
-    tree = run.tree
-    shows = tree.hub.watched and not (kind is AskPerson and _is_already_asked(tree, item))
+    tree, effect = run.tree, item.effect
+    shows = tree.hub.watched and not (isinstance(effect, AskPerson) and _is_already_asked(tree, effect))
     # Before its intent is durable for everything but questions: who watches a call has nothing to do yet, and must not
     # wait for the disk to see it begin.
-    began = _show_start(tree, item, kind) if shows and kind is not AskPerson else None
-    direct = run.direct
-    performer = tree.performers.outermost if direct is None or kind not in BARE else direct
+    began = _show_start(tree, item) if shows and not isinstance(effect, AskPerson) else None
+    direct = run.direct if type(effect) in DIRECT else None
+    performer = tree.performers.outermost if direct is None else direct
     outcome: Single
     run.busy = item
     try:
         if tree.suspension.is_replaying:
             await tree.suspension.hold_if_new(item, begins=True)
-        beginning = performer.begin((item,))
-        # Mostly there is nothing to wait for, and to await that would take two calls more.
-        if beginning is not NOTHING:
-            await beginning
+        await performer.begin((item,))
         if tree.suspension.is_replaying:
             await tree.suspension.hold_if_new(item, begins=False)
         if shows and began is None:
             # Who is shown a question can answer it: it is durable by now, and open before anybody gets to see it.
-            began = _show_start(tree, item, kind)
+            began = _show_start(tree, item)
         outcome = await performer.perform(item, tree)
         if run.cancellation.task.cancelling():  # type: ignore[union-attr]  # it is driven
             run.record_outside_cancel()
@@ -518,25 +464,18 @@ async def _perform_alone(run: RunTask, item: Item, kind: type[Leaf]) -> Single: 
         outcome = _outcome_of_exception(run, item, error, alone=True)
     finally:
         run.busy = None
-    # Here, outside of all performers, since an answer that comes out of a record passes by those that would notice it.
-    if kind is AskPerson:
-        _record_permissions(tree, item.effect, outcome)  # type: ignore[arg-type]
-    elif kind is AwaitMessage:
-        _record_receipt(tree, item, outcome)
-    if began is not None:
-        if kind is CallTool and performer is direct:
-            # Three equal calls in a row are an event of their own (reliability:MP65). Who counts them stands outside of
-            # the direct way; the rest of what stands there has nothing to do for who only watches.
-            tree.performers.compare(item, outcome, tree)
-        _show_end(tree, item, kind, outcome, began)
+    if direct is not None and began is not None and isinstance(effect, CallTool):
+        # Three equal calls in a row are an event of their own (reliability:MP65), and the direct performer counts none.
+        tree.performers.compare(item, outcome, tree)
+    _finish_effect(tree, item, outcome, began)
     return outcome
 
 
 async def _perform_member(run: RunTask, item: Item) -> Single:
     """Perform a member of a ``Gather`` and show its events; exceptions become outcomes."""
-    tree = run.tree
-    shows = tree.hub.watched and not (isinstance(item.effect, AskPerson) and _is_already_asked(tree, item))
-    began = _show_start(tree, item, type(item.effect)) if shows else None
+    tree, effect = run.tree, item.effect
+    shows = tree.hub.watched and not (isinstance(effect, AskPerson) and _is_already_asked(tree, effect))
+    began = _show_start(tree, item) if shows else None
     outcome: Single
     try:
         if tree.suspension.is_replaying:
@@ -546,13 +485,19 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
     # task, which then cancels this one.
     except BaseException as error:  # noqa: BLE001
         outcome = _outcome_of_exception(run, item, error, alone=False)
+    _finish_effect(tree, item, outcome, began)
+    return outcome
+
+
+def _finish_effect(tree: DrivenTree, item: Item, outcome: Single, began: int | None) -> None:
+    """Record what an outcome changes for the tree, and show the end of an effect that *began* to be shown."""
+    # Here, outside of all performers, since an answer that comes out of a record passes by those that would notice it.
     if isinstance(item.effect, AskPerson):
         _record_permissions(tree, item.effect, outcome)
     elif isinstance(item.effect, AwaitMessage):
         _record_receipt(tree, item, outcome)
     if began is not None:
-        _show_end(tree, item, type(item.effect), outcome, began)
-    return outcome
+        _show_end(tree, item, outcome, began)
 
 
 def _record_permissions(tree: DrivenTree, effect: AskPerson, outcome: Single) -> None:
@@ -576,44 +521,32 @@ def _record_receipt(tree: DrivenTree, item: Item, outcome: Single) -> None:
         tree.mail.remove(message)
 
 
-def _is_already_asked(tree: DrivenTree, item: Item) -> bool:
+def _is_already_asked(tree: DrivenTree, effect: AskPerson) -> bool:
     """Return whether a question has a lasting answer, or another run asks it already, so that it is not shown."""
-    if item.effect.purpose == "limit":  # type: ignore[union-attr]
-        return not tree.questions.limits.is_first(item.effect.questions[0])  # type: ignore[union-attr]
-    return all(map(tree.questions.has_answering_rule, item.effect.questions))  # type: ignore[union-attr]
+    if effect.purpose == "limit":
+        return not tree.questions.limits.is_first(effect.questions[0])
+    return all(map(tree.questions.has_answering_rule, effect.questions))
 
 
-def _show_start(tree: DrivenTree, item: Item, kind: type[Leaf]) -> int:
+def _show_start(tree: DrivenTree, item: Item) -> int:
     """Show the start of an effect; return its time on the tree's clock."""
-    emit, now_ms = tree.emit, tree.clock.now_ms
-    if kind is CallModel:
-        emit(make_model_started(item))
-    elif kind is CallTool or kind is CallBody:
-        binding = item.plan.tools.get(item.effect.tool_name)  # type: ignore[union-attr]
-        if kind is CallTool and has_deferred_results(binding):
-            # Whoever sees that it began may have its result at once, before the call has come to its body.
-            tree.deferred.expect_result(item)
-        emit(make_tool_started(item, binding))
-    else:
-        for event in make_start_events(item, tree.questions.get_shown_questions(item) if kind is AskPerson else ()):
-            emit(event)
-    return now_ms()
+    if isinstance(item.effect, CallTool) and is_deferred(item):
+        # Whoever sees that it began may have its result at once, before the call has come to its body.
+        tree.deferred.expect_result(item)
+    questions = tree.questions.get_shown_questions(item) if isinstance(item.effect, AskPerson) else ()
+    for event in make_start_events(item, questions):
+        tree.emit(event)
+    return tree.clock.now_ms()
 
 
-def _show_end(tree: DrivenTree, item: Item, kind: type[Leaf], outcome: Single, began: int) -> None:
-    emit, now_ms = tree.emit, tree.clock.now_ms
-    duration_ms = now_ms() - began
-    if kind is CallModel:
-        emit(make_model_finished(item, outcome, duration_ms))
-    elif kind is CallTool:
-        if tree.deferred.expected:
-            tree.deferred.forget(item)
-        emit(make_tool_finished(item, outcome, duration_ms))
-    else:
-        if kind is AskPerson:
-            tree.questions.forget_shown(item)
-        for event in make_end_events(item, outcome, duration_ms):
-            emit(event)
+def _show_end(tree: DrivenTree, item: Item, outcome: Single, began: int) -> None:
+    duration_ms = tree.clock.now_ms() - began
+    if isinstance(item.effect, CallTool) and tree.deferred.expected:
+        tree.deferred.forget(item)
+    elif isinstance(item.effect, AskPerson):
+        tree.questions.forget_shown(item)
+    for event in make_end_events(item, outcome, duration_ms):
+        tree.emit(event)
 
 
 def _outcome_of_exception(run: RunTask, item: Item, error: BaseException, *, alone: bool) -> Single:
@@ -657,6 +590,11 @@ async def _perform_group(run: RunTask, effect: Gather) -> Gathered:
     return Gathered(tuple([outcome or run.make_stop() for outcome in together.outcomes]))
 
 
+def _room_kind(item: Item) -> type[Leaf]:
+    """Return the kind of effects whose room an effect takes: the body of a tool takes that of a call."""
+    return CallTool if isinstance(item.effect, CallTool) else type(item.effect)
+
+
 class _RunningGroup:
     """
     The members of one ``Gather`` on their way.
@@ -664,7 +602,6 @@ class _RunningGroup:
     They are admitted in request order, as far as the window is wide: that is when they begin for those who record and
     reserve. Each starts as soon as there is room for its kind, so that children who wait keep nobody else waiting. A tool call
     is not admitted before there is room for it: one that is recorded as begun and has no result is in doubt after a crash.
-    The body of a tool takes the room of a call.
     """
 
     def __init__(self, run: RunTask, effect: Gather) -> None:
@@ -737,7 +674,7 @@ class _RunningGroup:
                 # Else the first in order would win: the others of the race would only begin when it has ended.
                 end = race.stop
         for index in range(self._next, end):
-            if type(self.items[index].effect) in CALLS:
+            if isinstance(self.items[index].effect, CallTool):
                 if not room:
                     return range(self._next, index)
                 room -= 1
@@ -768,8 +705,7 @@ class _RunningGroup:
         # By kind, since children that wait for room must not keep a tool call waiting behind them, which has room of
         # its own.
         for index in batch:
-            kind = type(self.items[index].effect)
-            self._waiting.setdefault(ROOM_OF.get(kind, kind), deque()).append(index)
+            self._waiting.setdefault(_room_kind(self.items[index]), deque()).append(index)
         self._start_members()
         self._beginning = []
 
@@ -822,8 +758,7 @@ class _RunningGroup:
 
     def _free_slot_and_start_members(self, task: asyncio.Task[None]) -> None:
         """Free the slot of a member that has ended, start waiting members and wake the group."""
-        kind = type(self._running.pop(task).effect)
-        self._room[ROOM_OF.get(kind, kind)] += 1
+        self._room[_room_kind(self._running.pop(task))] += 1
         # A member turns everything into an outcome, so this is a bug of ours. Without it the missing outcome would be
         # told as a cancellation.
         if not task.cancelled() and (error := task.exception()) is not None:

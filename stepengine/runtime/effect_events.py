@@ -37,47 +37,17 @@ from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, RunStatus
-from stepengine.data.tools import ToolBinding
 from stepengine.runtime.performer import Item, child_path, make_wait
 
 At: TypeAlias = dict[str, Any]
 """Where an event stands, and what else all of its kind have."""
 
-# A member of an enumeration is looked up by a function of its metaclass, and this one is asked for at each step.
-MAX_TOKENS = StopReason.MAX_TOKENS
 STOPPED = "the run ended before this gave a result"
-
-
-def make_model_started(item: Item) -> ModelStarted:
-    """Return the event for the start of a model call."""
-    effect: CallModel = item.effect  # type: ignore[assignment]
-    request = effect.request
-    return ModelStarted(path=item.path, seq=effect.seq, model=request.model, purpose=effect.purpose, request=request)
-
-
-def make_tool_started(item: Item, binding: ToolBinding | None) -> ToolStarted:
-    """Return the event for the start of a tool call; *binding* is the tool if the run has it."""
-    path = item.path
-    effect: CallTool | CallBody = item.effect  # type: ignore[assignment]
-    return ToolStarted(
-        path=path,
-        seq=effect.seq,
-        tool_name=effect.tool_name,
-        tool_call_id=effect.tool_call_id,
-        input=effect.input,
-        source=effect.source,
-        category="" if binding is None else binding.spec.category,
-        child_path=child_path(path, effect.seq) if isinstance(effect, CallBody) else "",
-    )
 
 
 def make_start_events(item: Item, questions: Sequence[Question] = ()) -> Sequence[Event]:
     """Return the events for the start of an effect; *questions* are those about a permission, as people see them."""
     effect = item.effect
-    if isinstance(effect, CallModel):
-        return (make_model_started(item),)
-    if isinstance(effect, CallTool | CallBody):
-        return (make_tool_started(item, item.plan.tools.get(effect.tool_name)),)
     at: At = {"path": item.path, "seq": effect.seq}
     if isinstance(effect, AskPerson):
         if effect.purpose == "permission":
@@ -85,6 +55,23 @@ def make_start_events(item: Item, questions: Sequence[Question] = ()) -> Sequenc
         return [QuestionAsked(**at, question=q) for q in effect.questions]
     make = STARTED.get(type(effect))
     return () if make is None else (make(item, effect, at),)
+
+
+def _make_model_started(_: Item, effect: CallModel, at: At) -> Event:
+    return ModelStarted(**at, model=effect.request.model, purpose=effect.purpose, request=effect.request)
+
+
+def _make_tool_started(item: Item, effect: CallTool, at: At) -> Event:
+    binding = item.plan.tools.get(effect.tool_name)
+    return ToolStarted(
+        **at,
+        tool_name=effect.tool_name,
+        tool_call_id=effect.tool_call_id,
+        input=effect.input,
+        source=effect.source,
+        category="" if binding is None else binding.spec.category,
+        child_path=child_path(item.path, effect.seq) if isinstance(effect, CallBody) else "",
+    )
 
 
 def _make_spawn_event(item: Item, effect: Spawn, at: At) -> Event:
@@ -110,13 +97,15 @@ def _make_wait_start_event(item: Item, _: Leaf, at: At) -> Event:
 
 
 STARTED: Mapping[type[Effect], Callable[[Item, Any, At], Event]] = {
+    CallModel: _make_model_started,
+    CallTool: _make_tool_started,
+    CallBody: _make_tool_started,
     CallFunction: lambda _, effect, at: PerformStarted(**at, name=effect.call.name),
     Spawn: _make_spawn_event,
     **dict.fromkeys(WAITS, _make_wait_start_event),
 }
 """
-What is shown before an effect that is not a call of a model or a tool, and no question. What a child is told it shows itself, and how
-it ends is shown when it does.
+What is shown before an effect that is no question. What a child is told it shows itself, and how it ends is shown when it does.
 
 Waits are derived from their rows in ``EFFECTS``. The other events are written out, since each has members that its effect lacks: the
 name of the function, the path of the child, the category of the tool.
@@ -144,50 +133,31 @@ def _make_permission_event(
     )
 
 
-def make_model_finished(item: Item, outcome: Single, duration_ms: int) -> ModelFinished:
-    """Return the event for the end of a model call."""
-    path = item.path
+def _make_model_end_events(item: Item, outcome: Single, at: At) -> list[Event]:
     effect: CallModel = item.effect  # type: ignore[assignment]
     if isinstance(outcome, Value):
         reply: ModelReply = outcome.value
-        return ModelFinished(
-            path=path,
-            seq=effect.seq,
-            model=effect.request.model,
-            reply=reply,
-            duration_ms=duration_ms,
-            call_ids=_call_ids(effect, reply),
-        )
+        return [ModelFinished(**at, model=effect.request.model, reply=reply, call_ids=_call_ids(effect, reply))]
     error, kind = _error_text(outcome), _error_kind(outcome)
-    return ModelFinished(
-        path=path, seq=effect.seq, model=effect.request.model, error=error, duration_ms=duration_ms, kind=kind
-    )
+    return [ModelFinished(**at, model=effect.request.model, error=error, kind=kind)]
 
 
-def make_tool_finished(item: Item, outcome: Single, duration_ms: int) -> ToolFinished:
-    """Return the event for the end of a tool call."""
-    path = item.path
-    effect: CallTool | CallBody = item.effect  # type: ignore[assignment]
-    return ToolFinished(
-        path=path,
-        seq=effect.seq,
+def _make_tool_end_events(item: Item, outcome: Single, at: At) -> list[Event]:
+    effect: CallTool = item.effect  # type: ignore[assignment]
+    finished = ToolFinished(
+        **at,
         tool_name=effect.tool_name,
         tool_call_id=effect.tool_call_id,
         result=outcome.value if isinstance(outcome, Value) else _make_substitute_result(outcome),
-        duration_ms=duration_ms,
-        child_path=child_path(path, effect.seq) if isinstance(effect, CallBody) else "",
+        child_path=child_path(item.path, effect.seq) if isinstance(effect, CallBody) else "",
     )
+    return [finished]
 
 
 def make_end_events(item: Item, outcome: Single, duration_ms: int) -> Sequence[Event]:
     """Return the events for the end of an effect."""
-    effect = item.effect
-    if isinstance(effect, CallModel):
-        return (make_model_finished(item, outcome, duration_ms),)
-    if isinstance(effect, CallTool | CallBody):
-        return (make_tool_finished(item, outcome, duration_ms),)
-    make = FINISHED.get(type(effect))
-    at: At = {"path": item.path, "seq": effect.seq, "duration_ms": duration_ms}
+    make = FINISHED.get(type(item.effect))
+    at: At = {"path": item.path, "seq": item.effect.seq, "duration_ms": duration_ms}
     return () if make is None else make(item, outcome, at)
 
 
@@ -214,12 +184,15 @@ def _make_wait_end_events(item: Item, outcome: Single, at: At) -> list[Event]:
 
 
 FINISHED: Mapping[type[Effect], Callable[[Item, Single, At], list[Event]]] = {
+    CallModel: _make_model_end_events,
+    CallTool: _make_tool_end_events,
+    CallBody: _make_tool_end_events,
     CallFunction: _make_function_end_events,
     AskPerson: _make_answer_events,
     Spawn: _make_spawn_end_events,
     **dict.fromkeys(WAITS, _make_wait_end_events),
 }
-"""What is shown after an effect that is not a call of a model or a tool, of which there are many."""
+"""What is shown after an effect."""
 
 
 def make_child_end_events(item: Item, outcome: Single) -> list[Event]:
@@ -269,11 +242,8 @@ def _call_ids(effect: CallModel, reply: ModelReply) -> tuple[str, ...]:
     if effect.call_id is None:
         return ()
     content = reply.content
-    # One call and nothing else, as most replies of an agent at work are.
-    if len(content) == 1 and isinstance(content[0], ToolCallPart) and reply.stop_reason is not MAX_TOKENS:
-        return (effect.call_id(0),)
     number = [*map(type, content)].count(ToolCallPart)
-    if number and reply.stop_reason is MAX_TOKENS and isinstance(content[-1], ToolCallPart):
+    if number and reply.stop_reason is StopReason.MAX_TOKENS and isinstance(content[-1], ToolCallPart):
         number -= 1  # A call that was cut off is not run.
     return tuple(map(effect.call_id, range(number)))
 

@@ -48,7 +48,7 @@ class FailFastGroup:
 
     def __init__(self, brake: StopOnFailure, items: Sequence[Item], *, has_failed: bool = False) -> None:
         self._brake = brake
-        runs = [(item.path, item.effect.seq) for item in items if type(item.effect) in RUNS]
+        runs = [(item.path, item.effect.seq) for item in items if isinstance(item.effect, RUNS)]
         self._children = {address: child_path(*address) for address in runs}
         self._begun: set[tuple[str, int]] = set()
         self._gone = has_failed
@@ -146,7 +146,7 @@ class StopOnFailure:
         if self._watched and item.path:
             signals = self._find_stop_signals(item.path)
             if signals:
-                act = self._run_watched_child if type(item.effect) in RUNS else self._perform_interruptibly
+                act = self._run_watched_child if isinstance(item.effect, RUNS) else self._perform_interruptibly
                 return act(item, io, signals)
         return self._inner.perform(item, io)
 
@@ -233,7 +233,7 @@ class StopOnFailure:
             item, list_waits(item), lambda: asyncio.shield(lost)
         ):
             return outcome
-        if type(item.effect) in RUNS:
+        if isinstance(item.effect, RUNS):
             self._tree.suspension.drop(child_path(item.path, item.effect.seq))
         return make_race_loss_outcome(item, self._now(), outcome)
 
@@ -243,7 +243,7 @@ class StopOnFailure:
             await asyncio.wait((work, lost), return_when=asyncio.FIRST_COMPLETED)
             # Cut off, a child would leave its handler parked and its calls without results; told to end it closes both,
             # and says what it has spent.
-            if not work.done() and type(item.effect) in RUNS:
+            if not work.done() and isinstance(item.effect, RUNS):
                 # A run is not cut off: it ends, and so do those below it.
                 self._tree.runs.cancel(child_path(item.path, item.effect.seq), LOST)
                 await asyncio.wait((work,))

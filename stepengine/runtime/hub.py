@@ -12,10 +12,9 @@ import asyncio
 import os
 from array import array
 from bisect import bisect_right
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cache, partial
-from itertools import count, repeat
+from functools import cache
 from operator import attrgetter
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -75,15 +74,8 @@ MAX_INDEX_DIGITS = 18
 MAX_HISTORIES = 64
 """Histories without their secrets that are kept, one for each run of a tree: runs above this number, which are rare, are redacted anew at each step."""
 NO_HISTORY = ("", Transcript(), Transcript())
-# An event was made for the moment in which it is shown and nobody has seen it yet, so it gets its place in the stream as it is,
-# without a copy. By the fields themselves, which are found once: by name it takes half as long again.
-SET_RUN_ID, SET_EPOCH, SET_INDEX = (vars(Event)[name].__set__ for name in ("run_id", "epoch", "index"))
-exhaust: Callable[[Iterable[object]], object] = partial(deque, maxlen=0)
-"""Consumes an iterator and drops its values."""
-NOTED = frozenset({HookFailed, LogLine, PhaseChanged, RunStarted})
+NOTED = (HookFailed, LogLine, PhaseChanged, RunStarted)
 """The kinds that the hub itself reads."""
-LOOKED_AT = (NOTED | DELTAS) - {PhaseChanged}
-"""The kinds that are not simply queued for an only reader. Only handles ask for the phase, and they keep events."""
 Delta: TypeAlias = TextDelta | ThinkingDelta | ToolInputDelta
 
 
@@ -179,15 +171,13 @@ class EventRedactor:
         looked_at: list[object] = []
         # The newest first: its history holds those of the others, which are then known.
         for event in reversed(events):
-            kind = type(event)
-            if kind in DELTAS:
-                delta: Any = event
-                if not KNOWN.is_harmless_piece(delta.text):
+            if isinstance(event, DELTAS):
+                if not KNOWN.is_harmless_piece(event.text):
                     return False
-                if kind is ToolInputDelta:
-                    looked_at += (delta.tool_name, delta.tool_call_id)
-            elif kind is ModelStarted and event.request is not None:  # type: ignore[attr-defined]
-                request = event.request  # type: ignore[attr-defined]
+                if isinstance(event, ToolInputDelta):
+                    looked_at += (event.tool_name, event.tool_call_id)
+            elif isinstance(event, ModelStarted) and event.request is not None:
+                request = event.request
                 if request.tools is not tools or tools is not clean:
                     return False
                 looked_at += (request.system_prompt, request.messages, request.tail)
@@ -198,9 +188,8 @@ class EventRedactor:
 
     def redact_event(self, event: Event) -> Sequence[Event]:
         """Return the redacted event, preceded by the held text of its run."""
-        if type(event) in DELTAS:
-            delta: Delta = event  # type: ignore[assignment]
-            return (delta,) if self.passes((delta,)) else self._redact_delta(delta)
+        if isinstance(event, DELTAS):
+            return (event,) if self.passes((event,)) else self._redact_delta(event)
         # Before anything else of a run is shown, its own held-back text goes out, or a reply would seem to go on behind
         # its end.
         clean = self._redact_model_started(event) if isinstance(event, ModelStarted) else KNOWN_RECORDS.redact(event)
@@ -328,8 +317,8 @@ class EventBuffer:
 
     def put(self, event: Event) -> None:
         """Store *event*, the newest one."""
-        if type(event) in DELTAS:
-            self._append_delta(event)  # type: ignore[arg-type]
+        if isinstance(event, DELTAS):
+            self._append_delta(event)
         else:
             # The event that follows them says the same as a whole. Whoever comes late is not to read a reply letter by
             # letter, and whoever had some of its deltas gets all of it.
@@ -388,7 +377,6 @@ class EventBuffer:
         self._chars -= self._entries.pop(key)[1]
 
 
-NO_TEXT = frozenset({int, float, bool, type(None)})
 # Read by name where a value has such a field: the size is an estimate for a bound on memory, so a kind of value that
 # nobody listed counts a little too small, and no import of all kinds is needed.
 OF_VALUES = ("text", "value", "data", "input", "raw_input", "details")
@@ -416,13 +404,8 @@ def _event_chars(event: Event) -> int:
 
 def _value_chars(value: Any) -> int:
     """Return the number of characters of text in a value."""
-    # The commonest first, by exact type: this runs over every event of a watched run, and most of what stands in one is
-    # text and numbers.
-    kind = type(value)
-    if kind is str or kind is bytes:
+    if isinstance(value, (str, bytes)):
         return len(value)
-    if kind in NO_TEXT:
-        return 0
     if isinstance(value, Mapping):
         return sum([len(key) + _value_chars(held) for key, held in value.items()])
     if isinstance(value, tuple | list):
@@ -556,19 +539,13 @@ class EventNumbers:
             self.drawn_epoch = os.urandom(EPOCH_BYTES).hex()
         return self.drawn_epoch
 
-    def assign(self, event: Event) -> None:
-        """Assign the next id to an event that no one has seen."""
-        SET_RUN_ID(event, self.run_id)
-        SET_EPOCH(event, self.drawn_epoch)
-        SET_INDEX(event, self.next_index)
-        self.next_index += 1
-
-    def assign_all(self, events: Sequence[Event]) -> None:
-        """Assign ids to several events, without a turn of the interpreter for each."""
-        exhaust(map(SET_RUN_ID, events, repeat(self.run_id)))
-        exhaust(map(SET_EPOCH, events, repeat(self.drawn_epoch)))
-        exhaust(map(SET_INDEX, events, count(self.next_index)))
-        self.next_index += len(events)
+    def assign(self, *events: Event) -> None:
+        """Assign the next ids to events that no one has seen."""
+        for event in events:
+            object.__setattr__(event, "run_id", self.run_id)
+            object.__setattr__(event, "epoch", self.drawn_epoch)
+            object.__setattr__(event, "index", self.next_index)
+            self.next_index += 1
 
     def find_index(self, event_id: object) -> int | None:
         """
@@ -607,13 +584,13 @@ class NewsFilter:
 
         A step of which only the rest is news is shown from its start, so that its end never comes alone.
         """
-        path, kind, held = event.path, type(event), self._held_starts
-        if kind is StepStarted:
+        path, held = event.path, self._held_starts
+        if isinstance(event, StepStarted):
             if not self._is_news(event):
                 held[path] = event
                 return
             held.pop(path, None)
-        elif kind is StepFinished:
+        elif isinstance(event, StepFinished):
             if held.pop(path, None) is not None:
                 return
         elif not self._is_news(event):
@@ -737,10 +714,7 @@ class Hub:
                     self.numbers.assign(clean)
                     reader.put(clean)
         else:
-            if len(new) == 1:
-                self.numbers.assign(new[0])
-            else:
-                self.numbers.assign_all(new)
+            self.numbers.assign(*new)
             if reader.joins:
                 reader.join(indexed)
         reader.joins, reader.indexed = False, len(queue)
@@ -750,7 +724,7 @@ class Hub:
         """The open subscriptions."""
         return [receiver for receiver in self._receivers if isinstance(receiver, Subscription)]
 
-    def emit(self, event: Event, is_clean: bool = False) -> None:  # noqa: C901, PLR0912, FBT001, FBT002 - each event of a run
+    def emit(self, event: Event, is_clean: bool = False) -> None:  # noqa: C901, FBT001, FBT002 - each event of a run
         """Assign an index to *event* and show it if it is news; *is_clean* skips redaction."""
         # Every event of a watched run and every token passes here, so what is done for each stands in this one
         # function, which takes nothing by name. What only waits for one reader gets its place, and is looked at for
@@ -760,11 +734,10 @@ class Hub:
         if is_queued and not is_clean:
             queue = reader.queue  # type: ignore[union-attr]
             if len(queue) < MAX_QUEUED_EVENTS:
-                if type(event) in LOOKED_AT:
-                    if type(event) not in DELTAS:
-                        self._apply_event(event)
-                    elif len(queue) > LAG_EVENTS and type(queue[-1]) in JOINED_TO:
-                        self._mark_joinable(reader)  # type: ignore[arg-type]
+                if isinstance(event, NOTED):
+                    self._apply_event(event)
+                elif isinstance(event, DELTAS) and len(queue) > LAG_EVENTS and isinstance(queue[-1], JOINED_TO):
+                    self._mark_joinable(reader)  # type: ignore[arg-type]
                 queue.append(event)
                 return
             self.index_waiting_events()
@@ -775,18 +748,17 @@ class Hub:
             for clean in self._event_redactor.redact_event(event) if news is None else self._redact_news(event, news):
                 self.emit(clean, True)
             return
-        if type(event) in NOTED:
+        if isinstance(event, NOTED):
             self._apply_event(event)
         if self.watched:
             if is_queued:
                 self.index_waiting_events()
-            # As `EventNumbers.assign`, which would be one more call for each.
+            # As `EventNumbers.assign`, without a call for each event of a watched run.
             numbers = self.numbers
-            index = numbers.next_index
-            SET_RUN_ID(event, numbers.run_id)
-            SET_EPOCH(event, numbers.drawn_epoch)
-            SET_INDEX(event, index)
-            numbers.next_index = index + 1
+            object.__setattr__(event, "run_id", numbers.run_id)
+            object.__setattr__(event, "epoch", numbers.drawn_epoch)
+            object.__setattr__(event, "index", numbers.next_index)
+            numbers.next_index += 1
             # Here and now, one after the other, in the order of the events. Observers return at once, by contract; a
             # reader that takes its time subscribes, and has a queue.
             for receiver in self._receivers:
@@ -885,16 +857,15 @@ class Hub:
 
     def _apply_event(self, event: Event) -> None:
         """Update the state of the root run from an event, or log it."""
-        kind = type(event)
-        if kind is PhaseChanged:
-            if not event.path:
-                self.root.phase = event.phase  # type: ignore[attr-defined]
-        elif kind is LogLine:
-            self.log.write(event, event.data, step=event.step)  # type: ignore[arg-type,attr-defined]
-        elif kind is HookFailed:
-            self.log.write(LogLine(path=event.path, level="error", message=event.error))  # type: ignore[attr-defined]
-        elif kind is RunStarted and self.root.is_resumed and not event.path:
-            object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its id
+        match event:
+            case PhaseChanged(path=""):
+                self.root.phase = event.phase
+            case LogLine():
+                self.log.write(event, event.data, step=event.step)
+            case HookFailed():
+                self.log.write(LogLine(path=event.path, level="error", message=event.error))
+            case RunStarted(path="") if self.root.is_resumed:
+                object.__setattr__(event, "resumed", True)  # nobody has seen it yet, as with its id
 
 
 class _WaitingDeltas:
@@ -909,16 +880,13 @@ class _WaitingDeltas:
 
     def join(self, event: Event) -> bool:
         """Join *event* if it is a delta that continues the last one; return whether it was joined."""
-        last = self.last
-        if type(event) is not type(last):
+        if not isinstance(event, DELTAS) or not _continues_delta(self.last, event):
             return False
-        delta: Delta = event
-        text = delta.text
-        if last.path != delta.path or self.chars + len(text) > MAX_JOINED_CHARS or not _continues_delta(last, delta):
+        if self.last.path != event.path or self.chars + len(event.text) > MAX_JOINED_CHARS:
             return False
-        self.last = delta
-        self._texts.append(text)
-        self.chars += len(text)
+        self.last = event
+        self._texts.append(event.text)
+        self.chars += len(event.text)
         return True
 
     def to_delta(self) -> Delta:
@@ -926,7 +894,7 @@ class _WaitingDeltas:
         return attrs.evolve(self.last, text="".join(self._texts))
 
 
-JOINED_TO = DELTAS | {_WaitingDeltas}
+JOINED_TO = (*DELTAS, _WaitingDeltas)
 """What a delta may be joined to."""
 
 
@@ -969,14 +937,18 @@ class Subscription:
         queue = self.queue
         count = len(queue)
         # Not joined for a reader that keeps up: a page shows text as it comes, and would get it in jumps.
-        if count <= self._behind or (count < self._limit and type(event) not in DELTAS) or self._has_own_entry(event):
+        if (
+            count <= self._behind
+            or (count < self._limit and not isinstance(event, DELTAS))
+            or self._has_own_entry(event)
+        ):
             queue.append(event)
             if self.waiter is not None:
                 self._wake()
 
     def _has_own_entry(self, event: Event) -> bool:
         """Return whether an event for a reader that is behind needs an entry of its own."""
-        is_delta = type(event) in DELTAS
+        is_delta = isinstance(event, DELTAS)
         if is_delta and self._join_to_last(event):
             return False
         if len(self.queue) >= self._limit and not self._make_room(event):
@@ -991,9 +963,9 @@ class Subscription:
         new = queue[start:]
         del queue[start:]
         for event in new:
-            if type(event) in DELTAS:
+            if isinstance(event, DELTAS):
                 self._is_bare = False
-                if self._join_to_last(event):  # type: ignore[arg-type]
+                if self._join_to_last(event):
                     continue
             queue.append(event)
 
@@ -1085,9 +1057,9 @@ class Subscription:
         # Only to the one that waits last: joined to an earlier one, text would come before what was shown between the two.
         if isinstance(last, _WaitingDeltas):
             return last.join(event)
-        if type(last) not in DELTAS:
+        if not isinstance(last, DELTAS):
             return False
-        one = _WaitingDeltas(last)  # type: ignore[arg-type]
+        one = _WaitingDeltas(last)
         if not one.join(event):
             return False
         self.queue[-1] = one
@@ -1102,8 +1074,8 @@ class Subscription:
         # All of them at once and not the oldest: of a text with holes in it nobody can use the rest, and the event that
         # ends the reply holds it whole.
         self._has_lost = True
-        if type(event) not in DELTAS and not self._is_bare:
-            kept = [e for e in self.queue if not isinstance(e, _WaitingDeltas) and type(e) not in DELTAS]
+        if not isinstance(event, DELTAS) and not self._is_bare:
+            kept = [e for e in self.queue if not isinstance(e, JOINED_TO)]
             dropped = len(self.queue) - len(kept)
             self._dropped += dropped
             self.queue.clear()

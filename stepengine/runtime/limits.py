@@ -35,7 +35,7 @@ from stepengine.data.state import ChildResult, RunStatus
 from stepengine.data.usage import Usage
 from stepengine.errors import LimitExceeded, ModelError, StepEngineError
 from stepengine.machine.plan import RunPlan
-from stepengine.runtime.performer import CALLS, IO, Item, Performer, RetryWait, child_path
+from stepengine.runtime.performer import IO, ForwardingIO, Item, Performer, RetryWait, child_path
 from stepengine.runtime.prices import Prices
 from stepengine.runtime.sizes import estimated_tokens
 
@@ -467,35 +467,18 @@ def estimate_call(
     return CallEstimate(model, prompt + named, cost, prompt + longest, most)
 
 
-class _MeteredIO:
-    """The ``IO`` of a model call: settles its failed attempts, passes everything on."""
+class _MeteredIO(ForwardingIO):
+    """The ``IO`` of a model call: settles its failed attempts."""
 
-    __slots__ = (
-        "_io",
-        "_settle",
-        "drive",
-        "emit",
-        "find_stopped_call",
-        "note_suspension",
-        "note_waiting_call",
-        "wait_for_children",
-    )
+    __slots__ = ("_settle",)
 
     def __init__(self, io: IO, settle: Callable[[Usage | None], RetryWait | None]) -> None:
-        self._io = io
+        super().__init__(io)
         self._settle = settle
-        self.emit, self.drive = io.emit, io.drive
-        self.wait_for_children, self.note_waiting_call = io.wait_for_children, io.note_waiting_call
-        self.find_stopped_call, self.note_suspension = io.find_stopped_call, io.note_suspension
-
-    @property
-    def watched(self) -> bool:
-        """Whether anyone receives events."""
-        return self._io.watched
 
     def attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
         """Pass on a failed attempt, and settle it."""
-        self._io.attempt(failure, usage)
+        super().attempt(failure, usage)
         return self._settle(usage)
 
 
@@ -813,14 +796,14 @@ class Repeats:
         """Refuse calls that were repeated ``max_identical_calls`` times."""
         for item in batch:
             most = item.plan.limits.max_identical_calls
-            if most is not None and type(item.effect) in CALLS and item.effect.source == "model":  # type: ignore[union-attr]
-                self._check_repetition(item.path, item.effect, most)  # type: ignore[arg-type]
+            if most is not None and isinstance(item.effect, CallTool) and item.effect.source == "model":
+                self._check_repetition(item.path, item.effect, most)
         return self._inner.begin(batch)
 
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Perform an effect and compare its result if it is a model's call."""
         effect = item.effect
-        if type(effect) not in CALLS or effect.source != "model":  # type: ignore[union-attr]
+        if not isinstance(effect, CallTool) or effect.source != "model":
             return self._inner.perform(item, io)
         if not io.watched and item.plan.limits.max_identical_calls is None:
             return self._inner.perform(item, io)

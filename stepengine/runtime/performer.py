@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from stepengine.data.effects import ROWS, CallBody, CallFunction, CallTool, Compute, Gather, Leaf, RunObjects
@@ -23,8 +22,6 @@ from stepengine.data.waits import Waits
 from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.machine.plan import Finished, RunPlan
 
-CALLS = (CallTool, CallBody)
-"""The effects of a tool call; the body of a tool that yields is a run."""
 RetryWait: TypeAlias = Callable[[], Awaitable[StepEngineError | None]]
 
 
@@ -56,10 +53,6 @@ class Item(NamedTuple):
     def is_first(self) -> bool:
         """Whether it was requested alone, or is the first of its group."""
         return self.gather is None or self.gather.effects[0].seq == self.effect.seq
-
-
-quick_item = partial(tuple.__new__, Item)
-"""Makes an item of a tuple of all its fields; by the class it is a call of Python for each effect."""
 
 
 class IO(Protocol):
@@ -102,6 +95,50 @@ class IO(Protocol):
         """Run a child to its end in a task of its own; cancelling the wait ends the child first."""
 
 
+class ForwardingIO:
+    """An ``IO`` that passes everything on to another one. A subclass changes what it is for."""
+
+    __slots__ = ("_io",)
+
+    def __init__(self, io: IO) -> None:
+        self._io = io
+
+    @property
+    def watched(self) -> bool:
+        """Whether anyone receives events."""
+        return self._io.watched
+
+    def emit(self, event: Event) -> None:
+        """Show an event."""
+        self._io.emit(event)
+
+    def attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
+        """Report a failed attempt that is to be retried."""
+        return self._io.attempt(failure, usage)
+
+    def find_stopped_call(self, item: Item) -> PartialUsage | None:
+        """Return the usage of a stopped model call, or ``None`` if it is unknown."""
+        return self._io.find_stopped_call(item)
+
+    def note_waiting_call(self, item: Item) -> Awaitable[None]:
+        """Record that a call only waits."""
+        return self._io.note_waiting_call(item)
+
+    def wait_for_children(
+        self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
+    ) -> Awaitable[dict[str, Any] | None]:
+        """Wait for background children and return their results."""
+        return self._io.wait_for_children(item, paths, cut)
+
+    def note_suspension(self, item: Item) -> None:
+        """Record that the tree is suspended for this wait."""
+        self._io.note_suspension(item)
+
+    def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
+        """Run a child to its end."""
+        return self._io.drive(plan, state, path)
+
+
 class Performer(Protocol):
     """Performs effects. Both methods may be ``async def``."""
 
@@ -122,12 +159,17 @@ Middleware: TypeAlias = Callable[[Performer], Performer]
 
 def is_repeatable(item: Item) -> bool:
     """Return whether an effect may be repeated if its outcome is unknown."""
-    effect = item.effect
-    if type(effect) is CallTool:
-        binding = item.plan.tools.get(effect.tool_name)
-        notes = binding.spec.annotations if binding is not None else None
-        return notes is not None and (notes.idempotent or notes.read_only)
-    return effect.call.is_idempotent if isinstance(effect, CallFunction) else True
+    match effect := item.effect:
+        case CallBody():  # what it has done is in its own record
+            return True
+        case CallTool():
+            binding = item.plan.tools.get(effect.tool_name)
+            notes = binding.spec.annotations if binding is not None else None
+            return notes is not None and (notes.idempotent or notes.read_only)
+        case CallFunction():
+            return effect.call.is_idempotent
+        case _:
+            return True
 
 
 def make_wait(item: Item) -> Waits:

@@ -32,7 +32,7 @@ from stepengine.machine.signals import belongs_to_caller
 from stepengine.runtime.active_runs import ActiveRuns, TreeLoop
 from stepengine.runtime.background import BackgroundChildren
 from stepengine.runtime.clock import TreeClock, stop_for_time
-from stepengine.runtime.core_performer import NOTHING, CorePerformer, OutcomeMaker
+from stepengine.runtime.core_performer import CorePerformer, OutcomeMaker
 from stepengine.runtime.deferred_calls import DeferredCalls
 from stepengine.runtime.driver import RunTask, drive
 from stepengine.runtime.failfast import StopOnFailure
@@ -169,9 +169,8 @@ class RunTree:
         """Ignore a failed attempt; a recorder wraps this method."""
         return None
 
-    def note_waiting_call(self, item: Item) -> Awaitable[None]:
+    async def note_waiting_call(self, item: Item) -> None:
         """Ignore that a call only waits for its result; a recorder wraps this method."""
-        return NOTHING
 
     def wait_for_children(
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None

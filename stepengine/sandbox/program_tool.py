@@ -18,7 +18,7 @@ from attrs import frozen
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import Compute, RunObjects, get_program_line
 from stepengine.data.hooks import StepContext
-from stepengine.data.json import MAX_DEPTH_LEVELS, SCALARS, differences, freeze, mended
+from stepengine.data.json import MAX_DEPTH_LEVELS, differences, freeze, mended
 from stepengine.data.messages import JsonPart, ToolMessage, ToolResult
 from stepengine.data.programs import ProgramVariables, RunningProgram
 from stepengine.data.state import ChildResult
@@ -662,7 +662,7 @@ class _ProgramRun(RunningProgram):
         """Return True if the conversation has results of earlier programs."""
         name = self._programs.name
         messages = self._ctx.agent_state.message_history
-        return any(type(one) is ToolMessage and one.tool_name == name and one.status == "ok" for one in messages)
+        return any(isinstance(one, ToolMessage) and one.tool_name == name and one.status == "ok" for one in messages)
 
 
 def _input_bytes(calls: Sequence[Mapping[str, Any]]) -> int:
@@ -745,7 +745,7 @@ def check_bounds(value: object, most: int) -> None:
             members = [*holder, *holder.values()] if isinstance(holder, Mapping) else holder
             size += times * (2 * len(members) + sum(map(_least_digits, members)))
             for one in members:
-                if type(one) not in SCALARS and (inner := inner_values(one)) is not None:
+                if (inner := inner_values(one)) is not None:
                     below[id(one)] = inner, times + below.get(id(one), (None, 0))[1]
         if size > most + 2:
             msg = f"a value of more than {most:,} bytes; one may have {most:,}"

@@ -414,7 +414,7 @@ def thaw_plain(value: Any) -> Any:
         return {str(key): thaw_plain(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
         return [thaw_plain(one) for one in value]
-    if value is None or type(value) in (str, int, float, bool):
+    if isinstance(value, str | int | float | None):
         return _check_number(value)
     msg = f"{_short_repr(value)} is no JSON"
     raise TypeError(msg)
@@ -738,7 +738,7 @@ class _HandlerRun(RunningProgram):
     # --- what it is told ----------------------------------------------------------------------------------------------
 
     def _encode_for_sandbox(self, value: Any) -> Any:
-        if type(value) is y.StepResult:
+        if isinstance(value, y.StepResult):
             return ["StepResult", self._result_fields(value)]
         return _encode_value(value, self._state_number)
 
@@ -1019,7 +1019,7 @@ def _message_as_json(message: Message) -> dict[str, Any]:
         "text": ["json", message.text],
         "_se_stored": ["json", to_json(message)],
     }
-    if type(message) is ToolMessage:
+    if isinstance(message, ToolMessage):
         told |= {
             "tool_name": ["json", message.tool_name],
             "tool_call_id": ["json", message.tool_call_id],
@@ -1028,9 +1028,9 @@ def _message_as_json(message: Message) -> dict[str, Any]:
             "result": _encode_value(message.result),
             "tags": ["json", []],
         }
-    elif not isinstance(message, ToolMessage):
+    else:
         told["tags"] = ["json", list(message.tags)]
-    if type(message) is AssistantMessage:
+    if isinstance(message, AssistantMessage):
         told |= {
             "text_without_thoughts": ["json", message.text_without_thoughts],
             "thinking": ["json", list(message.thinking)],
@@ -1051,8 +1051,10 @@ class _Form:
     """
 
     def encode_value(self, value: Any) -> Any:
-        if value is None or type(value) in (str, bool, int, float):
-            return mended(value) if type(value) is str else _check_number(value)
+        if isinstance(value, str):
+            return mended(value)
+        if isinstance(value, int | float | None):
+            return _check_number(value)
         if isinstance(value, list | tuple):
             return {"list": [self.encode_value(one) for one in value]}
         if isinstance(value, Mapping):

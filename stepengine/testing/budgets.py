@@ -25,7 +25,6 @@ from stepengine.data.state import AgentState, ChildResult
 from stepengine.data.usage import Usage
 from stepengine.errors import AgentError
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.runtime.core_performer import NOTHING
 from stepengine.runtime.limits import Ledgers, LimitGate, Refusals, UsageMeter
 from stepengine.runtime.performer import IO, Item, Middleware, Performer, RetryWait
 from stepengine.runtime.prices import Prices
@@ -54,9 +53,8 @@ class _FunctionPerformer:
     def __init__(self, act: Act) -> None:
         self._act = act
 
-    def begin(self, _: Sequence[Item]) -> Awaitable[None]:
+    async def begin(self, _: Sequence[Item]) -> None:
         """Do nothing."""
-        return NOTHING
 
     async def perform(self, item: Item, _: IO) -> Single:
         """Call the function and return its outcome."""
@@ -100,9 +98,8 @@ class _SilentIO:
     def find_stopped_call(self, item: Item) -> PartialUsage | None:
         """Return ``None``: no stopped call is known."""
 
-    def note_waiting_call(self, item: Item) -> Awaitable[None]:
+    async def note_waiting_call(self, item: Item) -> None:
         """Do nothing."""
-        return NOTHING
 
     async def wait_for_children(
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None

@@ -144,7 +144,7 @@ def _as_perform_error(yielded: Perform[Any], error: Exception) -> PerformError:
 
 def _answer_value(yielded: Any, answer: Any, place: HandlerPlace) -> Any:
     """Return the value for a yield from a short *answer*, alone or as a member of others."""
-    if answer is ABSENT and type(yielded) not in MAY_BE_EMPTY:
+    if answer is ABSENT and not isinstance(yielded, MAY_BE_EMPTY):
         raise _make_misfit_error(yielded, answer, FORMS.get(type(yielded), "a value"))
     return VALUES.get(type(yielded), _answer_plain)(yielded, answer, place)
 
@@ -372,5 +372,5 @@ VALUES: Mapping[type, Callable[[Any, Any, HandlerPlace], Any]] = {
 }
 """The value of what has one, unless it just becomes one effect; of a call of a tool, that of its place among others."""
 
-MAY_BE_EMPTY = frozenset([row.kind for row in YIELDS if row.script_may_be_empty])
+MAY_BE_EMPTY = tuple([row.kind for row in YIELDS if row.script_may_be_empty])
 FORMS: Mapping[type, str] = {row.kind: row.script for row in YIELDS}

@@ -132,7 +132,7 @@ class EventsSnapshot(_TextSnapshot):
 
     def to_value(self, data: Iterable[Event]) -> Any:
         """Return the lines."""
-        return [f"{format_address(e.path, e.seq)}  {type(e).__name__}" for e in data if type(e) not in DELTAS]
+        return [f"{format_address(e.path, e.seq)}  {type(e).__name__}" for e in data if not isinstance(e, DELTAS)]
 
     def to_text(self, value: Any) -> str:
         """Return the lines as text."""

@@ -864,7 +864,7 @@ def _is_equal(a: Single, b: Single) -> bool:
     """Return whether two outcomes are equal; a stop is compared less strictly, since it is not recorded."""
     if isinstance(a, Stop) or isinstance(b, Stop):
         return type(a) is type(b)
-    if type(a) is type(b) is Value and a.value is b.value:
+    if isinstance(a, Value) and isinstance(b, Value) and a.value is b.value:
         return a.inputs == b.inputs
     return outcome_members(a) == outcome_members(b)
 

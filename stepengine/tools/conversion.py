@@ -48,7 +48,7 @@ DOCUMENT_BYTES = 32 * MIB
 """Anthropic documents 32 MB for a whole request, so a larger document cannot be sent at all."""
 
 PARTS = (TextPart, JsonPart, ImagePart, DocumentPart, ToolReferencePart)
-PLAIN = SMALL | {str, JsonDict, JsonList}
+PLAIN = frozenset({*SMALL, str, JsonDict, JsonList})
 """Types whose values are JSON."""
 SURROGATE = re.compile("[\ud800-\udfff]")
 PDF = "application/pdf"

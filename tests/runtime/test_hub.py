@@ -344,7 +344,7 @@ def test_event_ids_are_found_only_in_their_own_epoch():
     numbers.run_id = "r1"
     epoch = numbers.draw_epoch()
     numbers.assign(events[0])
-    numbers.assign_all(events[1:])
+    numbers.assign(*events[1:])
 
     assert [("r1", epoch, index) for index in range(3)] == [(e.run_id, e.epoch, e.index) for e in events]
     assert 2 == numbers.find_index(events[2].id)

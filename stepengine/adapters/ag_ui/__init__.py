@@ -268,7 +268,7 @@ class _EventTranslator:
         show = self.SHOWN.get(type(event))
         if show is not None:
             yield from show(self, event)
-        elif self._verbose or type(event) in SENT_AS_DATA:
+        elif self._verbose or isinstance(event, SENT_AS_DATA):
             value = {name: held for name, held in event.to_json().items() if name not in ("type", "request")}
             yield self._make_custom_event(event.path, event.type, value)
 

@@ -234,7 +234,7 @@ class _ChunkTranslator:
         show = self.SHOWN.get(type(event)) or (self.OF_CHILD if event.path else self.OF_ROOT).get(type(event))
         if show is not None:
             yield from show(self, event)
-        elif type(event) in SENT_AS_DATA:
+        elif isinstance(event, SENT_AS_DATA):
             value = {name: held for name, held in event.to_json().items() if name != "type"}
             yield self._data_chunk(event.type.replace("_", "-"), value, transient=True)
 

@@ -33,8 +33,6 @@ BELONGS = {
 }
 """The block types that each type of delta may extend."""
 
-OF_TEXT, OF_DELTA = 3, 2
-"""The number of members of a plain text event (type, index, delta), and of its delta (type, text)."""
 IN_EVENT = frozenset({"type", "index", "delta", "content_block", "message", "usage"})
 """The known members of an event. Unknown ones of ``message_delta`` are stored with the message, others are reported."""
 TOLD = frozenset({"message_start", "content_block_start", "content_block_delta", "content_block_stop", "message_stop"})
@@ -90,9 +88,6 @@ class AnthropicAccumulator(Accumulator):
             return []
         event = read_json(data)
         kind = event.get("type") or name
-        text = self._append_plain_text(event) if kind == "content_block_delta" else ""
-        if text:
-            return [TextChunk(text)]
         if kind in TOLD and not IN_EVENT.issuperset(event):
             self._record_unread(*[f"{kind}.{member}" for member in find_newer_members(event, IN_EVENT)])
         match kind:
@@ -107,20 +102,6 @@ class AnthropicAccumulator(Accumulator):
             case _:
                 self._handle_message_event(kind, event)
                 return []
-
-    def _append_plain_text(self, event: Json) -> str:
-        """Append the text of a plain text event, the most frequent kind, and return it; ``""`` for any other event."""
-        index, delta = event.get("index"), event.get("delta")
-        if type(index) is not int or not isinstance(delta, dict) or len(event) != OF_TEXT or len(delta) != OF_DELTA:
-            return ""
-        text, blocks = delta.get("text"), self._blocks
-        if not isinstance(text, str) or delta.get("type") != "text_delta" or not 0 <= index < len(blocks):
-            return ""
-        opened = blocks[index]
-        if opened.closed or opened.block["type"] != "text":
-            return ""
-        opened.pieces.append(text)
-        return text
 
     def _handle_message_event(self, kind: str, event: Json) -> None:
         if kind == "message_start":
