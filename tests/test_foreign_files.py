@@ -627,7 +627,7 @@ WITHOUT_STORE = {
     # As other names of these tables do.
     "Cassette", "CassetteFixture.load", "CassetteFixture.save", "SqliteJournal", "send_answers", "send_input", "send_tool_result",
     # Folders in which they make files with names of their own; databases of PostgreSQL.
-    "AgentServer", "run_embedded_postgres", "evaluate", "pin", "DurableEngine.submit_journal", "DurableEngine.export", "Example.run", "Tokens",
+    "AgentServer", "run_embedded_postgres", "evaluate", "improve", "Improvement", "pin", "DurableEngine.submit_journal", "DurableEngine.export", "Example.run", "Tokens",
 }  # fmt: skip
 TAKES_PATH = re.compile(r"\bPath\b|PathLike|JournalLike")
 

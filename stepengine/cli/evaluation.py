@@ -37,7 +37,6 @@ if TYPE_CHECKING:
     from stepengine.engine import Engine
     from stepengine.evaluation.samples import CostEstimate
     from stepengine.journal import Journal, SharedBudget
-    from stepengine.redaction import Redactor
 
 Budget = Annotated[
     str, typer.Option("--budget", help="Limit on the total cost of model calls, in US dollars.", metavar="USD")
@@ -109,6 +108,14 @@ def load_recorded_case(
     return RecordedCase(file, journal, agent, hooks, bench)
 
 
+def make_sample_engine(options: Options, agent: AgentDefinition, file: str, root: Path, *, performs: bool) -> Engine:
+    """Return an engine for the agent of *file* whose tools may write in a working copy, and run programs there with ``--shell``."""
+    own = attrs.evolve(options, agent=file, cwd=root, write=True, quiet=True)
+    return make_engine_setup(
+        own, agent, performs=performs, is_new=True, asks_nobody=True, unattended=True, headless=False
+    ).engine
+
+
 # --- money ----------------------------------------------------------------------------------------------------------
 
 
@@ -162,16 +169,11 @@ def ask_for_confirmation(said: str) -> None:
 # --- texts ----------------------------------------------------------------------------------------------------------
 
 
-def make_report_redactor() -> Redactor:
-    """Return a redactor for reports that removes secrets of all kinds and the values of secret variables."""
+def redact_report(report: object) -> object:
+    """Return a report without secrets of any kind or the values of secret variables."""
     from stepengine.redaction import make_redactor
 
-    return make_redactor("all", os.environ)
-
-
-def redact_report(report: object) -> object:
-    """Return a report with secrets redacted."""
-    return make_report_redactor().value(report)
+    return make_redactor("all", os.environ).value(report)
 
 
 # --- to the end -----------------------------------------------------------------------------------------------------

@@ -3,7 +3,7 @@ Evaluation: measures agents and what a change does to recorded runs.
 
 Evaluations run cases several times and report each metric with a confidence interval. ``impact`` replays recorded runs over changed
 code and compares them, ``blame`` finds the step at which a run went wrong, ``pinned_tests`` turns recorded runs into tests, and
-``improvement`` searches for a better prompt. Replays perform nothing, and cost nothing.
+``improvement_search`` searches for a better prompt. Replays perform nothing, and cost nothing.
 
 Not here: printing, which the command line does, and what tests need (``testing``).
 
@@ -34,7 +34,8 @@ from stepengine.evaluation.criteria import (
 )
 from stepengine.evaluation.evaluation_report import EvaluationReport, evaluate, evaluate_sync
 from stepengine.evaluation.impact import Impact, impact
-from stepengine.evaluation.improvement import Trials
+from stepengine.evaluation.improvement import Improvement, Trials
+from stepengine.evaluation.improvement_search import improve, improve_sync
 from stepengine.evaluation.pinned_tests import PinnedTest, pin
 from stepengine.evaluation.prices import Priced, price
 
@@ -47,6 +48,7 @@ __all__ = (
     "Evaluation",
     "EvaluationReport",
     "Impact",
+    "Improvement",
     "JudgedRun",
     "MadeCall",
     "PinnedTest",
@@ -64,6 +66,8 @@ __all__ = (
     "evaluate_sync",
     "fits",
     "impact",
+    "improve",
+    "improve_sync",
     "judge",
     "matches",
     "max_cost",

@@ -177,7 +177,7 @@ async def evaluate(
     Raises:
         DataError: when the evaluation cannot be run; all problems at once, and nothing was spent.
     """
-    where = _find_root(evaluation, root)
+    where = find_root(evaluation, root)
     loaded = evaluation if isinstance(evaluation, Evaluation) else load_evaluation(Path(evaluation))
     loaded = _select(loaded, to_string_tuple(cases), to_string_tuple(tags), agents)
     mode, place = _choose_folders(folder, against, recheck, resume, keep=keep)
@@ -185,12 +185,12 @@ async def evaluate(
     loaded = attrs.evolve(loaded, n=plan.get("n", loaded.n) if n is None else n)
     check_evaluation(loaded, where)
     asked = parse_gates(loaded, gates)
-    load = load_agent or partial(_load_agent, root=where)
+    load = load_agent or partial(load_evaluation_agent, root=where)
     known = {name: load(agent) for name, agent in loaded.agents.items()}
     scripted, shared_budget = _script_models(replies), _parse_budget(budget)
-    make = make_engine or partial(_make_engine, models=models, model=model)
+    make = make_engine or partial(make_sample_engine, models=models, agent_models={} if model is None else {"": model})
     if not recheck:
-        await _check_engines(known.values(), make)
+        await check_engines(known.values(), make)
         is_live = any(scripted(case) is None for case in loaded.cases)
         runs = len(loaded.cases) * len(known) * loaded.n if is_live else 0
         estimate = partial(CostEstimate, runs, None, None)
@@ -223,7 +223,8 @@ def evaluate_sync(evaluation: Evaluation | str | Path, **options: Any) -> Evalua
     return asyncio.run(evaluate(evaluation, **options))
 
 
-def _find_root(evaluation: Evaluation | str | Path, root: str | Path | None) -> Path:
+def find_root(evaluation: Evaluation | str | Path, root: str | Path | None) -> Path:
+    """Return the folder that the paths of an evaluation start from."""
     if root is not None:
         return Path(root).resolve()
     return Path.cwd() if isinstance(evaluation, Evaluation) else Path(evaluation).resolve().parent
@@ -267,7 +268,7 @@ def _choose_folders(
     return mode, Path(recheck or resume or folder or tempfile.mkdtemp(prefix="stepengine-eval-"))
 
 
-async def _check_engines(agents: Iterable[AgentDefinition], make: EngineMaker) -> None:
+async def check_engines(agents: Iterable[AgentDefinition], make: EngineMaker) -> None:
     """Raise if the engine of an agent cannot be made, such as for a tool that is not available."""
     with tempfile.TemporaryDirectory(prefix="stepengine-eval-") as folder:
         for agent in agents:
@@ -278,9 +279,11 @@ def _make_in_folder(folder: str, agent: AgentDefinition, make: EngineMaker) -> E
     return make(agent, Path(folder).resolve(), performs=True)
 
 
-def _load_agent(agent: Any, *, root: Path) -> AgentDefinition:
-    """Return an agent of an evaluation; a path starts from *root*."""
-    return agent if isinstance(agent, AgentDefinition) else loader.load_agent(resolve_agent_path(agent, root))
+def load_evaluation_agent(agent: Any, *, root: Path, folders: Iterable[Path] = ()) -> AgentDefinition:
+    """Return an agent of an evaluation; a path starts from *root*, and ids are also looked up in *folders*."""
+    if isinstance(agent, AgentDefinition):
+        return agent
+    return loader.load_agent(resolve_agent_path(agent, root), folders=folders)
 
 
 def _script_models(replies: Any) -> Callable[[Case], Any]:
@@ -295,14 +298,12 @@ def _script_models(replies: Any) -> Callable[[Case], Any]:
     return make
 
 
-def _make_engine(agent: AgentDefinition, root: Path, *, models: ModelsLike, model: str | None, **_: bool) -> Engine:
-    """Return the engine of one sample, whose bundled file and search tools work in *root*."""
+def make_sample_engine(agent: AgentDefinition, root: Path, *, performs: bool, **options: Any) -> Engine:  # noqa: ARG001
+    """Return the engine of one sample, whose bundled file and search tools work in *root*; *options* are those of ``Engine``."""
     from stepengine.tools.bundled import file_tools, search_tools
 
     tools = [*file_tools(root, write=True, delete=True), *search_tools(root)]
-    return Engine(
-        [agent], tools=tools, workspace=root, models=models, agent_models={} if model is None else {"": model}
-    )
+    return Engine([agent], tools=tools, workspace=root, **options)
 
 
 def _parse_budget(budget: Decimal | float | str | None) -> SharedBudget:

@@ -174,13 +174,12 @@ def _render_page(title: str, parts: Sequence[str], put: Callable[[object], str])
     return "\n".join([*head, *parts, "</main></body></html>"]) + "\n"
 
 
-def render_improvement(made: Improvement, parts: Mapping[str, object], clean: Callable[[str], str]) -> str:
+def render_improvement(made: Improvement, clean: Callable[[str], str]) -> str:
     """
     Return the result of a search for a better version as HTML, like ``render_report``.
 
     Args:
-        made: What it came to.
-        parts: What could be changed, as it was.
+        made: The result.
         clean: Takes out of a text what must not be shown.
     """
 
@@ -188,7 +187,7 @@ def render_improvement(made: Improvement, parts: Mapping[str, object], clean: Ca
         return html.escape(clean(str(text)))
 
     found, scores = made.found, made.scores
-    changed = [(name, parts[name], value) for name, value in found["changes"].items()]
+    changed = [(name, made.parts[name], value) for name, value in found["changes"].items()]
     versions = [
         (
             "-" if v["number"] is None else v["number"], ", ".join(map(str, v["parents"])), ", ".join(v["changes"]), v["why"], v["came_of_it"],
