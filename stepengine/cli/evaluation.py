@@ -21,7 +21,6 @@ from stepengine.cli.bench import EngineSetup, make_engine_setup
 from stepengine.cli.exits import Exit, print_error, run_explaining_errors
 from stepengine.cli.journals import (
     Interrupted,
-    list_version_changes,
     load_recorded_agent,
     open_journal,
     recorded_hook_names,
@@ -90,7 +89,7 @@ def load_recorded_case(
         UsageProblem: when there is no such journal, or a tool needs an option that was not given.
     """
     from stepengine.engine.loader import locate_agent
-    from stepengine.engine.packages import find_package_member
+    from stepengine.engine.packages import find_package_member, list_version_changes
 
     journal = open_journal(file)
     history = journal.history()

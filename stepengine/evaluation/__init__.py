@@ -2,7 +2,7 @@
 Evaluation: measures agents and what a change does to recorded runs.
 
 Evaluations run cases several times and report each metric with a confidence interval. ``impact`` replays recorded runs over changed
-code and compares them, ``blame`` finds the step at which a run went wrong, ``pinned_tests`` turns recorded runs into tests, and
+code and compares them, ``replay_waiting`` replays waiting runs over it, ``blame`` finds the step at which a run went wrong, ``pinned_tests`` turns recorded runs into tests, and
 ``improvement_search`` searches for a better prompt. Replays perform nothing, and cost nothing.
 
 Not here: printing, which the command line does, and what tests need (``testing``).
@@ -38,6 +38,7 @@ from stepengine.evaluation.improvement import Improvement, Trials
 from stepengine.evaluation.improvement_search import improve, improve_sync
 from stepengine.evaluation.pinned_tests import PinnedTest, pin
 from stepengine.evaluation.prices import Priced, price
+from stepengine.evaluation.waiting_runs import WaitingRun, replay_waiting
 
 __all__ = (
     "ANY",
@@ -56,6 +57,7 @@ __all__ = (
     "RetriedStep",
     "Trials",
     "Verdict",
+    "WaitingRun",
     "WorkingFiles",
     "blame",
     "called",
@@ -76,4 +78,5 @@ __all__ = (
     "only_changes",
     "pin",
     "price",
+    "replay_waiting",
 )
