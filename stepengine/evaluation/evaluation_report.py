@@ -32,9 +32,7 @@ from stepengine.errors import DataError, JournalError
 from stepengine.evaluation.case_runs import (
     EngineMaker,
     Evaluation,
-    EvaluationMode,
     Sample,
-    check_evaluation,
     run_samples,
 )
 from stepengine.evaluation.criteria import Case
@@ -42,7 +40,7 @@ from stepengine.evaluation.evaluation_files import load_evaluation, resolve_agen
 from stepengine.evaluation.report_pages import failed_lines, render_report, summary_lines
 from stepengine.evaluation.result_folders import RESULTS, check_result_folder, read_plan, replace_file
 from stepengine.evaluation.samples import Confirm, CostEstimate, confirm_cost
-from stepengine.evaluation.scoring import PASS, Scores, check_gates, parse_gates, score_outcome
+from stepengine.evaluation.scoring import PASS, Scores, parse_gates, score_outcome
 from stepengine.journal import SharedBudget
 from stepengine.models.scripted import ScriptedModel
 from stepengine.redaction import make_redactor
@@ -180,10 +178,13 @@ async def evaluate(
     where = find_root(evaluation, root)
     loaded = evaluation if isinstance(evaluation, Evaluation) else load_evaluation(Path(evaluation))
     loaded = _select(loaded, to_string_tuple(cases), to_string_tuple(tags), agents)
-    mode, place = _choose_folders(folder, against, recheck, resume, keep=keep)
+    earlier = _find_earlier(against, recheck, resume)
+    place = Path(recheck or resume or folder or tempfile.mkdtemp(prefix="stepengine-eval-"))
     plan = read_plan(place) if recheck or resume else {}
     loaded = attrs.evolve(loaded, n=plan.get("n", loaded.n) if n is None else n)
-    check_evaluation(loaded, where)
+    if problems := loaded.problems(where):
+        msg = "\n  ".join([f"the evaluation {loaded.name!r} cannot be run:", *problems])
+        raise DataError(msg)
     asked = parse_gates(loaded, gates)
     load = load_agent or partial(load_evaluation_agent, root=where)
     known = {name: load(agent) for name, agent in loaded.agents.items()}
@@ -204,15 +205,16 @@ async def evaluate(
         root=where,
         load=load,
         models=scripted,
-        n=loaded.n,
         seed=plan.get("seed", random.randrange(MAX_SEED)) if seed is None else seed,  # noqa: S311 - an order, no secret
         concurrency=concurrency,
         budget=shared_budget.dollars,
-        mode=mode,
+        earlier=earlier,
+        recheck=bool(recheck),
+        keep=keep,
         done=on_sample,
     )
     scores = score_outcome(outcome)
-    held = {gate.text: problem for gate, problem in check_gates(asked, scores)} if outcome.samples else {}
+    held = {gate.text: gate.problem(scores) for gate in asked} if outcome.samples else {}
     report = EvaluationReport(scores, held, place)
     _write_results(report, render_page)
     return report
@@ -247,16 +249,9 @@ def _select(
     return attrs.evolve(evaluation, cases=chosen, agents=agents or evaluation.agents)
 
 
-def _choose_folders(
-    folder: str | Path | None,
-    against: str | Path | None,
-    recheck: str | Path | None,
-    resume: str | Path | None,
-    *,
-    keep: bool,
-) -> tuple[EvaluationMode, Path]:
-    """Return which samples are run, and the folder of the results."""
-    given = [Path(one) for one in (against, recheck, resume) if one]
+def _find_earlier(*folders: str | Path | None) -> Path | None:
+    """Return the folder of earlier results, of which at most one is given."""
+    given = [Path(one) for one in folders if one]
     if len(given) > 1:
         msg = "against, recheck and resume exclude each other; pass one of them"
         raise DataError(msg)
@@ -264,8 +259,8 @@ def _choose_folders(
         if not earlier.is_dir():
             msg = f"{str(earlier)!r} is not a folder of results"
             raise DataError(msg)
-    mode = EvaluationMode(given[0] if given else None, recheck=bool(recheck), keep=keep)
-    return mode, Path(recheck or resume or folder or tempfile.mkdtemp(prefix="stepengine-eval-"))
+        return earlier
+    return None
 
 
 async def check_engines(agents: Iterable[AgentDefinition], make: EngineMaker) -> None:

@@ -36,7 +36,6 @@ from stepengine.evaluation.case_runs import (
     Copy,
     EngineMaker,
     Evaluation,
-    EvaluationMode,
     Outcome,
     Sample,
     make_side,
@@ -234,8 +233,8 @@ class Trials:
         buyer = self._make_buyer(_page_name(changes, case, number), case, pages)
         agents: dict[str, Any] = {SIDE: agent}
         outcome = await run_samples(
-            attrs.evolve(self.evaluation, cases=[case], agents=agents), folder, self.bench, agents=agents, root=self.root,
-            load=self.load, models=lambda _: buyer, n=number, concurrency=1, mode=EvaluationMode(earlier=folder),
+            attrs.evolve(self.evaluation, cases=[case], agents=agents, n=number), folder, self.bench, agents=agents, root=self.root,
+            load=self.load, models=lambda _: buyer, concurrency=1, earlier=folder,
         )  # fmt: skip
         if outcome.stopped:
             raise asyncio.CancelledError
@@ -343,9 +342,7 @@ class Trials:
         chosen = [self._find_case(case) for case in cases]
         agents: dict[str, Any] = {side.name: side.agent for side in sides}
         evaluation = attrs.evolve(self.evaluation, cases=chosen, agents=agents)
-        return score_outcome(
-            Outcome(evaluation, tuple(sides), tuple(samples), self.evaluation.n, seed, self.book.spent)
-        )
+        return score_outcome(Outcome(evaluation, tuple(sides), tuple(samples), seed, self.book.spent))
 
 
 class _NoFiles:

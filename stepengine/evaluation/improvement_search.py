@@ -11,7 +11,7 @@ import hashlib
 import os
 import secrets
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from decimal import Decimal, InvalidOperation
 from fnmatch import fnmatchcase
@@ -137,16 +137,22 @@ async def improve(
     search = _PlannedSearch(
         file,
         attrs.evolve(loaded, n=loaded.n if n is None else n, agents={original.id: original}),
-        {name: part.value for name, part in file.parts.items() if _matches(name, patterns)},
+        {
+            name: part.value
+            for name, part in file.parts.items()
+            if not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
+        },
         by,
+        asked.by_agent,
         Path(resume or folder or tempfile.mkdtemp(prefix="stepengine-improve-")),
     )
     given = {"seed": seed, "blame": blame, "versions": versions, "at_once": concurrency, "model": reflect_model}
     given = {name: value for name, value in given.items() if value is not None}
+    check_result_folder(search.folder)
     if resume:
-        search.load_plan(amount, given, asked.by_agent)
+        search.load_plan(amount, given)
     else:
-        search.make_plan(amount, {**DEFAULTS, "model": asked.name_for(original), **given}, asked.by_agent)
+        search.make_plan(amount, {**DEFAULTS, "model": asked.name_for(original), **given})
     search.check(where, is_restricted=bool(patterns))
     make = make_engine or partial(
         make_sample_engine, models=models, agent_models=asked.by_agent, default_model=default_model
@@ -191,10 +197,6 @@ def _read_agent_file(agent: str | Path, folders: Iterable[Path]) -> AgentFile:
         msg = f"{location.file} runs in the sandbox alone, and improve tries versions of a file that may be imported"
         raise DataError(msg)
     return AgentFile.read(location)
-
-
-def _matches(name: str, patterns: Sequence[str]) -> bool:
-    return not patterns or any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _report_case(on_progress: Callable[[str], object], version: str, case: str, made: Mapping[str, Any]) -> None:
@@ -249,6 +251,7 @@ class _PlannedSearch:
         evaluation: The cases and checks.
         parts: The parts that may be changed, by name.
         by: What to improve.
+        models: The chosen models by agent.
         folder: The folder of the results.
         plan: The params of the agent ``improver``.
     """
@@ -257,6 +260,7 @@ class _PlannedSearch:
     evaluation: Evaluation
     parts: Mapping[str, Any]
     by: str
+    models: Mapping[str, str]
     folder: Path
     plan: dict[str, Any] = attrs.field(factory=dict)
 
@@ -272,14 +276,13 @@ class _PlannedSearch:
         except JournalMissing:
             return False
 
-    def make_plan(self, budget: str, options: Mapping[str, Any], models: Mapping[str, str]) -> None:
+    def make_plan(self, budget: str, options: Mapping[str, Any]) -> None:
         """
         Plan a new search.
 
         Raises:
             DataError: when the folder holds a search, or no model is named that could reflect.
         """
-        check_result_folder(self.folder)
         if self.has_run():
             msg = f"{self.folder} already contains a search; continue it with resume= or --continue, or name another folder"
             raise DataError(msg)
@@ -287,21 +290,20 @@ class _PlannedSearch:
             msg = "no model is named that could reflect: reflect_model= or --reflect-model provider/model"
             raise DataError(msg)
         self.plan = {"seed": secrets.randbelow(MAX_SEED), **options, "parts": dict(self.parts), "budget": budget}
-        self.plan["source"] = self._digest_inputs(models)
+        self.plan["source"] = self._digest_inputs()
 
-    def load_plan(self, budget: str, options: Mapping[str, Any], models: Mapping[str, str]) -> None:
+    def load_plan(self, budget: str, options: Mapping[str, Any]) -> None:
         """
         Load the plan of a search that is continued.
 
         Raises:
             DataError: when the folder holds no search, or the search had other inputs.
         """
-        check_result_folder(self.folder)
         if not self.has_run():
             msg = f"{str(self.folder)!r} is not a folder of a search: it has no {JOURNAL} with a run; folder= or --out starts one"
             raise DataError(msg)
         self.plan = plain(self.journal.history().root["params"])
-        if self.plan["source"] != self._digest_inputs(models):
+        if self.plan["source"] != self._digest_inputs():
             msg = f"{self.folder} is a search with another {self.file.file}, evaluation, n, by, only or model; start a new one"
             raise DataError(msg)
         if budget and Decimal(budget) != Decimal(self.plan["budget"]):
@@ -313,7 +315,7 @@ class _PlannedSearch:
                 msg = f"{option}= or --{flag} of {self.folder} is {self.plan[name]}; omit it, or start a new search"
                 raise DataError(msg)
 
-    def _digest_inputs(self, models: Mapping[str, str]) -> str:
+    def _digest_inputs(self) -> str:
         """Return a digest of everything except seed and budget that determines the result of a search."""
         cases = [
             [
@@ -327,7 +329,7 @@ class _PlannedSearch:
             for case in self.evaluation.cases
         ]
         source = self.file.source.decode()
-        text = canonical([source, cases, self.evaluation.n, self.by, [*self.parts], sorted(models.items())])
+        text = canonical([source, cases, self.evaluation.n, self.by, [*self.parts], sorted(self.models.items())])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def check(self, root: Path, *, is_restricted: bool) -> None:
