@@ -186,7 +186,6 @@ def find_installed_packages() -> InstalledPackages:
     """Return the packages with agents; nothing of them is imported."""
     from importlib import metadata
 
-
     packages: list[Package] = []
     problems: dict[tuple[str, str], str] = {}
     for entry in sorted(metadata.entry_points(group=GROUP), key=lambda e: (_package_name(e), e.name)):

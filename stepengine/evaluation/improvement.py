@@ -143,7 +143,7 @@ class Trials:
         bench: Makes engines, as for ``evaluate``.
         root: The folder that the files of cases are below.
         load: Finds the agent of a judge.
-        models: What answers in a case.
+        models: The models of a case; of the reflecting model for ``None``.
         pricing: What that costs.
         by: What is to get better: ``"pass"``, or the name of a check.
         is_free: Whether models without a price may be asked, such as scripted ones.
@@ -158,10 +158,10 @@ class Trials:
     bench: EngineMaker
     root: Path
     load: Callable[[Any], AgentDefinition]
-    models: Callable[[Case], Models]
+    models: Callable[[Case | None], Models]
     pricing: Pricing
     by: str = PASS
-    is_free: Callable[[Case], bool] = lambda _: False
+    is_free: Callable[[Case | None], bool] = lambda _: False
     done: Callable[[str, str, Mapping[str, Any]], object] = lambda *_: None
     error: StepEngineError | None = None
     _agents: dict[str, AgentDefinition] = attrs.field(factory=dict, init=False)

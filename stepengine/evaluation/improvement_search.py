@@ -132,11 +132,12 @@ async def improve(
     loaded = evaluation if isinstance(evaluation, Evaluation) else load_evaluation(Path(evaluation))
     file = _read_agent_file(agent, folders)
     original = file.version({})
+    sides: dict[str, Any] = {original.id: original}
     default = default_model or (None if replies is None else SCRIPTED)
     asked = _SearchModels(replies, Models.from_value(models), agent_models or {}, default, pricing)
     search = _PlannedSearch(
         file,
-        attrs.evolve(loaded, n=loaded.n if n is None else n, agents={original.id: original}),
+        attrs.evolve(loaded, n=loaded.n if n is None else n, agents=sides),
         {
             name: part.value
             for name, part in file.parts.items()

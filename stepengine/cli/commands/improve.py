@@ -110,9 +110,9 @@ def improve(
         place = locate_agent(agent, folders=folders)
         known = place.load()
 
-        def make_engine(sample: AgentDefinition, root: Path, *, performs: bool) -> Engine:
-            file_of_agent = str(place.file) if sample.id == known.id else ""
-            return make_sample_engine(own, sample, file_of_agent, root, performs=performs)
+        def make_engine(agent: AgentDefinition, root: Path, *, performs: bool) -> Engine:
+            file_of_agent = str(place.file) if agent.id == known.id else ""
+            return make_sample_engine(own, agent, file_of_agent, root, performs=performs)
 
         searched = partial(
             search_version, agent, file, budget=budget, replies=load_script(script) if script else None,
