@@ -92,7 +92,7 @@ IN_PYTHON = {
     "compare impact": "stepengine.evaluation.impact",
     "compare blame": "stepengine.evaluation.blame",
     "compare pin": "stepengine.evaluation.pin",
-    "compare improve": None,
+    "compare improve": "stepengine.evaluation.improve",
     "compare price": "stepengine.evaluation.price",
     "agents list": "stepengine.engine.list_agents",
     "agents tools": "stepengine.tools.bundled.document_tools",

@@ -45,7 +45,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.debugging import debug
 from stepengine.engine import trust
 from stepengine.errors import JournalError, StepEngineError
-from stepengine.evaluation import blame, impact
+from stepengine.evaluation import blame, impact, replay_waiting
 from stepengine.events import RunStarted
 from stepengine.journal import (
     FileJournal,
@@ -604,6 +604,7 @@ METHODS: dict[str, Callable[[Path], object]] = {
     "assert_prefix_stable": journal_like("testing.assert_prefix_stable"),
     "blame": with_engine(lambda engine, file: asyncio.run(blame(engine, file, "status == completed"))),
     "impact": with_engine(lambda engine, file: asyncio.run(impact(engine, [file]))),
+    "replay_waiting": with_engine(lambda engine, file: asyncio.run(replay_waiting(engine, [file]))),
     "debug": with_engine(debug),
     "value_sources": journal_like("journal.value_sources", value="x"),
     "diff": lambda file: diff("good.jsonl", file),
@@ -627,7 +628,7 @@ WITHOUT_STORE = {
     # As other names of these tables do.
     "Cassette", "CassetteFixture.load", "CassetteFixture.save", "SqliteJournal", "send_answers", "send_input", "send_tool_result",
     # Folders in which they make files with names of their own; databases of PostgreSQL.
-    "AgentServer", "run_embedded_postgres", "evaluate", "pin", "DurableEngine.submit_journal", "DurableEngine.export", "Example.run", "Tokens",
+    "AgentServer", "run_embedded_postgres", "evaluate", "improve", "Improvement", "pin", "DurableEngine.submit_journal", "DurableEngine.export", "Example.run", "Tokens",
 }  # fmt: skip
 TAKES_PATH = re.compile(r"\bPath\b|PathLike|JournalLike")
 

@@ -40,7 +40,7 @@ from stepengine.runtime import core_performer, effect_events
 from stepengine.runtime.performer import Item
 from stepengine.sandbox import prelude, source_rewriter, untrusted_handlers
 from stepengine.server import problems as problems_of_requests
-from stepengine.testing import invariants, short_answers, world
+from stepengine.testing import effect_performer, invariants, short_answers
 from tests.machine.world import ADD, EXAMPLES, World, adding, agent, child, play, reply
 
 PACKAGE = Path(stepengine.__file__).parent
@@ -191,7 +191,11 @@ OF_EFFECTS = (
     Table("journal/questions.py REPLACE", questions.REPLACE, lambda row: row.kind if row.replaced_by else ""),
     Table("engine/moments.py EFFECT_TEXTS", moments.EFFECT_TEXTS, with_own_members),
     Table("testing/invariants.py SHOWN", invariants.SHOWN, with_own_members),
-    Table("testing/world.py HAPPENS", world.HAPPENS, lambda row: "" if row.outcome in EMPTY else numbered(row)),
+    Table(
+        "testing/effect_performer.py HAPPENS",
+        effect_performer.HAPPENS,
+        lambda row: "" if row.outcome in EMPTY else numbered(row),
+    ),
 )
 
 OF_YIELDS = (

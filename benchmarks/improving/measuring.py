@@ -25,7 +25,7 @@ from stepengine.engine.loader import AgentLocation
 from stepengine.errors import LimitExceeded
 from stepengine.evaluation.alterations import AgentFile
 from stepengine.evaluation.evaluation_files import load_evaluation
-from stepengine.evaluation.improvement import Improvement, Trials, split_cases
+from stepengine.evaluation.improvement import Trials, split_cases
 from stepengine.evaluation.reply_book import Buyer, ReplyBook
 from stepengine.models import ModelRequest, Models
 from stepengine.models.pricing import LIST_PRICES
@@ -118,8 +118,8 @@ async def _guessed(trials: Trials, search: tuple[str, ...], held_out: tuple[str,
     for version in ({}, best):
         await _mean(trials, version, held_out)
     scores = await trials.compare(best, held_out, seed)
-    made_of = Improvement({"stopped": "", "versions": [], "why": ""}, "pass", scores, "", trials.book.spent)
-    return Found(made_of.is_better, trials.book.spent, tried)
+    (low,) = [pair.difference.low for pair in scores.pairs if pair.check == "pass"]
+    return Found(low is not None and low > 0, trials.book.spent, tried)
 
 
 async def _mean(trials: Trials, changes: dict[str, Any], cases: tuple[str, ...]) -> tuple[float, Decimal]:

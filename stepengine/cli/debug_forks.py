@@ -25,7 +25,7 @@ from stepengine.data.alike import did_you_mean
 from stepengine.errors import StepEngineError
 
 if TYPE_CHECKING:
-    from stepengine.debugging.debugger import ForkedWalk
+    from stepengine.debugging.walks import ForkedWalk
 
 
 @frozen
@@ -73,7 +73,7 @@ def fork_run(screen: DebugScreen, rest: str, forked: ForkedWalk | None) -> str:
     if forked is None:
         told = json.loads(act())
     else:
-        from stepengine.debugging.debugger import call_in_fork
+        from stepengine.debugging.expressions import call_in_fork
 
         said = call_in_fork(act, seconds=LOOK_SECONDS, network=True)
         if not said:
@@ -127,14 +127,14 @@ def _run_fork_to_end(screen: DebugScreen, asked: ForkRequest, into: str) -> str:
         history = screen.debugger.stepper.tape.history
         agent = load_recorded_agent(screen.debugger.journal, options, history)
         bench = make_engine_setup(options, agent, into=target.address, recorded=history)
-        debugger = screen.debugger.with_engine(bench.engine)
         models = None if asked.live else ScriptedModel(asked.replies)
         edit = asked.edit
 
         async def ended() -> Any:
             async with bench.engine:
-                return await debugger.fork(
+                return await screen.debugger.fork(
                     edit,
+                    engine=bench.engine,
                     models=models,
                     into=target,
                     allow_repeat=asked.allow_repeat,

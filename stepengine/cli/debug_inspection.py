@@ -46,7 +46,7 @@ def show_locals(screen: DebugScreen, _: str) -> None:
     if here is not None and here.kind == "program":
         screen.tell("the variables of a program are known only after it has ended", {"locals": {}})
         return
-    values = {**left, **({} if here is None else screen.debugger.locals_of(here))}
+    values = {**left, **({} if here is None else screen.debugger.locals(here))}
     width = max([len(name) for name in values], default=0)
     lines = [f"{name:<{width}}  {text}" for name, text in values.items()]
     screen.tell("\n".join(lines) or "no variables", {"locals": values})

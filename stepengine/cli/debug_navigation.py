@@ -10,7 +10,7 @@ from stepengine.cli.exits import print_error
 from stepengine.errors import ReplayDivergence
 
 if TYPE_CHECKING:
-    from stepengine.debugging.debugger import ForkedWalk
+    from stepengine.debugging.walks import ForkedWalk
 
 LOOK_SECONDS = 3600.0
 """How long a search, or a fork, may take in a process of its own: hours-long handlers are replayed in it."""
@@ -50,7 +50,7 @@ class DebugNavigation:
         self._move_and_show(position, jumps=jumps)
 
     def _raise_at_end(self) -> Never:
-        inside = self._debugger.followed_path
+        inside = self._debugger.places.followed_path
         msg = (
             f"the run ends here: it has {self._debugger.last} results"
             if inside is None
@@ -77,14 +77,15 @@ class DebugNavigation:
         Raises:
             RefusedCommand: at either end, or when *rest* is no count.
         """
-        after = self._debugger.position_of_step_after if steps else self._debugger.position_after
-        target = after(sign * parse_count(rest))
+        places = self._debugger.places
+        after = places.find_step_after if steps else places.find_after
+        target = after(self._debugger.position, sign * parse_count(rest))
         if target == self._debugger.position:
             self._raise_at_end() if sign > 0 else self._raise_at_start()
         self.go(target, jumps=steps)
 
     def _raise_at_start(self) -> Never:
-        inside = self._debugger.followed_path
+        inside = self._debugger.places.followed_path
         msg = (
             "this is the first position"
             if inside is None
@@ -108,7 +109,7 @@ class DebugNavigation:
 
     def run_until(self, rest: str) -> None:
         """Move forward to the next position where a condition is true, or else to the last position, and report the failure."""
-        from stepengine.debugging.debugger import is_harmless
+        from stepengine.debugging.expressions import is_harmless
 
         if not rest:
             msg = "until what? A line (41, file.py:41), @tool_name, error, or an expression"
@@ -132,19 +133,22 @@ class DebugNavigation:
 
     def _search_in_child_process(self, what: str, first: int, last: int, *, backwards: bool) -> dict[str, Any]:
         """Search for a condition in a child process, because expressions may change the run."""
-        from stepengine.debugging.debugger import call_in_fork
+        from stepengine.debugging.condition_search import parse_condition
+        from stepengine.debugging.expressions import call_in_fork
 
         def look() -> str:
             if self._forked is not None:
                 self._forked.stays = True
             try:
                 with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
-                    return json.dumps(self._debugger.search(what, first, last, backwards=backwards))
+                    search = self._debugger.search
+                    found = search.find(what, first, last, backwards=backwards)
+                    return json.dumps({"found": found, "problem": search.problem, "looked_at": search.looked_at})
             except ReplayDivergence as error:
                 # Of the process that is thrown away: where this one goes itself, it says more, and stands there.
                 return json.dumps({"found": None, "problem": error.message, "looked_at": 0, "differs": True})
 
-        self._debugger.check(what)
+        parse_condition(what)
         said = call_in_fork(look, seconds=LOOK_SECONDS)
         if not said:
             msg = "looking for it ended early: its code, or that of the handler, ended the process"
@@ -161,13 +165,15 @@ class DebugNavigation:
 
     def run_back_until(self, rest: str) -> None:
         """Move back to the last position where a condition was true, or else to the first position, and report the failure."""
+        from stepengine.debugging.condition_search import parse_condition
+
         start = self._debugger.position
         if not rest:
             msg = "back to what? A line (41, file.py:41), @tool_name, error, or an expression"
             raise RefusedCommand(msg)
         if start == 0:
             self._raise_at_start()
-        self._debugger.check(rest)
+        parse_condition(rest)
         if self._forked is None:
             with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
                 found = self._debugger.run_until(rest, backwards=True)
@@ -192,11 +198,11 @@ class DebugNavigation:
         if not rest:
             msg = "into which child? Name its path, such as 3 or 3.2"
             raise RefusedCommand(msg)
-        self._move_and_show(self._debugger.follow_child(rest))
+        self._move_and_show(self._debugger.places.follow(rest, self._debugger.position))
 
     def follow_all(self, _: str) -> None:
         """Let the debugger follow all runs again."""
-        self._debugger.follow_all()
+        self._debugger.places.followed_path = None
         self._screen.tell("all runs count again", {"inside": None})
 
     def diff(self, rest: str) -> None:
@@ -210,12 +216,12 @@ class DebugNavigation:
 
     def compare(self, one: int, two: int, stood: int, *, known: dict[str, dict[str, object]]) -> None:
         """Print the differences between two positions and move back to *stood*. *known* has the summaries made so far."""
-        from stepengine.debugging.debugger import diff_summaries
+        from stepengine.debugging.debugger import diff_summaries, summarize_moment
 
         for position in sorted((one, two)):
             if str(position) not in known:
                 self.move_silently(position, then=["diff", one, two, stood], known=known)
-                known[str(position)] = self._debugger.summary()
+                known[str(position)] = summarize_moment(self._debugger.moment(), self._debugger.texts)
         lines = diff_summaries(known[str(one)], known[str(two)])
         self._screen.tell("\n".join(lines) or "nothing differs", {"diff": lines})
         self.move_silently(stood, then=None)

@@ -174,8 +174,8 @@ class DebugScreen:
             moment.address or "the end",
             str(timedelta(seconds=moment.at // 1000)).rjust(8, "0"),
         ]
-        if self.debugger.followed_path is not None:
-            place.append(f"inside {self.debugger.followed_path}")
+        if self.debugger.places.followed_path is not None:
+            place.append(f"inside {self.debugger.places.followed_path}")
         sums = f"{format_cost(state.cost)} · {state.context_tokens:,} tokens in view"
         head = f"── {' · '.join(place)} "
         yield f"{head}{'─' * max(2, self.width - len(head) - len(sums) - 4)} {sums} ──"

@@ -45,8 +45,8 @@ def watch_place(options: Options, at: str, *, prints: bool) -> Exit:
         UsageProblem: where no process can be made, or the run has no such place.
         JournalError: when the journal cannot be used.
     """
-    from stepengine.debugging.debugger import explain_no_fork
     from stepengine.debugging.desk import import_engine_libraries
+    from stepengine.debugging.walks import explain_no_fork
     from stepengine.engine.tape import Tape
     from stepengine.tools.bundled.bundled import uncalled_tools
 

@@ -21,7 +21,6 @@ from stepengine.cli.bench import EngineSetup, make_engine_setup
 from stepengine.cli.exits import Exit, print_error, run_explaining_errors
 from stepengine.cli.journals import (
     Interrupted,
-    list_version_changes,
     load_recorded_agent,
     open_journal,
     recorded_hook_names,
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     from stepengine.engine import Engine
     from stepengine.evaluation.samples import CostEstimate
     from stepengine.journal import Journal, SharedBudget
-    from stepengine.redaction import Redactor
 
 Budget = Annotated[
     str, typer.Option("--budget", help="Limit on the total cost of model calls, in US dollars.", metavar="USD")
@@ -91,7 +89,7 @@ def load_recorded_case(
         UsageProblem: when there is no such journal, or a tool needs an option that was not given.
     """
     from stepengine.engine.loader import locate_agent
-    from stepengine.engine.packages import find_package_member
+    from stepengine.engine.packages import find_package_member, list_version_changes
 
     journal = open_journal(file)
     history = journal.history()
@@ -107,6 +105,14 @@ def load_recorded_case(
         print_error(f"warning: {said}")
     bench = make_engine_setup(attrs.evolve(options, quiet=True), agent, performs=performs, recorded=history)
     return RecordedCase(file, journal, agent, hooks, bench)
+
+
+def make_sample_engine(options: Options, agent: AgentDefinition, file: str, root: Path, *, performs: bool) -> Engine:
+    """Return an engine for the agent of *file* whose tools may write in a working copy, and run programs there with ``--shell``."""
+    own = attrs.evolve(options, agent=file, cwd=root, write=True, quiet=True)
+    return make_engine_setup(
+        own, agent, performs=performs, is_new=True, asks_nobody=True, unattended=True, headless=False
+    ).engine
 
 
 # --- money ----------------------------------------------------------------------------------------------------------
@@ -162,16 +168,11 @@ def ask_for_confirmation(said: str) -> None:
 # --- texts ----------------------------------------------------------------------------------------------------------
 
 
-def make_report_redactor() -> Redactor:
-    """Return a redactor for reports that removes secrets of all kinds and the values of secret variables."""
+def redact_report(report: object) -> object:
+    """Return a report without secrets of any kind or the values of secret variables."""
     from stepengine.redaction import make_redactor
 
-    return make_redactor("all", os.environ)
-
-
-def redact_report(report: object) -> object:
-    """Return a report with secrets redacted."""
-    return make_report_redactor().value(report)
+    return make_redactor("all", os.environ).value(report)
 
 
 # --- to the end -----------------------------------------------------------------------------------------------------

@@ -213,25 +213,6 @@ def open_readable_journal(text: str) -> Journal:
         raise UsageProblem(msg) from None
 
 
-def agent_id_of(history: History) -> str:
-    """Return the id of the recorded agent, with its publisher if it comes from a package."""
-    root, head = str(history.root["agent_id"]), history.head
-    return root if head is None or "/" not in head.agent else head.agent
-
-
-def list_version_changes(history: History) -> list[str]:
-    """Return a line for each package of recorded agents that has another version now, or is missing."""
-    from stepengine.engine.packages import list_agent_versions
-    from stepengine.journal.history import describe_package_changes
-
-    head = history.head
-    return (
-        []
-        if head is None or not head.packages
-        else [*describe_package_changes(head, list_agent_versions(), history.name)]
-    )
-
-
 def load_agent_of_run(
     history: History, given: str, folders: Iterable[Path] = (), *, option: str = "--agent"
 ) -> AgentDefinition:
@@ -244,6 +225,7 @@ def load_agent_of_run(
     """
     from stepengine.engine import load_agent
     from stepengine.engine.loader import AgentLocation
+    from stepengine.journal.show import agent_id_of
 
     agent_id = agent_id_of(history)
     if given:
@@ -340,22 +322,17 @@ def perform_run(bench: EngineSetup, make: Callable[[], Coroutine[object, Any, Ru
     return run_with_display(ended, bench.progress)
 
 
-def replay_recorded_run(journal: Journal, options: Options, **replaying: Any) -> RunResult:
-    """Replay a recorded run with the current code and return the result; *replaying* are options of ``Engine.replay``."""
+def replay_recorded_run(journal: Journal, options: Options) -> RunResult:
+    """Replay a recorded run with the current code and return the result."""
     history = journal.history()
     agent = load_recorded_agent(journal, options, history)
     bench = make_engine_setup(options, agent, performs=False, recorded=history)
 
     async def ended() -> RunResult:
         async with bench.engine:
-            return await bench.engine.replay(journal, agent=agent, **replaying)
+            return await bench.engine.replay(journal, agent=agent)
 
     return asyncio.run(ended())
-
-
-def fields_to_dicts(diff: Iterable[tuple[str, str, str]]) -> list[dict[str, str]]:
-    """Return the differing fields as dictionaries for JSON."""
-    return [{"pointer": pointer, "recorded": recorded, "now": now} for pointer, recorded, now in diff]
 
 
 def start_and_wait(bench: EngineSetup, start: Callable[[], Coroutine[object, Any, RunHandle]]) -> FinishedRun:

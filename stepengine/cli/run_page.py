@@ -15,7 +15,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import add_journal_to_options, agent_id_of, load_recorded_agent, open_readable_journal
+from stepengine.cli.journals import add_journal_to_options, load_recorded_agent, open_readable_journal
 from stepengine.cli.options import Options
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DefinitionError, JournalError, StepEngineError
@@ -157,6 +157,7 @@ def _make_steppers(
     from stepengine.engine import Engine
     from stepengine.engine.agent_family import find_agent_family
     from stepengine.engine.loader import locate_agent
+    from stepengine.journal.show import agent_id_of
     from stepengine.tools.bundled.bundled import uncalled_tools
 
     options = options.in_force()

@@ -1,37 +1,36 @@
-"""``stepengine replay --waiting``: which waiting runs go on with the present code."""
+"""``stepengine replay --waiting``: which waiting runs the current code can resume."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import attrs
 
+from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import (
     add_journal_to_options,
-    agent_id_of,
     check_choice,
     expand_to_journals,
-    fields_to_dicts,
-    list_version_changes,
+    load_recorded_agent,
     open_journal,
-    replay_recorded_run,
 )
 from stepengine.cli.options import Options
 from stepengine.cli.screen.render import one_line, print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import get_newest_run, list_recorded_runs
-from stepengine.errors import ReplayDivergence, StepEngineError
-from stepengine.journal.pending_items import open_questions
+from stepengine.errors import StepEngineError
 
-ADVICE = "\n  to go on "
+if TYPE_CHECKING:
+    from stepengine.evaluation import WaitingRun
 
 
-def replay_waiting(options: Options, files: Iterable[str], on_divergence: str) -> Exit:
+def print_waiting_runs(options: Options, files: Iterable[str], on_divergence: str) -> Exit:
     """
-    Replay waiting runs against the present code, and print which of them can be resumed.
+    Replay waiting runs with the current code, and print which of them can be resumed.
 
     Args:
         options: The options of the command; ``last`` names the newest run of this folder that waits.
@@ -40,14 +39,14 @@ def replay_waiting(options: Options, files: Iterable[str], on_divergence: str) -
     """
     keeps = check_choice("--on-divergence", on_divergence, ("raise", "stop", "keep")) == "keep"
     goes_on = ("ready", "ended", "keep") if keeps else ("ready", "ended")
-    told: list[dict[str, Any]] = []
+    found: list[WaitingRun] = []
     for file in _find_waiting_runs(files, last=options.last):
-        told.append(_replay_for_resume(attrs.evolve(options, journal=file, last=False, quiet=True)))
-        if not options.as_json and told[-1]["outcome"] != "ended":
-            print_visible("\n".join(_format_resume_entry(told[-1])), hang=4)
-    outcomes = [entry["outcome"] for entry in told]
+        found.append(_replay_file(attrs.evolve(options, journal=file, last=False, quiet=True)))
+        if not options.as_json and found[-1].outcome != "ended":
+            print_visible("\n".join(_format_run(found[-1])), hang=4)
+    outcomes = [run.outcome for run in found]
     if options.as_json:
-        print(to_ascii_json(told))
+        print(to_ascii_json([run.to_json() for run in found]))
     else:
         print_visible(_summarize_outcomes(outcomes))
     if "failed" in outcomes:
@@ -66,48 +65,32 @@ def _find_waiting_runs(files: Iterable[str], *, last: bool) -> list[str]:
     return expand_to_journals(named) or [e.stem for e in list_recorded_runs(working_folder=Path.cwd(), waiting=True)]
 
 
-def _replay_for_resume(options: Options) -> dict[str, object]:
-    """Replay a run and return the outcome of resuming it: ready, with ``keep``, diverging or failed."""
-    file, first, known = options.journal, dict[str, Any](), dict[str, Any]()
+def _replay_file(options: Options) -> WaitingRun:
+    """Replay a run with its agent and its own engine."""
+    from stepengine.evaluation import WaitingRun, replay_waiting
+    from stepengine.evaluation.waiting_runs import read_waiting_run
+
+    run = WaitingRun(options.journal, "failed")
     try:
         own = add_journal_to_options(options).in_force()
         journal = open_journal(own.journal)
+        run = attrs.evolve(read_waiting_run(journal), file=options.journal)
+        if run.outcome == "ended":
+            return run
         history = journal.history()
-        if history.is_complete:
-            return {"file": file, "outcome": "ended"}
-        asked = [{"id": key, "text": question.text} for key, (_, question) in open_questions(history).items()]
-        known = {
-            "file": file,
-            "agent": agent_id_of(history),
-            "questions": asked,
-            "packages": list_version_changes(history),
-        }
-        try:
-            replay_recorded_run(journal, own)
-        except ReplayDivergence as error:
-            first = _divergence_to_dict(error)
-        else:
-            return {**known, "outcome": "ready"}
-        replay_recorded_run(journal, own, on_divergence="keep")
-    except ReplayDivergence as error:
-        return {**known, "outcome": "diverges", **_divergence_to_dict(error)}
+        agent = load_recorded_agent(journal, own, history)
+        with make_engine_setup(own, agent, performs=False, recorded=history).engine as engine:
+            (replayed,) = asyncio.run(replay_waiting(engine, [journal], agent=agent))
     except (StepEngineError, UsageProblem) as error:
-        return {**known, "file": file, "outcome": "failed", "message": str(error)}
-    return {**known, "outcome": "keep", **first}
+        return attrs.evolve(run, error=error)
+    return attrs.evolve(replayed, file=options.journal)
 
 
-def _divergence_to_dict(error: ReplayDivergence) -> dict[str, Any]:
-    """Return a divergence as a dictionary, without the advice to resume."""
-    said = error.message.partition(ADVICE)[0]
-    place = {"kind": error.kind, "step": error.step, "address": error.address, "site": error.site}
-    return {"message": said, **place, "diff": fields_to_dicts(error.diff)}
-
-
-def _format_resume_entry(entry: dict[str, Any]) -> Iterator[str]:
-    yield f"{entry['outcome']:<10}{entry['file']}  {entry.get('agent', '')}".rstrip()
-    yield from [f"  ? {one_line(q['id'], 40)}: {one_line(q['text'], 120)}" for q in entry.get("questions", ())]
-    yield from [f"  ! {said}" for said in entry.get("packages", ())]
-    yield from [f"    {line}" for line in entry.get("message", "").splitlines()]
+def _format_run(run: WaitingRun) -> Iterator[str]:
+    yield f"{run.outcome:<10}{run.file}  {run.agent_id}".rstrip()
+    yield from [f"  ? {one_line(one.id, 40)}: {one_line(one.text, 120)}" for one in run.questions]
+    yield from [f"  ! {said}" for said in run.packages]
+    yield from [f"    {line}" for line in run.to_json().get("message", "").splitlines()]
 
 
 def _summarize_outcomes(outcomes: list[str]) -> str:

@@ -25,8 +25,8 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
-from stepengine.debugging.debugger import explain_no_fork
 from stepengine.debugging.edits import MomentPreview, WatchedMoment
+from stepengine.debugging.walks import explain_no_fork
 from stepengine.engine import Engine
 from stepengine.engine.tape import Tape
 from stepengine.errors import StepEngineError

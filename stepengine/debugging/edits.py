@@ -42,13 +42,13 @@ from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
 from stepengine.debugging.debugger import (
     Debugger,
-    PausedWalk,
     diff_summaries,
     lines_around,
-    refuse_network,
     summarize_moment,
 )
+from stepengine.debugging.expressions import refuse_network
 from stepengine.debugging.texts import SafeTexts
+from stepengine.debugging.walks import PausedWalk
 from stepengine.engine.loader import BrokenFile
 from stepengine.engine.tape import Tape
 from stepengine.errors import AgentError, JournalError, ModelError, ReplayDivergence, StepEngineError

@@ -35,6 +35,8 @@ from stepengine.tools.makers import CATEGORIES
 if TYPE_CHECKING:
     from importlib import metadata
 
+    from stepengine.journal.history import History
+
 GROUP = "stepengine.agents"
 FILE = "stepengine-agents.json"
 FORMAT = "stepengine.agents/1"
@@ -231,6 +233,16 @@ def list_agent_versions() -> dict[str, str]:
         for p in find_installed_packages().packages
         for agent_id in p.agents
     }
+
+
+def list_version_changes(history: History) -> list[str]:
+    """Return a sentence for each package of recorded agents that has another version now, or is missing."""
+    from stepengine.journal.history import describe_package_changes
+
+    head = history.head
+    if head is None or not head.packages:
+        return []
+    return [*describe_package_changes(head, list_agent_versions(), history.name)]
 
 
 def find_agent(wanted: str) -> PackagedAgent | None:

@@ -2,8 +2,8 @@
 Evaluation: measures agents and what a change does to recorded runs.
 
 Evaluations run cases several times and report each metric with a confidence interval. ``impact`` replays recorded runs over changed
-code and compares them, ``blame`` finds the step at which a run went wrong, ``pinned_tests`` turns recorded runs into tests, and
-``improvement`` searches for a better prompt. Replays perform nothing, and cost nothing.
+code and compares them, ``replay_waiting`` replays waiting runs over it, ``blame`` finds the step at which a run went wrong, ``pinned_tests`` turns recorded runs into tests, and
+``improvement_search`` searches for a better prompt. Replays perform nothing, and cost nothing.
 
 Not here: printing, which the command line does, and what tests need (``testing``).
 
@@ -34,9 +34,11 @@ from stepengine.evaluation.criteria import (
 )
 from stepengine.evaluation.evaluation_report import EvaluationReport, evaluate, evaluate_sync
 from stepengine.evaluation.impact import Impact, impact
-from stepengine.evaluation.improvement import Trials
+from stepengine.evaluation.improvement import Improvement, Trials
+from stepengine.evaluation.improvement_search import improve, improve_sync
 from stepengine.evaluation.pinned_tests import PinnedTest, pin
 from stepengine.evaluation.prices import Priced, price
+from stepengine.evaluation.waiting_runs import WaitingRun, replay_waiting
 
 __all__ = (
     "ANY",
@@ -47,6 +49,7 @@ __all__ = (
     "Evaluation",
     "EvaluationReport",
     "Impact",
+    "Improvement",
     "JudgedRun",
     "MadeCall",
     "PinnedTest",
@@ -54,6 +57,7 @@ __all__ = (
     "RetriedStep",
     "Trials",
     "Verdict",
+    "WaitingRun",
     "WorkingFiles",
     "blame",
     "called",
@@ -64,6 +68,8 @@ __all__ = (
     "evaluate_sync",
     "fits",
     "impact",
+    "improve",
+    "improve_sync",
     "judge",
     "matches",
     "max_cost",
@@ -72,4 +78,5 @@ __all__ = (
     "only_changes",
     "pin",
     "price",
+    "replay_waiting",
 )

@@ -278,7 +278,6 @@ class Outcome:
         evaluation: The evaluation, with the cases that were chosen.
         sides: Its sides.
         samples: The samples, by case, side and number.
-        n: Samples of each.
         seed: The seed.
         spent: What the new runs cost, as far as prices are known.
         stopped: Why not all of it was run; ``""`` when it was.
@@ -287,10 +286,14 @@ class Outcome:
     evaluation: Evaluation
     sides: tuple[Side, ...]
     samples: tuple[Sample, ...]
-    n: int
     seed: int
     spent: Decimal
     stopped: str = ""
+
+    @property
+    def n(self) -> int:
+        """The number of samples of each case and side."""
+        return self.evaluation.n
 
     @property
     def planned(self) -> int:
@@ -480,35 +483,6 @@ class EngineMaker(Protocol):
         """Return the engine for an agent whose tools work in *root*, and may be called if it *performs*."""
 
 
-@frozen
-class EvaluationMode:
-    """
-    The options that say which samples are run and which are read.
-
-    Attributes:
-        earlier: The folder of earlier results: of what is the same now the journals are read; ``None`` for none.
-        recheck: Whether nothing is run at all: every sample is an earlier one, and only its checks are asked.
-        keep: Whether working copies stay.
-    """
-
-    earlier: Path | None = None
-    recheck: bool = False
-    keep: bool = False
-
-
-def check_evaluation(evaluation: Evaluation, root: Path) -> None:
-    """
-    Raise if the evaluation cannot run; *root* is the folder of its files.
-
-    Raises:
-        DataError: with all reasons.
-    """
-    problems = evaluation.problems(root)
-    if problems:
-        msg = "\n  ".join([f"the evaluation {evaluation.name!r} cannot be run:", *problems])
-        raise DataError(msg)
-
-
 async def run_samples(
     evaluation: Evaluation,
     folder: Path,
@@ -517,59 +491,49 @@ async def run_samples(
     agents: Mapping[str, AgentDefinition],
     root: Path,
     load: Callable[[Any], AgentDefinition],
-    models: Callable[[Case], object] = lambda _: None,
-    n: int = 1,
+    models: Callable[[Case], object],
     seed: int = 0,
     concurrency: int = 4,
     budget: Decimal | None = None,
-    mode: EvaluationMode | None = None,
+    earlier: Path | None = None,
+    recheck: bool = False,
+    keep: bool = False,
     done: Callable[[Sample], object] = lambda _: None,
 ) -> Outcome:
     """
     Run the samples of an evaluation that are not recorded yet, and return all of them.
 
     Args:
-        evaluation: The evaluation.
-        folder: Where its results go.
+        evaluation: The evaluation, which has no problems.
+        folder: The folder of the results.
         bench: Makes engines.
         agents: The sides.
         root: The folder that the files of cases are below.
         load: Finds the agent of a judge.
         models: The models of one sample, such as a script; ``None`` for real ones.
-        n: Samples of each case and side.
-        seed: Drives order.
-        concurrency: How many runs at a time.
-        budget: US dollars for all of it.
-        mode: What is run and what is read.
-        done: Is told each sample when it has ended.
+        seed: Decides the order of the runs.
+        concurrency: The number of runs at a time.
+        budget: The US dollars that all runs may cost together.
+        earlier: The folder of earlier results: samples that are the same now are read from their journals.
+        recheck: Run nothing: all samples are earlier ones, and only their checks are repeated.
+        keep: Keep the working copies.
+        done: Called with each sample when it has ended.
 
     Returns:
-        What it came to; also when it is cancelled: then it says so, and what was finished stays.
+        The samples. A cancelled evaluation returns those that ended, and says so.
 
     Raises:
-        DataError: when the evaluation cannot be run; all problems at once, and nothing was spent.
         ReplayDivergence: when a journal is to be read again and does not fit the code.
     """
-    check_evaluation(evaluation, root)
     sides = tuple([make_side(name, agent) for name, agent in agents.items()])
-    run = _EvaluationRun(
-        evaluation,
-        folder,
-        bench,
-        root,
-        load,
-        models,
-        EvaluationBudget(budget, concurrency),
-        mode or EvaluationMode(),
-        done,
-    )
+    ledger = EvaluationBudget(budget, concurrency)
+    run = _EvaluationRun(evaluation, folder, bench, root, load, models, ledger, earlier, recheck, keep, done)
     order = random.Random(seed)  # noqa: S311 - an order, no secret
+    numbers = range(1, evaluation.n + 1)
     slots: list[_SampleSlot] = []
-    for number in range(1, n + 1):
+    for number in numbers:
         for case in order.sample(evaluation.cases, len(evaluation.cases)):
-            slots += [
-                _SampleSlot(case, side, number, Path()).with_folder(folder) for side in order.sample(sides, len(sides))
-            ]
+            slots += [_SampleSlot(case, side, number, folder) for side in order.sample(sides, len(sides))]
     stopped = ""
     try:
         await run_concurrently([partial(run.add, slot) for slot in slots], concurrency)
@@ -577,39 +541,29 @@ async def run_samples(
         stopped = INTERRUPTED
     finally:
         await run.close()
-    numbers = range(1, n + 1)
-    keys = [(case.id, side.name, number) for case in evaluation.cases for side in sides for number in numbers]
-    made = [run.made[key] for key in keys if key in run.made]
-    whole = {
-        (case.id, k)
-        for case in evaluation.cases
-        for k in numbers
-        if all((case.id, s.name, k) in run.made for s in sides)
-    }
-    samples = [attrs.evolve(s, counts=(s.case, s.n) in whole and s.status != ERROR) for s in made]
-    return Outcome(evaluation, sides, tuple(samples), n, seed, run.ledger.spent, stopped or run.ledger.stopped)
+    samples: list[Sample] = []
+    for case in evaluation.cases:
+        made = [[run.made.get((case.id, side.name, number)) for number in numbers] for side in sides]
+        is_whole = [None not in block for block in zip(*made, strict=True)]
+        for row in made:
+            kept = [(sample, whole) for sample, whole in zip(row, is_whole, strict=True) if sample is not None]
+            samples += [attrs.evolve(sample, counts=whole and sample.status != ERROR) for sample, whole in kept]
+    return Outcome(evaluation, sides, tuple(samples), seed, ledger.spent, stopped or ledger.stopped)
 
 
 @frozen
 class _SampleSlot:
-    """The case, side and number of a sample, and the path of its journal."""
+    """The case, side and number of a sample in a folder of results."""
 
     case: Case
     side: Side
     number: int
-    place: Path
+    folder: Path
 
     @property
-    def key(self) -> tuple[str, str, int]:
-        return self.case.id, self.side.name, self.number
-
-    @property
-    def is_recorded(self) -> bool:
-        return self.place.is_file()
-
-    def with_folder(self, folder: Path) -> _SampleSlot:
-        """Return the same slot in another folder of results."""
-        return attrs.evolve(self, place=folder / "cases" / self.case.id / self.side.name / f"{self.number}.jsonl")
+    def place(self) -> Path:
+        """The path of its journal."""
+        return self.folder / "cases" / self.case.id / self.side.name / f"{self.number}.jsonl"
 
     def make_room(self) -> None:
         """Create the folder, and remove the files of an earlier attempt."""
@@ -646,7 +600,9 @@ class _EvaluationRun:
     load: Callable[[Any], AgentDefinition]
     models: Callable[[Case], Any]
     ledger: EvaluationBudget
-    mode: EvaluationMode
+    earlier: Path | None
+    recheck: bool
+    keep: bool
     done: Callable[[Sample], object]
     made: dict[tuple[str, str, int], Sample] = attrs.field(factory=dict)
     readers: dict[str, Engine] = attrs.field(factory=dict)
@@ -656,14 +612,14 @@ class _EvaluationRun:
         made = await self._find_recorded(slot)
         if made is not None:
             sample = await self._judge(slot, made)
-        elif self.mode.recheck:
+        elif self.recheck:
             return
         else:
             found = await self._run_live(slot)
             if found is None:
                 return
             sample = found
-        self.made[slot.key] = sample
+        self.made[slot.case.id, slot.side.name, slot.number] = sample
         self.done(sample)
 
     async def close(self) -> None:
@@ -728,7 +684,7 @@ class _EvaluationRun:
         try:
             yield copy
         finally:
-            if not self.mode.keep:
+            if not self.keep:
                 copy.remove()
 
     def _is_unpaid(self, result: RunResult, reserved: Decimal | None) -> bool:
@@ -753,13 +709,13 @@ class _EvaluationRun:
 
     async def _find_recorded(self, slot: _SampleSlot) -> _EndedSample | None:
         """Return the earlier run of a sample if its case is unchanged, replayed or continued from a change; else ``None``."""
-        if self.mode.earlier is None:
+        if self.earlier is None:
             return None
-        old = slot.with_folder(self.mode.earlier)
-        note = _Note.read(old.place) if old.is_recorded else None
+        old = attrs.evolve(slot, folder=self.earlier)
+        note = _Note.read(old.place) if old.place.is_file() else None
         if note is None:
             return None
-        if self.mode.recheck:
+        if self.recheck:
             result = await self.reader(slot.side).replay(FileJournal(old.place), agent=slot.side.agent)
             return _EndedSample(result, note, "journal")
         before = self._list_files(slot.case)
@@ -879,7 +835,7 @@ class _EvaluationRun:
         known = await _recall_judgement(definition, prompt, place)
         if known is not None:
             return known
-        if self.mode.recheck:
+        if self.recheck:
             msg = "the judge would have to be asked anew"
             raise JudgeNeeded(msg)
         limits, reserved = definition.limits, None

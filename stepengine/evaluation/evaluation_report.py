@@ -32,9 +32,7 @@ from stepengine.errors import DataError, JournalError
 from stepengine.evaluation.case_runs import (
     EngineMaker,
     Evaluation,
-    EvaluationMode,
     Sample,
-    check_evaluation,
     run_samples,
 )
 from stepengine.evaluation.criteria import Case
@@ -42,7 +40,7 @@ from stepengine.evaluation.evaluation_files import load_evaluation, resolve_agen
 from stepengine.evaluation.report_pages import failed_lines, render_report, summary_lines
 from stepengine.evaluation.result_folders import RESULTS, check_result_folder, read_plan, replace_file
 from stepengine.evaluation.samples import Confirm, CostEstimate, confirm_cost
-from stepengine.evaluation.scoring import PASS, Scores, check_gates, parse_gates, score_outcome
+from stepengine.evaluation.scoring import PASS, Scores, parse_gates, score_outcome
 from stepengine.journal import SharedBudget
 from stepengine.models.scripted import ScriptedModel
 from stepengine.redaction import make_redactor
@@ -177,20 +175,23 @@ async def evaluate(
     Raises:
         DataError: when the evaluation cannot be run; all problems at once, and nothing was spent.
     """
-    where = _find_root(evaluation, root)
+    where = find_root(evaluation, root)
     loaded = evaluation if isinstance(evaluation, Evaluation) else load_evaluation(Path(evaluation))
     loaded = _select(loaded, to_string_tuple(cases), to_string_tuple(tags), agents)
-    mode, place = _choose_folders(folder, against, recheck, resume, keep=keep)
+    earlier = _find_earlier(against, recheck, resume)
+    place = Path(recheck or resume or folder or tempfile.mkdtemp(prefix="stepengine-eval-"))
     plan = read_plan(place) if recheck or resume else {}
     loaded = attrs.evolve(loaded, n=plan.get("n", loaded.n) if n is None else n)
-    check_evaluation(loaded, where)
+    if problems := loaded.problems(where):
+        msg = "\n  ".join([f"the evaluation {loaded.name!r} cannot be run:", *problems])
+        raise DataError(msg)
     asked = parse_gates(loaded, gates)
-    load = load_agent or partial(_load_agent, root=where)
+    load = load_agent or partial(load_evaluation_agent, root=where)
     known = {name: load(agent) for name, agent in loaded.agents.items()}
     scripted, shared_budget = _script_models(replies), _parse_budget(budget)
-    make = make_engine or partial(_make_engine, models=models, model=model)
+    make = make_engine or partial(make_sample_engine, models=models, agent_models={} if model is None else {"": model})
     if not recheck:
-        await _check_engines(known.values(), make)
+        await check_engines(known.values(), make)
         is_live = any(scripted(case) is None for case in loaded.cases)
         runs = len(loaded.cases) * len(known) * loaded.n if is_live else 0
         estimate = partial(CostEstimate, runs, None, None)
@@ -204,15 +205,16 @@ async def evaluate(
         root=where,
         load=load,
         models=scripted,
-        n=loaded.n,
         seed=plan.get("seed", random.randrange(MAX_SEED)) if seed is None else seed,  # noqa: S311 - an order, no secret
         concurrency=concurrency,
         budget=shared_budget.dollars,
-        mode=mode,
+        earlier=earlier,
+        recheck=bool(recheck),
+        keep=keep,
         done=on_sample,
     )
     scores = score_outcome(outcome)
-    held = {gate.text: problem for gate, problem in check_gates(asked, scores)} if outcome.samples else {}
+    held = {gate.text: gate.problem(scores) for gate in asked} if outcome.samples else {}
     report = EvaluationReport(scores, held, place)
     _write_results(report, render_page)
     return report
@@ -223,7 +225,8 @@ def evaluate_sync(evaluation: Evaluation | str | Path, **options: Any) -> Evalua
     return asyncio.run(evaluate(evaluation, **options))
 
 
-def _find_root(evaluation: Evaluation | str | Path, root: str | Path | None) -> Path:
+def find_root(evaluation: Evaluation | str | Path, root: str | Path | None) -> Path:
+    """Return the folder that the paths of an evaluation start from."""
     if root is not None:
         return Path(root).resolve()
     return Path.cwd() if isinstance(evaluation, Evaluation) else Path(evaluation).resolve().parent
@@ -246,16 +249,9 @@ def _select(
     return attrs.evolve(evaluation, cases=chosen, agents=agents or evaluation.agents)
 
 
-def _choose_folders(
-    folder: str | Path | None,
-    against: str | Path | None,
-    recheck: str | Path | None,
-    resume: str | Path | None,
-    *,
-    keep: bool,
-) -> tuple[EvaluationMode, Path]:
-    """Return which samples are run, and the folder of the results."""
-    given = [Path(one) for one in (against, recheck, resume) if one]
+def _find_earlier(*folders: str | Path | None) -> Path | None:
+    """Return the folder of earlier results, of which at most one is given."""
+    given = [Path(one) for one in folders if one]
     if len(given) > 1:
         msg = "against, recheck and resume exclude each other; pass one of them"
         raise DataError(msg)
@@ -263,11 +259,11 @@ def _choose_folders(
         if not earlier.is_dir():
             msg = f"{str(earlier)!r} is not a folder of results"
             raise DataError(msg)
-    mode = EvaluationMode(given[0] if given else None, recheck=bool(recheck), keep=keep)
-    return mode, Path(recheck or resume or folder or tempfile.mkdtemp(prefix="stepengine-eval-"))
+        return earlier
+    return None
 
 
-async def _check_engines(agents: Iterable[AgentDefinition], make: EngineMaker) -> None:
+async def check_engines(agents: Iterable[AgentDefinition], make: EngineMaker) -> None:
     """Raise if the engine of an agent cannot be made, such as for a tool that is not available."""
     with tempfile.TemporaryDirectory(prefix="stepengine-eval-") as folder:
         for agent in agents:
@@ -278,9 +274,11 @@ def _make_in_folder(folder: str, agent: AgentDefinition, make: EngineMaker) -> E
     return make(agent, Path(folder).resolve(), performs=True)
 
 
-def _load_agent(agent: Any, *, root: Path) -> AgentDefinition:
-    """Return an agent of an evaluation; a path starts from *root*."""
-    return agent if isinstance(agent, AgentDefinition) else loader.load_agent(resolve_agent_path(agent, root))
+def load_evaluation_agent(agent: Any, *, root: Path, folders: Iterable[Path] = ()) -> AgentDefinition:
+    """Return an agent of an evaluation; a path starts from *root*, and ids are also looked up in *folders*."""
+    if isinstance(agent, AgentDefinition):
+        return agent
+    return loader.load_agent(resolve_agent_path(agent, root), folders=folders)
 
 
 def _script_models(replies: Any) -> Callable[[Case], Any]:
@@ -295,14 +293,12 @@ def _script_models(replies: Any) -> Callable[[Case], Any]:
     return make
 
 
-def _make_engine(agent: AgentDefinition, root: Path, *, models: ModelsLike, model: str | None, **_: bool) -> Engine:
-    """Return the engine of one sample, whose bundled file and search tools work in *root*."""
+def make_sample_engine(agent: AgentDefinition, root: Path, *, performs: bool, **options: Any) -> Engine:  # noqa: ARG001
+    """Return the engine of one sample, whose bundled file and search tools work in *root*; *options* are those of ``Engine``."""
     from stepengine.tools.bundled import file_tools, search_tools
 
     tools = [*file_tools(root, write=True, delete=True), *search_tools(root)]
-    return Engine(
-        [agent], tools=tools, workspace=root, models=models, agent_models={} if model is None else {"": model}
-    )
+    return Engine([agent], tools=tools, workspace=root, **options)
 
 
 def _parse_budget(budget: Decimal | float | str | None) -> SharedBudget:

@@ -39,6 +39,7 @@ from stepengine.evaluation.samples import (
     sample,
 )
 from stepengine.evaluation.statistics import (
+    COMPARE,
     Estimate,
     Ratio,
     estimate_difference,
@@ -163,12 +164,12 @@ class Judged:
     samples: tuple[ForkSample, ...] = ()
     baseline: tuple[ForkSample, ...] = ()
 
-    def share(self, what: Callable[[ForkSample], bool], *, of_baseline: bool = False) -> float | None:
-        """Return the share of samples where *what* is true; 0 if no model was called, ``None`` without samples."""
+    def share(self, what: str, *, of_baseline: bool = False) -> float | None:
+        """Return the share of samples whose attribute *what* is true; 0 if no model was called, ``None`` without samples."""
         if not self.found.is_asked:
             return 0.0
         samples = self.baseline if of_baseline else self.samples
-        return fmean([what(each) for each in samples]) if samples else None
+        return fmean([getattr(each, what) for each in samples]) if samples else None
 
     def ratio(self, what: str) -> tuple[float | None, float | None]:
         """Return two costs, steps or tokens: recorded or old agent's, and the mean of samples within the record."""
@@ -214,8 +215,8 @@ class Impact:
         """Whether the old agent was sampled, too."""
         return any(one.baseline for one in self.journals)
 
-    def estimate_rate(self, what: Callable[[ForkSample], bool]) -> Estimate:
-        """Return how often *what* is true: the mean over the runs, or the difference to the old agent."""
+    def estimate_rate(self, what: str) -> Estimate:
+        """Return how often the attribute *what* of a sample is true: the mean over the runs, or the difference to the old agent."""
         runs = {one.found.file: one.share(what) for one in self.journals if one.found.kind != UNREADABLE}
         now = {file: share for file, share in runs.items() if share is not None}
         if not self.has_baseline:
@@ -233,13 +234,13 @@ class Impact:
 
     def values(self) -> dict[str, float | None]:
         """Return the values that gates can compare."""
-        changed, left, failed = [self.estimate_rate(what) for what in (_has_changed, _has_left, _has_failed)]
+        changed, left, failed = [self.estimate_rate(what) for what in ("changed", "has_left", "has_failed")]
         ratios = {what: self.estimate_ratio(what).ratio for what in ("cost", "steps", "tokens")}
         return {"changed": changed.mean, "left": left.mean, "failed": failed.mean, **ratios}
 
     def to_json(self) -> dict[str, Any]:
         """Return the report as JSON; money is text, and unknown values are ``None``."""
-        changed, cost = self.estimate_rate(_has_changed), self.estimate_ratio("cost")
+        changed, cost = self.estimate_rate("changed"), self.estimate_ratio("cost")
         return {
             "format": FORMAT,
             "agent": self.agent,
@@ -251,8 +252,8 @@ class Impact:
                 "changed": _finite_or_none(changed.mean),
                 "low": changed.low,
                 "high": changed.high,
-                "left": _finite_or_none(self.estimate_rate(_has_left).mean),
-                "failed": _finite_or_none(self.estimate_rate(_has_failed).mean),
+                "left": _finite_or_none(self.estimate_rate("has_left").mean),
+                "failed": _finite_or_none(self.estimate_rate("has_failed").mean),
                 "cost_ratio": cost.ratio,
                 "cost_low": cost.low,
                 "cost_high": cost.high,
@@ -280,7 +281,7 @@ class Impact:
 
     def _describe_findings(self, left: Sequence[Judged]) -> Iterator[str]:
         changed, number = (
-            self.estimate_rate(_has_changed),
+            self.estimate_rate("changed"),
             len([one for one in self.journals if one.found.kind != UNREADABLE]),
         )
         if self.has_baseline and math.isnan(changed.mean):
@@ -288,13 +289,13 @@ class Impact:
         elif self.has_baseline:
             yield f"the choice of tools changed {_format_signed(changed)} more often than the old agent's own noise"
         else:
-            runs = sum((one.share(_has_changed) or 0) >= 0.5 for one in self.journals)  # noqa: PLR2004 - most of the samples
+            runs = sum((one.share("changed") or 0) >= 0.5 for one in self.journals)  # noqa: PLR2004 - most of the samples
             yield f"{runs} of {number} chose another tool in most samples ({_format_percent(changed)})"
         calls = [each.report.refused for one in left for each in one.samples if each.report.refused is not None]
         if calls:
             called = f"{calls[0].name} {json.dumps(plain(calls[0].input), ensure_ascii=False)}"
             yield f"{len(left)} left the record: {called}"
-        failed = self.estimate_rate(_has_failed)
+        failed = self.estimate_rate("has_failed")
         yield f"{'failed more often' if self.has_baseline else 'failed'}: {_format_percent(failed)}"
         than = "the old agent asked again" if self.has_baseline else "as recorded"
         ratios = [f"{what} {_format_ratio(self.estimate_ratio(what))}" for what in ("cost", "steps", "tokens")]
@@ -304,18 +305,6 @@ class Impact:
         yield f"tool calls: {served} answered from the record, {performed} performed in the world of today"
         if not self.has_baseline:
             yield "model noise is not taken out (--baseline compares with the old agent, asked again)"
-
-
-def _has_changed(each: ForkSample) -> bool:
-    return each.changed
-
-
-def _has_left(each: ForkSample) -> bool:
-    return each.has_left
-
-
-def _has_failed(each: ForkSample) -> bool:
-    return each.has_failed
 
 
 def _classify(found: RepeatedJournal) -> str:
@@ -488,12 +477,6 @@ async def _take_sample(
 # --- gates ----------------------------------------------------------------------------------------------------------
 
 GATE = re.compile(r"\s*([a-z]+)\s*(<=|>=|<|>)\s*([0-9]{1,9}(?:\.[0-9]{1,9})?)\s*")
-COMPARED: Mapping[str, Callable[[float, float], bool]] = {
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-}
 NAMES = ("changed", "left", "failed", "cost", "steps", "tokens")
 
 
@@ -522,7 +505,7 @@ class ImpactGate:
     def holds(self, values: Mapping[str, float | None]) -> bool:
         """Return whether the condition is true; False if the value is unknown."""
         value = values[self.name]
-        return value is not None and COMPARED[self.sign](value, self.bound)
+        return value is not None and COMPARE[self.sign](value, self.bound)
 
     def __str__(self) -> str:
         return f"{self.name} {self.sign} {self.bound:g}"

@@ -36,7 +36,6 @@ from stepengine.evaluation.case_runs import (
     Copy,
     EngineMaker,
     Evaluation,
-    EvaluationMode,
     Outcome,
     Sample,
     make_side,
@@ -113,7 +112,7 @@ def find_problems(file: AgentFile, parts: Sequence[str], evaluation: Evaluation,
         found.append(f"system_prompt: {file.fixed['system_prompt']}")
     names = {name for case in evaluation.cases for name in evaluation.checks_of(case)}
     if by != PASS and by not in names:
-        found.append(f"--by {by!r} names no check; there is {list_names([PASS, *sorted(names)], by)}")
+        found.append(f"by= or --by {by!r} names no check; there is {list_names([PASS, *sorted(names)], by)}")
     if by == PASS:
         alone = [case.id for case in evaluation.cases if not _function_checks(evaluation, case)]
         if alone:
@@ -144,10 +143,9 @@ class Trials:
         bench: Makes engines, as for ``evaluate``.
         root: The folder that the files of cases are below.
         load: Finds the agent of a judge.
-        models: What answers in a case.
+        models: The models of a case; of the reflecting model for ``None``.
         pricing: What that costs.
         by: What is to get better: ``"pass"``, or the name of a check.
-        n: Samples of each case.
         is_free: Whether models without a price may be asked, such as scripted ones.
         done: Is told what came of each case: the version, the case, and what ``run_case`` returns.
         error: What kept a case from being run at all, such as a missing key.
@@ -160,11 +158,10 @@ class Trials:
     bench: EngineMaker
     root: Path
     load: Callable[[Any], AgentDefinition]
-    models: Callable[[Case], Models]
+    models: Callable[[Case | None], Models]
     pricing: Pricing
     by: str = PASS
-    n: int = 1
-    is_free: Callable[[Case], bool] = lambda _: False
+    is_free: Callable[[Case | None], bool] = lambda _: False
     done: Callable[[str, str, Mapping[str, Any]], object] = lambda *_: None
     error: StepEngineError | None = None
     _agents: dict[str, AgentDefinition] = attrs.field(factory=dict, init=False)
@@ -200,7 +197,9 @@ class Trials:
     async def _run_case(
         self, changes: Mapping[str, Any], case: Case, parent_changes: Mapping[str, Any] | None
     ) -> dict[str, Any]:
-        made = [await self._get_sample(changes, case, number, parent_changes) for number in range(1, self.n + 1)]
+        made = [
+            await self._get_sample(changes, case, number, parent_changes) for number in range(1, self.evaluation.n + 1)
+        ]
         samples = [sample for sample, _ in made]
         scores = [self._score(sample) for sample in samples]
         problem = next((said for sample in samples if (said := self._explain_unmeasured(sample))), "")
@@ -214,7 +213,10 @@ class Trials:
             "did": "" if min(known, default=0.0) >= 1 else await self._describe_run(changes, case, worst),
             "steps": worst.steps,
             "spent": str(
-                sum((self.book.amount_paid(_page_name(changes, case, k)) for k in range(1, self.n + 1)), Decimal(0))
+                sum(
+                    (self.book.amount_paid(_page_name(changes, case, k)) for k in range(1, self.evaluation.n + 1)),
+                    Decimal(0),
+                )
             ),
             "cost": None if None in costs else str(sum([c for c in costs if c is not None], Decimal(0))),
             "served": sum(served for _, served in made),
@@ -231,8 +233,8 @@ class Trials:
         buyer = self._make_buyer(_page_name(changes, case, number), case, pages)
         agents: dict[str, Any] = {SIDE: agent}
         outcome = await run_samples(
-            attrs.evolve(self.evaluation, cases=[case], agents=agents), folder, self.bench, agents=agents, root=self.root,
-            load=self.load, models=lambda _: buyer, n=number, concurrency=1, mode=EvaluationMode(earlier=folder),
+            attrs.evolve(self.evaluation, cases=[case], agents=agents, n=number), folder, self.bench, agents=agents, root=self.root,
+            load=self.load, models=lambda _: buyer, concurrency=1, earlier=folder,
         )  # fmt: skip
         if outcome.stopped:
             raise asyncio.CancelledError
@@ -333,14 +335,14 @@ class Trials:
         for name, version in ((BEFORE, {}), (AFTER, changes)):
             sides.append(make_side(name, self._make_agent(version)))
             for case in cases:
-                for number in range(1, self.n + 1):
+                for number in range(1, self.evaluation.n + 1):
                     sample, _ = await self._get_sample(version, self._find_case(case), number, None)
                     place = self._journal_path(version, sample).relative_to(self.folder).as_posix()
                     samples.append(attrs.evolve(sample, side=name, journal=place, counts=sample.status != ERROR))
         chosen = [self._find_case(case) for case in cases]
         agents: dict[str, Any] = {side.name: side.agent for side in sides}
         evaluation = attrs.evolve(self.evaluation, cases=chosen, agents=agents)
-        return score_outcome(Outcome(evaluation, tuple(sides), tuple(samples), self.n, seed, self.book.spent))
+        return score_outcome(Outcome(evaluation, tuple(sides), tuple(samples), seed, self.book.spent))
 
 
 class _NoFiles:
@@ -419,11 +421,18 @@ class Improvement:
     The result of the search for a better version.
 
     Attributes:
-        found: What the improver says: ``changes`` of the best version, ``versions`` that were tried, ``why`` it ended.
-        by: What was to get better.
-        scores: The held-out cases before and after; ``None`` where there was nothing to hold against them.
-        diff: What the changes are in the file; ``""`` for none.
-        spent: US dollars.
+        found: The output of the agent ``improver``: ``changes`` of the best version, ``versions`` that were tried, ``why`` it ended.
+        by: What was to be improved.
+        scores: The held-out cases before and after; ``None`` if they were not run.
+        diff: The changes as a diff of the agent's file; ``""`` for none.
+        spent: The cost of the search in US dollars.
+        file: The agent's file.
+        agent_id: The id of the agent.
+        parts: The parts that could be changed, with their values before the search.
+        folder: The folder of the results.
+        seed: The seed of all random choices.
+        budget: The US dollars that the search could cost.
+        is_written: Whether the agent's file was changed.
     """
 
     found: Mapping[str, Any]
@@ -431,6 +440,22 @@ class Improvement:
     scores: Scores | None
     diff: str
     spent: Decimal
+    file: Path
+    agent_id: str
+    parts: Mapping[str, Any]
+    folder: Path
+    seed: int
+    budget: str
+    is_written: bool = False
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the result as in ``results.json``."""
+        return {
+            "format": "stepengine.improve/1", "agent": self.agent_id, "file": str(self.file), "by": self.by,
+            "is_better": self.is_better, "told": self.describe(), **self.found, "diff": self.diff, "seed": self.seed,
+            "budget": self.budget, "spent": str(self.spent), "folder": str(self.folder),
+            "held_out": None if self.scores is None else self.scores.to_json(),
+        }  # fmt: skip
 
     @property
     def pair(self) -> Pair | None:

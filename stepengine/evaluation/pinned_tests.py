@@ -285,7 +285,7 @@ def pin(
         DefinitionError: when the file of an agent is not found.
         JournalError: when the journal cannot be read, or does not fit the code.
     """
-    opened, folders = as_journal(journal), tuple(agent_folders)
+    opened, folders, asked = as_journal(journal), tuple(agent_folders), Check.of_text(check)
     root = agent or engine.agent(str(opened.history().root["agent_id"]))
     family = _list_engine_family(engine, root) if by_origin else find_agent_family(root, agent_file, folders)
     origins = _find_origins(family) if by_origin else {}
@@ -296,16 +296,34 @@ def pin(
         named = [_format_agent_reference(one, "", folders, file) for one in _find_referenced_ids(family)]
         return [_format_agent_reference(root.id, agent_file, folders, file), *named]
 
-    return _write_pinned_test(
-        engine,
-        opened,
-        Check.of_text(check),
-        root,
-        name=name or Path(opened.name.partition("#")[0]).stem,
-        folder=folder,
-        family=family,
-        places=places,
-    )
+    clean = make_redactor("all", os.environ).value
+    reason = find_failure(engine, opened, asked, root)
+    if not reason:
+        return "this run does what the check asks for, so there is nothing to pin"
+    called = pin_name(name or Path(opened.name.partition("#")[0]).stem)
+    kept, file = folder / f"{called}.jsonl", folder.parent / f"test_pin_{called}.py"
+    if file.exists():
+        msg = f"{file} exists already; give the pin another name"
+        raise DataError(msg)
+    copy = clean_copy(opened, kept)
+    made = [kept]
+    try:
+        if not find_failure(engine, FileJournal(kept), asked, root):
+            return "without its secrets the run does what the check asks for; nothing was written"
+        test = WrittenTest(
+            called, places(file), check, clean(reason), names_bundled_tools(family), relative_to_test(kept, file)
+        )
+        file.write_text(format_test(test), encoding="utf-8")
+        made.append(file)
+        said = _run_test(file, called)
+        if reason not in said:
+            msg = f"the written test does not fail as it has to: {clean(said) or 'it passes'}"
+            raise DataError(msg)
+        made.clear()
+    finally:
+        for path in made:
+            path.unlink()
+    return PinnedTest(file, kept, clean(reason), copy.changed)
 
 
 def _list_engine_family(engine: Engine, root: AgentDefinition) -> list[AgentDefinition]:
@@ -333,67 +351,6 @@ def _find_origins(agents: Iterable[AgentDefinition]) -> dict[str, Origin]:
         msg = f"the agent {lost[0]!r} is in no file of its own, so that no test can load it"
         raise DataError(msg)
     return {name: origin for name, origin in found.items() if origin is not None}
-
-
-def _write_pinned_test(
-    engine: Engine,
-    journal: Journal,
-    check: Check,
-    agent: AgentDefinition,
-    *,
-    name: str,
-    folder: Path,
-    family: Sequence[AgentDefinition],
-    places: Callable[[Path], Sequence[str]],
-) -> PinnedTest | str:
-    """
-    Write a test for a failed run next to *folder*, and its journal into *folder*; run the test, which has to fail like the run.
-
-    Args:
-        engine: An engine with the agent.
-        journal: The run.
-        check: What it was to do.
-        agent: Its agent.
-        name: The name of the pin.
-        folder: Where journals are kept, below the folder of the tests.
-        family: The agent, and those that it may start.
-        places: Gives how the test in a file names its agents, the root's first.
-
-    Returns:
-        What was written, or why there is nothing to pin: the run does what it has to, with its secrets or without.
-
-    Raises:
-        DataError: when there is such a test, something that looks like a secret is left, or the test does not fail so; nothing is
-            left behind then.
-    """
-    clean = make_redactor("all", os.environ).value
-    reason = find_failure(engine, journal, check, agent)
-    if not reason:
-        return "this run does what the check asks for, so there is nothing to pin"
-    called = pin_name(name)
-    kept, file = folder / f"{called}.jsonl", folder.parent / f"test_pin_{called}.py"
-    if file.exists():
-        msg = f"{file} exists already; give the pin another name"
-        raise DataError(msg)
-    copy = clean_copy(journal, kept)
-    made = [kept]
-    try:
-        if not find_failure(engine, FileJournal(kept), check, agent):
-            return "without its secrets the run does what the check asks for; nothing was written"
-        test = WrittenTest(
-            called, places(file), check.text, clean(reason), names_bundled_tools(family), relative_to_test(kept, file)
-        )
-        file.write_text(format_test(test), encoding="utf-8")
-        made.append(file)
-        said = _run_test(file, called)
-        if reason not in said:
-            msg = f"the written test does not fail as it has to: {clean(said) or 'it passes'}"
-            raise DataError(msg)
-        made.clear()
-    finally:
-        for path in made:
-            path.unlink()
-    return PinnedTest(file, kept, clean(reason), copy.changed)
 
 
 def _format_agent_reference(agent_id: str, given: str, folders: Iterable[Path], test_file: Path) -> str:

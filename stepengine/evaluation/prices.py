@@ -73,12 +73,9 @@ class Priced:
 
     def to_json(self) -> dict[str, Any]:
         """Return the cost as JSON; money is text."""
-        money = {name: _dollars_text(getattr(self, name)) for name in ("low", "high", "recorded")}
-        return {"model": self.model, **money, "unknown": self.unknown}
-
-
-def _dollars_text(dollars: Decimal | None) -> str | None:
-    return None if dollars is None else str(dollars)
+        money = {"low": self.low, "high": self.high, "recorded": self.recorded}
+        known = {name: None if dollars is None else str(dollars) for name, dollars in money.items()}
+        return {"model": self.model, **known, "unknown": self.unknown}
 
 
 def price(journal: JournalLike, *models: str) -> list[Priced]:

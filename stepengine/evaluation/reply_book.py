@@ -289,7 +289,7 @@ class Buyer(Provider):
         most = self._price(model, Usage(input_tokens=estimated_tokens(request), output_tokens=output))
         try:
             if most is None and not self._is_free:
-                msg = f"the price of {model!r} is unknown, so a budget cannot be enforced; pass it with --price"
+                msg = f"the price of {model!r} is unknown, so a budget cannot be enforced; pass it with pricing= or --price"
                 raise LimitExceeded(msg, kind="unpriced_model", limit=float(self._book.budget))  # noqa: TRY301
             # What plays a model says itself what a reply costs.
             most = None if self._is_free else most

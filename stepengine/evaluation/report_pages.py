@@ -17,7 +17,7 @@ from attrs import frozen
 from stepengine.data.visible import format_count
 from stepengine.evaluation.case_runs import Sample
 from stepengine.evaluation.improvement import Improvement
-from stepengine.evaluation.scoring import PASS, Pair, Row, Scores
+from stepengine.evaluation.scoring import PASS, Pair, Scores
 from stepengine.evaluation.statistics import FEWEST_CASES, Estimate, Ratio
 
 SHOWN = 10
@@ -40,7 +40,7 @@ def summary_lines(scores: Scores) -> Iterator[str]:
     cases, sides = len(outcome.evaluation.cases), len(outcome.sides)
     yield (
         f"{outcome.evaluation.name}: {format_count(cases, 'case')}, {format_count(sides, 'side')}, "
-        f"{format_count(outcome.n, 'sample')} of each, seed {outcome.seed}"
+        f"{format_count(outcome.evaluation.n, 'sample')} of each, seed {outcome.seed}"
     )
     if outcome.stopped:
         yield f"partial: {outcome.stopped}"
@@ -174,13 +174,12 @@ def _render_page(title: str, parts: Sequence[str], put: Callable[[object], str])
     return "\n".join([*head, *parts, "</main></body></html>"]) + "\n"
 
 
-def render_improvement(made: Improvement, parts: Mapping[str, object], clean: Callable[[str], str]) -> str:
+def render_improvement(made: Improvement, clean: Callable[[str], str]) -> str:
     """
     Return the result of a search for a better version as HTML, like ``render_report``.
 
     Args:
-        made: What it came to.
-        parts: What could be changed, as it was.
+        made: The result.
         clean: Takes out of a text what must not be shown.
     """
 
@@ -188,7 +187,7 @@ def render_improvement(made: Improvement, parts: Mapping[str, object], clean: Ca
         return html.escape(clean(str(text)))
 
     found, scores = made.found, made.scores
-    changed = [(name, parts[name], value) for name, value in found["changes"].items()]
+    changed = [(name, made.parts[name], value) for name, value in found["changes"].items()]
     versions = [
         (
             "-" if v["number"] is None else v["number"], ", ".join(map(str, v["parents"])), ", ".join(v["changes"]), v["why"], v["came_of_it"],
@@ -214,7 +213,10 @@ def _make_tables(scores: Scores) -> Iterator[Table]:
     yield (
         "Means",
         ("side", "check", "mean", "95 %", "cases", "samples", "left out"),
-        [_row_cells(row) for row in scores.rows],
+        [
+            (r.side, r.check, _format_value(r.mean.mean), _format_interval(r.mean), r.mean.cases, r.samples, r.errors)
+            for r in scores.rows
+        ],
     )
     if scores.pairs:
         rows = [(f"{p.side} - {p.base}", p.check, _describe_difference(p, _count_tests(scores))) for p in scores.pairs]
@@ -226,18 +228,6 @@ def _make_tables(scores: Scores) -> Iterator[Table]:
     ]
     if ratios:
         yield "Ratios", ("sides", "of", "ratio", "95 %", "cases"), ratios
-
-
-def _row_cells(row: Row) -> Sequence[object]:
-    return (
-        row.side,
-        row.check,
-        _format_value(row.mean.mean),
-        _format_interval(row.mean),
-        row.mean.cases,
-        row.samples,
-        row.errors,
-    )
 
 
 def _make_sample_tables(scores: Scores, pages: Mapping[str, str]) -> Iterator[Table]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from statistics import fmean
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from stepengine.data.messages import to_tuple
 from stepengine.errors import DataError
 from stepengine.evaluation.case_runs import Evaluation, Outcome, Sample
 from stepengine.evaluation.statistics import (
+    COMPARE,
     FEWEST_CASES,
     Estimate,
     Ratio,
@@ -137,7 +138,7 @@ class Scores:
             "format": FORMAT,
             "name": evaluation.name,
             "seed": outcome.seed,
-            "n": outcome.n,
+            "n": evaluation.n,
             "sides": [
                 {"name": s.name, "agent": s.agent.id, "definition": s.definition, "models": [*s.models]}
                 for s in outcome.sides
@@ -193,7 +194,11 @@ def score_outcome(outcome: Outcome) -> Scores:
     rows = [_make_row(outcome, side, check, is_judge=check in judges) for side in sides for check in checks]
     pairs = [_make_pair(outcome, sides[0], side, check) for side in sides[1:] for check in checks]
     adjusted = adjust_p_values([pair.difference.p for pair in pairs])
-    ratios = [_make_ratios(outcome, sides[0], side, of) for side in sides[1:] for of in MEASURES]
+    ratios = [
+        Ratios(sides[0], side, of, _estimate_ratio(outcome, sides[0], side, of))
+        for side in sides[1:]
+        for of in MEASURES
+    ]
     broken: dict[str, str] = {}
     for sample in outcome.samples:
         for name, score in sample.scores.items():
@@ -254,20 +259,14 @@ def _make_pair(outcome: Outcome, base: str, side: str, check: str) -> Pair:
     return Pair(base, side, check, made, better, worse, len(differences) - better - worse)
 
 
-def _make_ratios(outcome: Outcome, base: str, side: str, of: str) -> Ratios:
+def _estimate_ratio(outcome: Outcome, base: str, side: str, of: str) -> Ratio:
     below, above = [mean_by_case(_by_unit(outcome, name, MEASURES[of])) for name in (base, side)]
-    return Ratios(base, side, of, estimate_ratio([(below.get(unit), above.get(unit)) for unit in {**below, **above}]))
+    return estimate_ratio([(below.get(unit), above.get(unit)) for unit in {**below, **above}])
 
 
 # --- gates ------------------------------------------------------------------------------------------------------------
 
 SIGN = re.compile(r"(~?[<>]=?|[*])")
-COMPARE: Mapping[str, Callable[[float, float], bool]] = {
-    ">": lambda a, b: a > b,
-    ">=": lambda a, b: a >= b,
-    "<": lambda a, b: a < b,
-    "<=": lambda a, b: a <= b,
-}
 FORMS = "'pass >= 0.8', 'new.pass - base.pass > -0.05' or 'new.cost <= 1.2 * base.cost'"
 
 
@@ -323,17 +322,19 @@ class GateOfScores:
                 return made(left=_check_side(left, text), right=_check_side(right, text), bound=times, is_ratio=True)
         raise _gate_error(text)
 
-    def named(self, names: GateNames) -> list[SideCheck]:
+    def named(self, evaluation: Evaluation) -> list[SideCheck]:
         """
-        Return the sides and checks that the gate compares; without a side, all but the base.
+        Return the sides and checks of an evaluation that the gate compares; without a side, all but the base.
 
         Raises:
             DataError: when it names a side or check that does not exist, or compares two checks.
         """
         if not self.right:
-            sides = names.sides[1:] or names.sides
-            return [SideCheck(s, self.left) for s in sides] if self.left in names.checks else [names.split(self.left)]
-        made = [names.split(name) for name in (self.left, self.right)]
+            sides = [*evaluation.agents]
+            if self.left in _measured_names(evaluation):
+                return [SideCheck(side, self.left) for side in sides[1:] or sides]
+            return [_split_name(self.left, evaluation)]
+        made = [_split_name(name, evaluation) for name in (self.left, self.right)]
         if made[0].check != made[1].check:
             msg = f"the gate {self.text!r} compares {made[0].check!r} with {made[1].check!r}; it compares two sides in one"
             raise DataError(msg)
@@ -341,7 +342,7 @@ class GateOfScores:
 
     def problem(self, scores: Scores) -> str:
         """Return why the gate does not hold or is undecided; ``""`` if it holds."""
-        named = self.named(GateNames.from_evaluation(scores.outcome.evaluation))
+        named = self.named(scores.outcome.evaluation)
         outcome = scores.outcome
         if outcome.missing:
             return f"not decided: {outcome.missing} of {outcome.planned} samples are missing; `--continue` runs them"
@@ -355,7 +356,7 @@ class GateOfScores:
         check = named[0].check
         above, below = [scores.units(*each) for each in named]
         if check in MEASURES and self.is_ratio:
-            made = estimate_ratio([(below.get(unit), above.get(unit)) for unit in {**below, **above}])
+            made = _estimate_ratio(outcome, named[1].side, named[0].side, check)
             mean = math.nan if made.ratio is None else made.ratio
             return self._mean_problem(mean, made.low, made.high, self.bound, made.pairs)
         factor, threshold = (self.bound, 0.0) if self.is_ratio else (1.0, self.bound)
@@ -395,14 +396,8 @@ def parse_gates(evaluation: Evaluation, more: Iterable[str]) -> list[GateOfScore
     """
     gates = [GateOfScores.parsed(text) for text in (*evaluation.gates, *to_tuple(more))]
     for gate in gates:
-        gate.named(GateNames.from_evaluation(evaluation))
+        gate.named(evaluation)
     return gates
-
-
-def check_gates(gates: Sequence[GateOfScores], scores: Scores) -> Iterator[tuple[GateOfScores, str]]:
-    """Yield each gate with the reason why it does not hold, or ``""``."""
-    for gate in gates:
-        yield gate, gate.problem(scores)
 
 
 def _gate_error(text: str) -> DataError:
@@ -430,39 +425,26 @@ def _check_side(word: str, text: str) -> str:
     return word
 
 
-@frozen
-class GateNames:
+def _measured_names(evaluation: Evaluation) -> list[str]:
+    """Return the checks and measures that gates can name."""
+    every = [evaluation.checks_of(case) for case in evaluation.cases]
+    return [PASS, *MEASURES, *dict.fromkeys([name for checks in every for name in checks])]
+
+
+def _split_name(name: str, evaluation: Evaluation) -> SideCheck:
     """
-    The names that gates can use.
+    Split a name of a gate into side and check; both may contain dots, and ``base`` stands for the first side.
 
-    Attributes:
-        sides: The sides; ``base`` stands for the first, unless one is called so.
-        checks: Checks and measures.
+    Raises:
+        DataError: when there is no such side or check.
     """
-
-    sides: Sequence[str]
-    checks: Sequence[str]
-
-    @classmethod
-    def from_evaluation(cls, evaluation: Evaluation) -> GateNames:
-        """Return the names of the agents, measures and checks of an evaluation."""
-        every = [evaluation.checks_of(case) for case in evaluation.cases]
-        named = dict.fromkeys([name for checks in every for name in checks])
-        return cls([*evaluation.agents], [PASS, *MEASURES, *named])
-
-    def split(self, name: str) -> SideCheck:
-        """
-        Split a name into side and check; both may contain dots.
-
-        Raises:
-            DataError: when there is no such side or check.
-        """
-        for side, called in [*[(side, side) for side in self.sides], (self.sides[0], "base")]:
-            rest = name.removeprefix(f"{called}.")
-            if rest != name and rest in self.checks:
-                return SideCheck(side, rest)
-        msg = f"the gate names {name!r}; sides are {list_names(self.sides, name)}; what is measured: {list_names(self.checks, name)}"
-        raise DataError(msg)
+    sides, checks = [*evaluation.agents], _measured_names(evaluation)
+    for side, called in [*zip(sides, sides, strict=True), (sides[0], "base")]:
+        rest = name.removeprefix(f"{called}.")
+        if rest != name and rest in checks:
+            return SideCheck(side, rest)
+    msg = f"the gate names {name!r}; sides are {list_names(sides, name)}; what is measured: {list_names(checks, name)}"
+    raise DataError(msg)
 
 
 class SideCheck(NamedTuple):

@@ -8,7 +8,8 @@ here knows of runs; the standard library is all it needs.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import NormalDist, fmean, stdev
 
 import attrs
@@ -25,6 +26,13 @@ EVEN = 1e-12
 """Differences of values from 0 to 1 that are no larger are those of floats."""
 MAX_TERMS = 300
 TINY = 1e-300
+COMPARE: Mapping[str, Callable[[float, float], bool]] = {
+    ">": operator.gt,
+    ">=": operator.ge,
+    "<": operator.lt,
+    "<=": operator.le,
+}
+"""The comparisons of gates."""
 
 
 @frozen

@@ -174,6 +174,12 @@ def run_id_of(history: History) -> str:
     return str(history.root["run_id"]) if history.head is None else history.head.run
 
 
+def agent_id_of(history: History) -> str:
+    """Return the id of the recorded agent, with its publisher if it comes from a package."""
+    root, head = str(history.root["agent_id"]), history.head
+    return root if head is None or "/" not in head.agent else head.agent
+
+
 def status_of(history: History) -> str:
     """Return the status of the root run; without an end ``suspended``, ``stopped: KIND`` or ``interrupted``."""
     ended = find_root_end(history)

@@ -21,7 +21,7 @@ from stepengine.journal.history import History
 from stepengine.journal.records import Address
 from stepengine.redaction import Redactor
 from stepengine.runtime.performer import Item
-from stepengine.testing.world import OutcomeSource
+from stepengine.testing.effect_performer import OutcomeSource
 
 MODEL = "model_call"
 

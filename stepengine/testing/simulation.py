@@ -224,9 +224,9 @@ def simulate(
         except Violation as violation:
             raise _failure_of_seed(setting, seed, world, violation) from None
         runs += 1
-        effects += len(world.records)
+        effects += len(world.effects.performed)
         statuses[finished.status] += 1
-        happened.update([fault.kind for fault in world.happened])
+        happened.update([fault.kind for fault in world.faults.happened])
     if not runs:
         msg = "simulate was given no seeds, so nothing was run; range(100) is the default"
         raise DataError(msg)
@@ -262,16 +262,17 @@ def _expect_same_in_any_order(first: World, due: Finished, world: World, finishe
         return
     refuse(
         "WT4",
-        f"when children end in the order {', '.join(world.backstage.order)} the run is {finished.status.value} with the output "
-        f"{finished.output!r}, in the order {', '.join(first.backstage.order)} {due.status.value} with {due.output!r}; "
+        f"when children end in the order {', '.join(world.child_order)} the run is {finished.status.value} with the output "
+        f"{finished.output!r}, in the order {', '.join(first.child_order)} {due.status.value} with {due.output!r}; "
         f"{_find_first_difference(first, world)}",
     )
 
 
 def _find_first_difference(first: World, world: World) -> str:
     """Return a text about the first effect in which two runs differ."""
-    for at in sorted({*first.records, *world.records}, key=lambda at: (at[0].count(".") + bool(at[0]), at)):
-        asked, other = first.records.get(at), world.records.get(at)
+    before, now = first.effects.performed, world.effects.performed
+    for at in sorted({*before, *now}, key=lambda at: (at[0].count(".") + bool(at[0]), at)):
+        asked, other = before.get(at), now.get(at)
         if asked is None or other is None or describe_effect(asked[0]) != describe_effect(other[0]):
             said = ["nothing" if one is None else describe_effect(one[0]) for one in (other, asked)]
             return f"they part at {format_address(at)}, which is {said[0]}, and was {said[1]}"
@@ -306,7 +307,7 @@ def _single_faults(calm: World, kinds: Sequence[str]) -> list[Fault]:
     """Return one fault for each effect of a run and each kind that fits the effect."""
     return [
         Fault(seq, kind, path)
-        for (path, seq), (effect, _) in calm.records.items()
+        for (path, seq), (effect, _) in calm.effects.performed.items()
         for kind in kinds
         if type(effect) in KINDS[kind]
     ]
@@ -324,7 +325,7 @@ def _iter_recorded_worlds(
     calm = World(setting, 0, ListedFaults(()))
     calm.run()
     places = _single_faults(calm, kinds)
-    if len(calm.records) > MAX_RECORDED and len(places) > MAX_PLACES:
+    if len(calm.effects.performed) > MAX_RECORDED and len(places) > MAX_PLACES:
         places = Random(0).sample(places, MAX_PLACES)  # noqa: S311
     for fault in places:
         yield 0, ListedFaults([fault])
@@ -356,7 +357,7 @@ def _make_catalog(
 def _run_checked(setting: SimulationSetting, world: World) -> Finished:
     """Run *world* to its end. After crashes, compare the end with that of a run without crashes (I11)."""
     finished = world.run()
-    if world.resumed and not world.unknown:
+    if world.resumed and not world.effects.has_unknown:
         due = _run_without_crash(setting, world)
         expect_same_end("I11", "after a crash", without_lost_requests(finished), without_lost_requests(due))
     if world.seed % REPEATED == 0:
@@ -368,7 +369,7 @@ def _run_checked(setting: SimulationSetting, world: World) -> Finished:
 
 def _run_without_crash(setting: SimulationSetting, world: World) -> Finished:
     """Return the end of the run without crashes. It is cached for exhaustive simulations."""
-    faults = tuple([fault for fault in world.happened if fault.kind not in CRASHES])
+    faults = tuple([fault for fault in world.faults.happened if fault.kind not in CRASHES])
     key = (world.seed, faults, world.order)
     if key not in setting.undisturbed:
         setting.undisturbed.clear()
@@ -382,9 +383,9 @@ def _iter_all_worlds(setting: SimulationSetting, given: Sequence[str | Fault]) -
     yield 0, ListedFaults(exact)
     calm = World(setting, 0, ListedFaults(exact))
     calm.run()
-    if len(calm.records) > MAX_EFFECTS:
+    if len(calm.effects.performed) > MAX_EFFECTS:
         msg = (
-            f"a run of agent {setting.agent.id!r} has {len(calm.records)} effects when nothing goes wrong, and seeds=None goes "
+            f"a run of agent {setting.agent.id!r} has {len(calm.effects.performed)} effects when nothing goes wrong, and seeds=None goes "
             f"through runs of at most {MAX_EFFECTS}; give a shorter conversation with replies=[...], or seeds=range(1_000)"
         )
         raise DataError(msg)
@@ -406,7 +407,7 @@ def _make_faults(seed: int, given: Sequence[str | Fault]) -> RandomFaults | List
 
 def _failure_of_seed(setting: SimulationSetting, seed: int, world: World, violation: Violation) -> SimulationFailed:
     """Return the error for a seed that failed, with the fewest faults that still make it fail in the same way."""
-    faults = tuple(world.happened)
+    faults = tuple(world.faults.happened)
     for size in range(len(faults) if len(faults) <= MAX_SHRUNK else 0):
         for fewer in itertools.combinations(faults, size):
             again = World(setting, seed, ListedFaults(fewer), world.order)

@@ -6,49 +6,38 @@ When nothing goes wrong, replies, results and answers come from a seed.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from random import Random
-from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeAlias, TypeGuard, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias, TypeGuard, cast
 
 import attrs
 from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import (
-    ROWS,
-    RUNS,
     AskPerson,
     AwaitMessage,
-    AwaitRuns,
-    AwaitTime,
-    CallBody,
     CallFunction,
     CallModel,
     CallTool,
     Compute,
     Effect,
-    EndRuns,
     Gather,
     Leaf,
     Notify,
-    RunInBackground,
-    SendToRun,
     Spawn,
 )
 from stepengine.data.events import Event
 from stepengine.data.json import freeze
-from stepengine.data.messages import TextPart, ToolCallPart, ToolResult, UserMessage
+from stepengine.data.messages import TextPart, ToolCallPart, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
-from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value, was_given_up
+from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
 from stepengine.data.questions import AnswerLike, to_answer
-from stepengine.data.state import AgentState, ChildResult, RunStatus
-from stepengine.data.tools import Yielding
+from stepengine.data.state import AgentState, RunStatus
 from stepengine.data.usage import Usage
-from stepengine.errors import ModelError, ReplayDivergence, StepEngineError, UnknownOutcome
-from stepengine.journal.encoding import outcome_members
+from stepengine.errors import ModelError, ReplayDivergence, StepEngineError
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.run_end import finish_run
 from stepengine.journal.run_start import start_run
@@ -58,12 +47,13 @@ from stepengine.machine.plan import RunPlan
 from stepengine.machine.run import Machine
 from stepengine.machine.signals import belongs_to_caller
 from stepengine.models.scripted import Failing
-from stepengine.runtime.failfast import has_failed, make_race_loss_outcome
-from stepengine.runtime.performer import Item, child_path, is_repeatable, run_compute
+from stepengine.runtime.failfast import has_failed
+from stepengine.runtime.performer import Item, run_compute
 from stepengine.runtime.services import Services
 from stepengine.testing.backstage import SimulatedChildren, SimulatedMailbox
 from stepengine.testing.budgets import Budgets, ForwardingPerformer, run_without_waiting
-from stepengine.testing.faults import Fault, ListedFaults, RandomFaults, apply_faults, find_faulty_outcome
+from stepengine.testing.effect_performer import EffectPerformer, OutcomeSource
+from stepengine.testing.faults import Fault, ListedFaults, RandomFaults
 from stepengine.testing.invariants import (
     Unwatched,
     Violation,
@@ -74,7 +64,7 @@ from stepengine.testing.invariants import (
     format_address,
     refuse,
 )
-from stepengine.testing.walk import is_same_yield
+from stepengine.testing.performed_effects import EffectRecords, PlannedFaults, WorldClock
 from stepengine.tools.context import RunResources
 from stepengine.tools.definition import Tool
 
@@ -234,25 +224,11 @@ class _Drawing:
 
 
 CREATED = datetime(2025, 1, 1, tzinfo=UTC)
-MAX_EFFECTS = 2_000
-MINUTES = 600_000
-HOURS = 6 * 3_600_000
 UNSOUND = "R1"
 
 
 class _Crash(BaseException):
     """The simulated process dies."""
-
-
-class OutcomeSource(Protocol):
-    """A source of the outcomes of a simulated world."""
-
-    @property
-    def results(self) -> Mapping[str, Any]:
-        """The scripted results, by name of a tool or of the function of a ``Perform``."""
-
-    def outcome(self, path: str, effect: Leaf, at: int) -> Single:
-        """Return the outcome of *effect*. After a crash, the same effect has the same outcome."""
 
 
 Invariant: TypeAlias = Callable[[AgentState, Sequence[Event]], Any]
@@ -301,51 +277,49 @@ class SimulationSetting:
 
 class World:
     """
-    The simulated world of one seed: the runs of its tree, their journal, and the effects performed.
+    The simulated world of one seed: what really happened, and the journal of the run.
 
     Runs are recorded, resumed and repeated by the recorder and the replayer that ship, over a journal in memory; when a process
-    dies, nothing of it is left but the lines of the journal. What stands here beside that is what they are judged by: what
-    really happened, and what came of it.
+    dies, only the lines of the journal are left of it.
 
     Attributes:
+        setting: The options of the simulation.
         seed: The seed.
+        order: The number of the order in which children end.
+        clock: The simulated time.
+        faults: The faults of effects.
+        effects: The effects that were performed, with their outcomes.
+        letters: The messages to runs.
+        canned: The source of replies, results and answers.
         resumed: Whether the run went on after a crash.
-        unknown: Whether an effect may have happened whose outcome nobody knows.
-        records: Each effect that was answered, and its outcome, by path and number.
-        happened: The faults that came up.
         lines: What happened, as text.
     """
 
     def __init__(
         self, setting: SimulationSetting, seed: int, faults: RandomFaults | ListedFaults, order: int = 0
     ) -> None:
-        self._setting = setting
+        self.setting = setting
         self.seed = seed
         self.order = order
-        self._letters = SimulatedMailbox(setting.messages)
-        self._lost: set[tuple[str, int]] = set()
-        self._asked: dict[tuple[str, int], int] = {}
+        self.clock = WorldClock()
+        self.faults = PlannedFaults(faults)
+        self.effects = EffectRecords(self.clock)
+        self.letters = SimulatedMailbox(setting.messages)
+        self.canned = setting.canned(seed)
         self.resumed = False
-        self.unknown = False
-        self._kept: dict[str, RunResources] = {}
-        self._faults = faults
-        self._canned = setting.canned(seed)
-        self._journal = MemoryJournal(redact="off")
-        self._now = 0
-        self._since = 0
-        self._again = False
-        self._died: set[tuple[str, int, str]] = set()
-        self._begun: set[tuple[str, int]] = set()
-        self._doubtful: set[tuple[str, int]] = set()
-        self._open: set[tuple[str, int]] = set()
-        self._met: set[tuple[str, int]] = set()
-        self._kinds: dict[tuple[str, int], list[str]] = {}
-        self._given: dict[tuple[str, int], Single] = {}
-        self.records: dict[tuple[str, int], tuple[Leaf, Single]] = {}
-        self.happened: list[Fault] = []
         self.lines: list[str] = []
-        self._events: list[Event] = []
-        self._random_seed = str(seed) if setting.random_seed is None else setting.random_seed
+        self._journal = MemoryJournal(redact="off")
+        self._process: SimulatedProcess | None = None
+
+    @property
+    def random_seed(self) -> str:
+        """What chance in the run depends on."""
+        return str(self.seed) if self.setting.random_seed is None else self.setting.random_seed
+
+    @property
+    def child_order(self) -> Sequence[str]:
+        """The background children in the order in which they ended."""
+        return () if self._process is None else self._process.backstage.order
 
     def run(self) -> Finished:
         """
@@ -354,15 +328,14 @@ class World:
         Raises:
             Violation: when something does not hold.
         """
-        run = JournaledRun.record(self._journal, seed=self._random_seed)
+        run = JournaledRun.record(self._journal, seed=self.random_seed)
         while True:
             try:
                 return self._run_process(run)
             except _Crash:
                 self.resumed = True
                 self.lines.append("   the process dies; the run is resumed from its journal")
-                self._doubtful |= self._open
-                self._given.clear()
+                self.effects.crash()
             run = self._open_next_process()
 
     def _open_next_process(self) -> JournaledRun:
@@ -371,14 +344,7 @@ class World:
             self._journal = MemoryJournal(self._journal.lines(), redact="off")
             return JournaledRun.resume(self._journal)
         except StepEngineError as error:
-            refuse("I11", f"{self._describe_moment} the run cannot be resumed: {error.message}")
-
-    def list_unscripted(self) -> tuple[str, ...]:
-        """Return the tools and ``Perform`` functions without a scripted result, in the order of their first use."""
-        used = [
-            e.tool_name if isinstance(e, CallTool) else e.call.name for e, _ in self.records.values() if _is_named(e)
-        ]
-        return tuple(dict.fromkeys([name for name in used if name not in self._canned.results]))
+            refuse("I11", f"{self.effects.moment} the run cannot be resumed: {error.message}")
 
     def repeat(self, finished: Finished) -> None:
         """
@@ -389,42 +355,39 @@ class World:
         Raises:
             Violation: when it differs.
         """
-        self._again = True
-        self._met.clear()
+        self.effects.start_replay()
         told = len(self.lines)
         self.lines.append("   the run is repeated over its records")
         again = self._run_process(JournaledRun.replay(self._journal))
         expect_same_end("I3", "when it is repeated over its records", again, finished)
-        missing = self.records.keys() - self._met
-        if missing:
-            refuse("I3", f"repeated over its records, the run does not ask for {format_address(min(missing))}")
+        self.effects.expect_all_repeated()
         del self.lines[told:]
 
     def _run_process(self, run: JournaledRun) -> Finished:
         """Run one process until the run ends or the process dies."""
+        self.clock.started = self.clock.now
         try:
-            finished = self._start(run)
-            ended: Finished = run_without_waiting(finish_run(run, finished))
+            plan, state, services = self._start_run(run)
+            self._process = SimulatedProcess(self, run, services)
+            ended: Finished = run_without_waiting(finish_run(run, self._process.drive(plan, state)))
         finally:
             run.writer.close()
-        self._expect_sound(run)
+        self._process.expect_sound()
         return ended
 
-    def _start(self, run: JournaledRun) -> Finished:
+    def _start_run(self, run: JournaledRun) -> tuple[RunPlan, AgentState, Services]:
+        """Return the plan and state of the root, and the services of a process that records or replays it."""
         from stepengine.engine.run_plans import Planner, RunModels, RunRequest, resolve_system_prompt
         from stepengine.models import Models
+        from stepengine.models.scripted import ScriptedModel
 
-        setting, opening, models = self._setting, run.opening, Models.from_value(_draw_any())
-        self._run, self._since = run, self._now
-        self._events.clear()
-        key = f"{self.seed}:{self.order}"
-        self.backstage = SimulatedChildren(key, self._run_in_background, self._letters, _draw_message)
+        setting, opening, models = self.setting, run.opening, Models.from_value(cast("Any", ScriptedModel()))
         planner = Planner(
             setting.catalog,
             RunModels(registry=models, default="test/model", chosen={}, window=lambda _: None, keep_names=True),
-            seed=self._random_seed,
-            created=CREATED + timedelta(milliseconds=self._now),
-            watched=lambda: not self._again,
+            seed=self.random_seed,
+            created=CREATED + timedelta(milliseconds=self.clock.now),
+            watched=lambda: not self.effects.is_replay,
         )
         agent = setting.catalog.find(setting.agent)
         prompt, params = (setting.prompt, setting.params) if opening is None else (opening.prompt, opening.params)
@@ -434,33 +397,98 @@ class World:
         try:
             plan, state = start_run(run, plan, resolve_system_prompt(plan, state))
         except ReplayDivergence as error:
-            self._refuse_divergence(error)
-        self._services = run.wrap(Services(machine=run_agent, models=models, planner=planner.plan_child))
-        (recorder,) = self._services.middlewares
+            refuse("I3", f"{self.effects.moment} {error.message}")
+        return plan, state, run.wrap(Services(machine=run_agent, models=models, planner=planner.plan_child))
+
+    def list_unscripted(self) -> tuple[str, ...]:
+        """Return the tools and ``Perform`` functions without a scripted result, in the order of their first use."""
+        asked = [effect for effect, _ in self.effects.performed.values()]
+        used = [e.tool_name if isinstance(e, CallTool) else e.call.name for e in asked if _is_named(e)]
+        return tuple(dict.fromkeys([name for name in used if name not in self.canned.results]))
+
+
+class InvariantChecks:
+    """
+    Checks the author's invariants during a process.
+
+    Args:
+        invariants: The invariants.
+    """
+
+    def __init__(self, invariants: Sequence[Invariant]) -> None:
+        self._invariants = invariants
+        self._events: list[Event] = []
+
+    def check_effect(self, effect: Effect, machine: object, path: str) -> None:
+        """Check the state of the run at *path* before an effect, or add the event of a ``Notify``."""
+        if not self._invariants:
+            return
+        if isinstance(effect, Notify):
+            self._events.append(effect.event)
+        elif isinstance(machine, Machine):
+            self.check(machine.state, path)
+
+    def check(self, state: AgentState, path: str) -> None:
+        """Check a state with all events so far."""
+        for holds in self._invariants:
+            name = getattr(holds, "__name__", repr(holds))
+            try:
+                said = holds(state, tuple(self._events))
+            except AssertionError as error:
+                refuse("own", f"{name} does not hold in the run {path or 'root'}: {str(error) or 'it says no more'}")
+            if said is False:
+                refuse("own", f"{name} does not hold in the run {path or 'root'}")
+
+
+class SimulatedProcess:
+    """
+    A process of a world: it drives the machines of a tree of runs, and may crash.
+
+    Args:
+        world: The world, which outlives it.
+        run: The run: recorded, resumed or replayed.
+        services: The services that record or replay it.
+
+    Attributes:
+        backstage: The background children.
+    """
+
+    def __init__(self, world: World, run: JournaledRun, services: Services) -> None:
+        self._world = world
+        self._run = run
+        self._services = services
+        self._kept: dict[str, RunResources] = {}
+        self._invariants = InvariantChecks(() if world.effects.is_replay else world.setting.invariants)
+        self.backstage = SimulatedChildren(
+            f"{world.seed}:{world.order}", self._run_in_background, world.letters, _draw_message
+        )
+        self._performer = EffectPerformer(
+            world.clock, world.effects, world.canned, world.letters, self.backstage, services.planner, self.drive
+        )
+        (recorder,) = services.middlewares
         self._budgets = Budgets(
             lambda gate: ForwardingPerformer(
-                recorder(ForwardingPerformer(gate, self._store_outcome)), self._check_outcome
+                recorder(ForwardingPerformer(gate, world.effects.store)), self._check_outcome
             ),
-            self._perform_with_faults,
-            lambda: self._now - self._since,
+            self._perform,
+            lambda: world.clock.elapsed,
             self.backstage.results,
         )
-        return self._drive(plan, state)
 
     def _run_in_background(self, item: Item) -> Single:
         return self._budgets.run(item)
 
-    def _drive(self, plan: RunPlan, state: AgentState) -> Finished:
-        if not plan.path:
-            self._kept = {}  # another process keeps nothing of this one
-        run = Unwatched(plan) if self._again else WatchedRun(plan, self._setting.may_raise, is_bare=self.seed % 2 == 1)
+    def drive(self, plan: RunPlan, state: AgentState) -> Finished:
+        """Drive the machine of a run to its end."""
+        world, is_replay = self._world, self._world.effects.is_replay
+        run = Unwatched(plan) if is_replay else WatchedRun(plan, world.setting.may_raise, is_bare=world.seed % 2 == 1)
         self._budgets.opens(plan)
         finished = self._drive_machine(run, self._services.machine(run.plan, state))
-        if self._again:
+        if is_replay:
             # What was at work when a run was stopped has its records, too.
-            self.backstage.finish(plan.path, {path for path, _ in self.records})
+            self.backstage.finish(plan.path, {path for path, _ in world.effects.performed})
         self._budgets.closes(plan.path)
-        self.lines.append(
+        world.lines.append(
             f"   run {plan.path or 'root'} ended: {finished.status.value} {finished.error or ''}".rstrip()
         )
         run.ended(finished)
@@ -475,10 +503,10 @@ class World:
             while True:
                 effect = _advance_machine(machine, outcome)
                 if isinstance(effect, Finished):
-                    self._check_author_invariants(effect.state, run.plan.path)
+                    self._invariants.check(effect.state, run.plan.path)
                     return effect
                 run.emitted(effect)
-                self._check_before_effect(effect, machine, run.plan.path)
+                self._invariants.check_effect(effect, machine, run.plan.path)
                 outcome = self._answer(run, effect)
         finally:
             # A handler that ignores its close has its say in the checks of a run that went to its end.
@@ -487,31 +515,6 @@ class World:
             kept = self._kept.pop(run.plan.path, None)
             if kept is not None:
                 kept.close()
-
-    # --- the author's own invariants ------------------------------------------------------------------------------------
-
-    def _check_before_effect(self, effect: Effect, machine: object, path: str) -> None:
-        if not self._setting.invariants or self._again:
-            return
-        if isinstance(effect, Notify):
-            self._events.append(effect.event)
-            return
-        if isinstance(machine, Machine):
-            self._check_author_invariants(machine.state, path)
-
-    def _check_author_invariants(self, state: AgentState, path: str) -> None:
-        """Check the invariants of the author."""
-        events = tuple(self._events)
-        for holds in () if self._again else self._setting.invariants:
-            name = getattr(holds, "__name__", repr(holds))
-            try:
-                said = holds(state, events)
-            except AssertionError as error:
-                refuse("own", f"{name} does not hold in the run {path or 'root'}: {str(error) or 'it says no more'}")
-            if said is False:
-                refuse("own", f"{name} does not hold in the run {path or 'root'}")
-
-    # --- effects ------------------------------------------------------------------------------------------------------
 
     def _answer(self, run: WatchedRun, effect: Effect) -> Outcome | None:
         if isinstance(effect, Notify):
@@ -533,7 +536,7 @@ class World:
             self._budgets.begin(run, members, gather)
         except ReplayDivergence as error:
             self._refuse_divergence(error)
-        self._open |= {(run.plan.path, member.seq) for member in members}
+        self._world.effects.begin(run.plan.path, members)
 
     def _answer_members(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather) -> tuple[Single, ...]:
         """
@@ -543,12 +546,12 @@ class World:
         """
         path, fail_fast = run.plan.path, gather.fail_fast
         order = [*range(len(members))]
-        random = Random(f"{self.seed}:{path}:{members[0].seq}:order")  # noqa: S311
+        random = Random(f"{self._world.seed}:{path}:{members[0].seq}:order")  # noqa: S311
         random.shuffle(order)
         for race in gather.races:
             winner = random.randrange(*race)
             losers = [index for index in range(*race) if index != winner]
-            self._lost |= {(path, members[index].seq) for index in losers}
+            self._world.effects.lost |= {(path, members[index].seq) for index in losers}
             order = [*[index for index in order if index not in losers], *losers]
         done: dict[int, Single] = {}
         stop: Stop | None = None
@@ -594,245 +597,38 @@ class World:
 
     def _check_outcome(self, item: Item, outcome: Single) -> Single:
         """Check an outcome from the recorder, whether new or recorded."""
-        self._expect_sound(self._run)
-        at = item.address
-        self._met.add(at)
-        if self._is_recorded(at) or (self._again and at in self.records):
-            self._expect_same(at, item.effect, outcome)
-            return outcome
-        if self._again:
-            refuse(
-                "I3",
-                f"{self._describe_moment} the run asks for {format_address(at)}, {describe_effect(item.effect)}, which it did not do before",
-            )
-        if len(self.records) >= MAX_EFFECTS:
-            refuse(
-                "R1", f"the run does not end: {MAX_EFFECTS} effects, the last of them {describe_effect(item.effect)}"
-            )
-        self._expect_world_outcome(at, item, outcome)
-        self.records[at] = (item.effect, outcome)
-        self.lines.append(
-            f"{format_address(at):>8}  {describe_effect(item.effect)}{self._fault_marks(at)}\n          -> {describe_outcome(outcome)}"
-        )
-        if not isinstance(outcome, Stop):
-            self._open.discard(at)
-        self._crash_if_planned(item.effect, at, "crash_after")
+        self.expect_sound()
+        if self._world.effects.check(item, outcome):
+            at, kinds = format_address(item.address), self._world.faults.known_at(item.address)
+            marks = f"   !! {', '.join(kinds)}" if kinds else ""
+            asked, got = describe_effect(item.effect), describe_outcome(outcome)
+            self._world.lines.append(f"{at:>8}  {asked}{marks}\n          -> {got}")
+            self._crash_if_planned(item, "crash_after")
         return outcome
 
-    def _is_recorded(self, at: tuple[str, int]) -> bool:
-        """Return whether the journal must have the outcome of an effect, which it has unless the effect was stopped."""
-        return at in self.records and not isinstance(self.records[at][1], Stop)
-
-    def _expect_same(self, at: tuple[str, int], effect: Leaf, outcome: Single) -> None:
-        """Check that a repeated effect is the same as before and has the same outcome; all stops of one type are equal."""
-        recorded, due = self.records[at]
-        if not _is_same(recorded, effect):
-            refuse(
-                "I3",
-                f"{self._describe_moment} {format_address(at)} is {describe_effect(effect)}, and was {describe_effect(recorded)}",
-            )
-        if not _is_equal(outcome, due):
-            refuse(
-                "I3",
-                f"{self._describe_moment} {format_address(at)}, {describe_effect(effect)}, gives {describe_outcome(outcome)}, and gave {describe_outcome(due)}",
-            )
-
-    def _expect_world_outcome(self, at: tuple[str, int], item: Item, outcome: Single) -> None:
-        """Check that a new outcome equals that of the world. It may be unknown only after a crash."""
-        given = self._given.get(at)
-        if given is not None:
-            was_lost = at in self._doubtful and isinstance(item.effect, CallModel)
-            if not _is_equal(_without_lost_requests(outcome, given) if was_lost else outcome, given):
-                refuse(
-                    "R1",
-                    f"{format_address(at)}, {describe_effect(item.effect)}, gave {describe_outcome(given)}, and the run is sent {describe_outcome(outcome)}",
-                )
-        elif (at in self._lost and was_given_up(outcome)) or (isinstance(outcome, Stop) and self._has_ended(at[0])):
-            self._now += 1  # that another one has won, or that the run was ended there, stands in the record
-        elif at in self._doubtful and not is_repeatable(item) and _is_unknown(outcome):
-            self._now += 1
-            self.unknown = True
-        else:
-            refuse(
-                "R1",
-                f"{format_address(at)}, {describe_effect(item.effect)}, did not happen, and the run is sent {describe_outcome(outcome)}",
-            )
-
-    def _has_ended(self, path: str) -> bool:
-        """Return whether the end of the run at *path*, as a child in the background or below one, is recorded."""
-        while path and (path, -1) not in self.records:
-            path = path.rpartition(".")[0]
-        return bool(path)
-
-    def _expect_sound(self, run: JournaledRun) -> None:
-        if run.writer.fatal is not None:
-            self._refuse_divergence(run.writer.fatal)
+    def expect_sound(self) -> None:
+        """Check that the recorder has not failed."""
+        if self._run.writer.fatal is not None:
+            self._refuse_divergence(self._run.writer.fatal)
 
     def _refuse_divergence(self, error: StepEngineError) -> NoReturn:
-        refuse("I3", f"{self._describe_moment} {error.message}")
+        refuse("I3", f"{self._world.effects.moment} {error.message}")
 
-    @property
-    def _describe_moment(self) -> str:
-        return "repeated over its records," if self._again else "after a crash"
-
-    def _fault_marks(self, at: tuple[str, int]) -> str:
-        kinds = self._kinds.get(at)
-        return f"   !! {', '.join(kinds)}" if kinds else ""
-
-    def _store_outcome(self, item: Item, outcome: Single) -> Single:
-        """Store the real outcome of an effect before it is recorded."""
-        self._given[item.address] = outcome
-        return outcome
-
-    def _perform_with_faults(self, item: Item) -> Single:
+    def _perform(self, item: Item) -> Single:
         """Perform an effect with its planned faults."""
-        effect, at = item.effect, item.address
-        if at not in self._kinds:
-            self._kinds[at] = self._faults.find_faults(item.path, effect)
-            self.happened += [Fault(effect.seq, kind, item.path) for kind in self._kinds[at]]
-        self._expect_due(item, at)
-        self._crash_if_planned(effect, at, "crash")
-        self._crash_if_planned(effect, at, "lost_wake")
-        made = self._perform_effect(item, at)
-        self._crash_if_planned(effect, at, "crash_inside")
+        kinds = self._world.faults.find(item)
+        self._world.effects.expect_due(item)
+        self._crash_if_planned(item, "crash")
+        self._crash_if_planned(item, "lost_wake")
+        made = self._performer.perform(item, kinds)
+        self._crash_if_planned(item, "crash_inside")
         return made
 
-    def _expect_due(self, item: Item, at: tuple[str, int]) -> None:
-        """Check that the effect may be performed now; runs of children always may, since they replay their own records."""
-        if isinstance(item.effect, (*RUNS, RunInBackground)):
-            return
-        if self._again or self._is_recorded(at):
-            refuse(
-                "I3",
-                f"{self._describe_moment} {format_address(at)}, {describe_effect(item.effect)}, happens although its outcome is recorded",
-            )
-        if at in self._doubtful and not is_repeatable(item):
-            refuse(
-                "R3",
-                f"{self._describe_moment} {format_address(at)}, {describe_effect(item.effect)}, happens although it may have happened before",
-            )
-
-    def _perform_effect(self, item: Item, at: tuple[str, int]) -> Single:
-        effect, kinds = item.effect, self._kinds[at]
-        self._asked.setdefault(at, self._now)
-        if at not in self._begun:
-            self._begun.add(at)
-            self._now += HOURS if "lost_wake" in kinds else MINUTES if {"slow", "late"} & {*kinds} else 1
-        now = self._now - self._since
-        stopped = self.backstage.find_cut(*at) or self.backstage.stopped()
-        if stopped is not None and not isinstance(effect, RunInBackground) and not self._is_recorded(at):
-            return attrs.evolve(stopped, at=now)
-        if at in self._lost:
-            return make_race_loss_outcome(item, now)
-        made = next((o for kind in kinds if (o := find_faulty_outcome(kind, effect, now)) is not None), None)
-        if made is None:
-            made = HAPPENS.get(type(effect), World._make_empty_outcome)(self, item)
-        made = apply_faults(kinds, effect, made)
-        heard = self._letters.inbox(*at)
-        if heard and not isinstance(made, Stop):
-            made = attrs.evolve(made, inputs=(*made.inputs, *heard))
-        if "duplicate" in kinds and not isinstance(made, Stop):
-            sent = UserMessage(f"sent twice during {format_address(at)}")
-            return attrs.evolve(made, inputs=(sent, sent))
-        return made
-
-    def _crash_if_planned(self, effect: Leaf, at: tuple[str, int], kind: str) -> None:
-        """End the simulated process if a fault of this *kind* is planned at *effect*."""
-        if kind not in self._kinds.get(at, ()) or (*at, kind) in self._died:
-            return
-        self._died.add((*at, kind))
-        self.lines.append(f"{format_address(at):>8}  {describe_effect(effect)}   !! {kind}")
-        raise _Crash
-
-    def _canned_outcome(self, item: Item) -> Single:
-        return self._canned.outcome(item.path, item.effect, self._now - self._since)
-
-    def _make_empty_outcome(self, item: Item) -> Single:
-        """Return the empty value of the type that an effect gives: ``""``, ``False`` or ``None``."""
-        kind: Any = ROWS[type(item.effect)].outcome
-        return Value(kind(), self._now - self._since)
-
-    # --- what waits ---------------------------------------------------------------------------------------------------
-
-    def _perform_sleep(self, item: Item) -> Single:
-        self._advance_clock(item)
-        return Value(None, self._now - self._since)
-
-    def _perform_receive(self, item: Item) -> Single:
-        made = self.backstage.received(item, self._now - self._since)
-        if isinstance(made, Value) and made.value is None:
-            self._advance_clock(item)
-        return attrs.evolve(made, at=self._now - self._since)
-
-    def _perform_wait(self, item: Item) -> Single:
-        made = self.backstage.waited(item, self._now - self._since)
-        if isinstance(made, Value) and len(made.value.done) < cast("AwaitRuns", item.effect).need:
-            self._advance_clock(item)
-        return attrs.evolve(made, at=self._now - self._since)
-
-    def _advance_clock(self, item: Item) -> None:
-        """Advance the clock by the time of a wait. Waits that started together end together."""
-        effect = cast("AwaitTime", item.effect)
-        patience = max(0, (effect.wakes or 0) - effect.asked)
-        self._now = max(self._now, self._asked[item.path, effect.seq] + patience)
-
-    def _perform_send(self, item: Item) -> Single:
-        return Value(self.backstage.send_to_child(item), self._now - self._since)
-
-    def _end_children(self, item: Item) -> Single:
-        return attrs.evolve(self.backstage.ended(item, 0), at=self._now - self._since)
-
-    def _run_background_child(self, item: Item) -> Single:
-        """Run a child in the background to its end."""
-        finished = self._drive(*self.backstage.planned(item.path))
-        child, now = finished.as_child(), self._now - self._since
-        # One that is recorded to have been ended comes to that end, whatever stops it this time.
-        is_cut = item.path in self.backstage.cut or self._is_recorded((item.path, -1))
-        if is_cut and finished.status in (RunStatus.SUSPENDED, RunStatus.CANCELLED):
-            return Value(attrs.evolve(child, status=RunStatus.CANCELLED, questions=(), error=None), now)
-        if finished.status is RunStatus.SUSPENDED:
-            return Stop("suspended", now, questions=finished.pending, child=child)
-        return Stop("cancelled", now, child=child) if finished.status is RunStatus.CANCELLED else Value(child, now)
-
-    # --- runs ---------------------------------------------------------------------------------------------------------
-
-    def _call_body(self, item: Item) -> Single:
-        """Run the body of a tool that yields."""
-        effect = cast("CallBody", item.effect)
-        try:
-            plan, state = self._services.planner(item.plan, effect, child_path(item.path, effect.seq))
-        except StepEngineError as error:
-            return Failure(error, self._now - self._since)
-        finished = self._drive(plan, state)
-        body, now = finished.as_body(), self._now - self._since
-        if finished.status is RunStatus.SUSPENDED:
-            return Stop("suspended", now, questions=finished.pending, body=body)
-        if finished.status is RunStatus.CANCELLED:
-            return Stop("cancelled", now, body=body)
-        runs = cast("Yielding", item.plan.tools[effect.tool_name].runs)
-        return Value(finished.as_tool_result(runs, is_typed=effect.source != "model"), now, body=body)
-
-    def _perform_spawn(self, item: Item) -> Single:
-        effect = cast("Spawn", item.effect)
-        path = child_path(item.path, effect.seq)
-        try:
-            plan, state = self._services.planner(item.plan, effect, path)
-        except StepEngineError as error:
-            if effect.is_background:
-                return Failure(error, self._now - self._since)
-            return Value(
-                ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error), self._now - self._since
-            )
-        if effect.is_background:
-            return Value(self.backstage.start(plan, state), self._now - self._since)
-        finished = self._drive(plan, state)
-        child, now = finished.as_child(is_inline=effect.is_inline), self._now - self._since
-        if finished.status is RunStatus.SUSPENDED:
-            return Stop("suspended", now, questions=finished.pending, child=child)
-        if finished.status is RunStatus.CANCELLED:
-            # Only the whole tree is cancelled here.
-            return Stop("cancelled", now, child=child)
-        return Value(child, now)
+    def _crash_if_planned(self, item: Item, kind: str) -> None:
+        """End the simulated process if a fault of this *kind* is planned at an effect."""
+        if self._world.faults.take_crash(item.address, kind):
+            self._world.lines.append(f"{format_address(item.address):>8}  {describe_effect(item.effect)}   !! {kind}")
+            raise _Crash
 
 
 def _advance_machine(
@@ -854,50 +650,6 @@ def _is_named(effect: Leaf) -> TypeGuard[CallTool | CallFunction]:
     return isinstance(effect, CallTool | CallFunction)
 
 
-def _is_same(a: Leaf, b: Leaf) -> bool:
-    if isinstance(a, CallFunction) and isinstance(b, CallFunction):
-        return a.seq == b.seq and is_same_yield(a.call, b.call)
-    return type(a) is type(b) and a == b
-
-
-def _is_equal(a: Single, b: Single) -> bool:
-    """Return whether two outcomes are equal; a stop is compared less strictly, since it is not recorded."""
-    if isinstance(a, Stop) or isinstance(b, Stop):
-        return type(a) is type(b)
-    if isinstance(a, Value) and isinstance(b, Value) and a.value is b.value:
-        return a.inputs == b.inputs
-    return outcome_members(a) == outcome_members(b)
-
-
-def _without_lost_requests(outcome: Single, given: Single) -> Single:
-    """Return the outcome of a repeated model call with the usage of the last request alone, which *given* has."""
-    if isinstance(outcome, Value) and isinstance(given, Value) and isinstance(outcome.value, ModelReply):
-        return attrs.evolve(outcome, value=attrs.evolve(outcome.value, usage=given.value.usage, cost=given.value.cost))
-    if isinstance(outcome, Failure) and isinstance(given, Failure) and isinstance(outcome.error, ModelError):
-        error = copy.copy(outcome.error)
-        error.usage = getattr(given.error, "usage", None)
-        return attrs.evolve(outcome, error=error)
-    return outcome
-
-
-def _is_unknown(outcome: Single) -> bool:
-    return isinstance(getattr(outcome, "error", None), UnknownOutcome)
-
-
-HAPPENS: Mapping[type[Leaf], Callable[[World, Item], Single]] = {
-    **dict.fromkeys((CallModel, CallTool, CallFunction, AskPerson), World._canned_outcome),  # noqa: SLF001
-    CallBody: World._call_body,  # noqa: SLF001
-    Spawn: World._perform_spawn,  # noqa: SLF001
-    AwaitTime: World._perform_sleep,  # noqa: SLF001 - it is the world's own table
-    AwaitMessage: World._perform_receive,  # noqa: SLF001
-    AwaitRuns: World._perform_wait,  # noqa: SLF001
-    SendToRun: World._perform_send,  # noqa: SLF001
-    EndRuns: World._end_children,  # noqa: SLF001
-    RunInBackground: World._run_background_child,  # noqa: SLF001
-}
-"""How an effect happens that gives more than an empty value."""
-
-
 def _draw_message(effect: AwaitMessage, random: Random) -> object:
     """Return a message that roughly matches the expected schema."""
     schema = effect.schema
@@ -905,9 +657,3 @@ def _draw_message(effect: AwaitMessage, random: Random) -> object:
         return random.choice(TEXTS)
     wanted = schema if isinstance(schema, Mapping) else schema.model_json_schema()
     return _Drawing(random, wanted.get("$defs", {}), ()).value(wanted)
-
-
-def _draw_any() -> Any:
-    from stepengine.models.scripted import ScriptedModel
-
-    return ScriptedModel()

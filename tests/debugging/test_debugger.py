@@ -30,7 +30,9 @@ from stepengine import (
 )
 from stepengine.adapters.ag_ui.asked import page_hooks
 from stepengine.debugging import debug
-from stepengine.debugging.debugger import diff_summaries, explain_no_fork, is_harmless
+from stepengine.debugging.debugger import diff_summaries
+from stepengine.debugging.expressions import is_harmless
+from stepengine.debugging.walks import explain_no_fork
 from stepengine.errors import InputError, JournalError, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.testing import ScriptedModel, text
@@ -377,7 +379,7 @@ def test_long_walk_executes_each_step_once_at_constant_cost(tmp_path: Path) -> N
 
 WALK = """
 from types import SimpleNamespace
-from stepengine.debugging.debugger import ForkedWalk
+from stepengine.debugging.walks import ForkedWalk
 
 walk = ForkedWalk(SimpleNamespace(position=0, tape=SimpleNamespace(last=0), close=lambda: None))
 {}

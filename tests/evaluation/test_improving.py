@@ -24,11 +24,12 @@ from stepengine.cli.exits import Exit
 from stepengine.data.transcript import Transcript
 from stepengine.engine.loader import AgentLocation, load_module
 from stepengine.errors import DataError, DefinitionError, LimitExceeded
+from stepengine.evaluation import improve_sync
 from stepengine.evaluation.alterations import AgentFile
 from stepengine.evaluation.reply_book import Buyer, ReplyBook
 from stepengine.models import ModelReply, ModelRequest, Models, Provider
 from stepengine.models.pricing import LIST_PRICES
-from stepengine.testing import ScriptedModel, text
+from stepengine.testing import ScriptedModel, text, tool_call
 from tests.phrases import NO_AGENT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -183,6 +184,43 @@ def test_a_killed_search_continues_to_the_same_end_and_cost(greeting: Any, dies:
     assert Decimal(whole["spent"]) == Decimal(made["spent"])
     again = Path("asked.txt").read_text().splitlines()
     assert [*asked[: dies - 1], asked[dies - 1], *asked[dies - 1 :]] == again
+
+
+# --- from Python ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("evaluation:JG151")
+def test_improve_in_python_resumes_for_free_and_writes(greeting: Any) -> None:
+    value = "Greet people. Do it by name."
+    found = improve_sync("greeter.py", "greeting.py", replies=change_prompt(value), budget=1, seed=1, folder="o")
+    asked = Path("asked.txt").read_text()
+    lines: list[str] = []
+    written = improve_sync(
+        "greeter.py", "greeting.py", replies=change_prompt(value), resume="o", write=True, on_progress=lines.append
+    )
+
+    assert {"system_prompt": value} == found.found["changes"] == written.found["changes"]
+    assert (True, False, True) == (found.is_better, found.is_written, written.is_written)
+    assert f'system_prompt="{value}"' in Path("greeter.py").read_text()
+    assert asked == Path("asked.txt").read_text()
+    assert found.diff == Path("o/improvement.diff").read_text()
+    assert found.to_json() == json.loads(Path("o/results.json").read_text()) | {"held_out": found.to_json()["held_out"]}
+    assert "seed 1; to continue after a crash: --continue o" == lines[0]
+
+
+@pytest.mark.spec("evaluation:JG148", "evaluation:JG151")
+def test_improve_in_python_needs_a_budget(greeting: Any) -> None:
+    with pytest.raises(DataError, match=r"budget= or --budget is an amount of US dollars above 0"):
+        improve_sync("greeter.py", "greeting.py", replies=change_prompt("Hi."), folder="o")
+    assert not Path("o").exists()
+
+
+def change_prompt(value: str) -> Any:
+    return lambda _: tool_call(
+        "change", {"part": "system_prompt", "value": value, "why": "It is asked for."}, cost="0.01"
+    )
 
 
 # --- money ------------------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 if TYPE_CHECKING:
     from types import FrameType
 
-    from stepengine.debugging.debugger import AnyWalk, ForkedWalk
+    from stepengine.debugging.walks import AnyWalk, ForkedWalk
     from stepengine.engine import Engine
     from stepengine.engine.stepper import Stepper
     from stepengine.journal import Journal
@@ -122,7 +122,8 @@ def _find_fork_problem(engine: Engine, history: History) -> str:
 
 def _load_and_debug(options: Options, asked: DebugOptions, tally: SharedCounters) -> Exit:
     """Load a run and debug it; return the exit code."""
-    from stepengine.debugging.debugger import Debugger, ForkedWalk, PausedWalk, Rewound, explain_no_fork
+    from stepengine.debugging.debugger import Debugger
+    from stepengine.debugging.walks import ForkedWalk, PausedWalk, Rewound, explain_no_fork
 
     journal = open_journal(options.journal)
     try:
@@ -216,7 +217,7 @@ class DebugSession:
 
     def serve(self, message: Mapping[str, object] | None) -> int:
         """Execute commands until there are none left; return the exit code."""
-        from stepengine.debugging.debugger import Rewound
+        from stepengine.debugging.walks import Rewound
 
         begins = message is None
         while self._code is None:
@@ -250,7 +251,7 @@ class DebugSession:
     def _restart_replay(self, start: int) -> None:
         if self._forked is not None:
             self._forked.leave(start, then=None)
-        from stepengine.debugging.debugger import PausedWalk
+        from stepengine.debugging.walks import PausedWalk
 
         walk = self._debugger._walk  # noqa: SLF001
         if isinstance(walk, PausedWalk):
@@ -266,15 +267,15 @@ class DebugSession:
 
     def _view_state(self) -> dict[str, Any]:
         """Return the followed run and the selected frame, for the process that continues."""
-        return {"inside": self._debugger.followed_path, "frame": self.screen.frame}
+        return {"inside": self._debugger.places.followed_path, "frame": self.screen.frame}
 
     def _continue_move(self, message: Mapping[str, Any]) -> None:
         """Continue a move that another process handed over."""
         self.screen.frame = message["frame"]
         if message.get("inside") is not None:
-            self._debugger.follow_child(message["inside"])
+            self._debugger.places.follow(message["inside"], self._debugger.position)
         else:
-            self._debugger.follow_all()
+            self._debugger.places.followed_path = None
         then = message.get("then")
         search = message.get("search")
         if search is not None:
@@ -351,7 +352,7 @@ class DebugSession:
 
     def _run_in_child(self, act: Callable[[], int]) -> int:
         """Call *act* in a forked process, and return its exit code."""
-        from stepengine.debugging.debugger import leave_process, wait_for_child
+        from stepengine.debugging.walks import leave_process, wait_for_child
 
         sys.stdout.flush()
         pid = os.fork()
@@ -457,7 +458,8 @@ def _read_pipe_line() -> str | None:
 
 def debug_divergence(stepper: Stepper, error: ReplayDivergence, journal: Journal, options: Options) -> None:
     """Open the command loop where a replay diverges from its record."""
-    from stepengine.debugging.debugger import Debugger, PausedWalk
+    from stepengine.debugging.debugger import Debugger
+    from stepengine.debugging.walks import PausedWalk
     from stepengine.engine import Engine
 
     print_error(error.message, Exit.DIVERGED)

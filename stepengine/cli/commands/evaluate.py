@@ -10,14 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import attrs
 import typer
-from attrs import frozen
 
-from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.evaluation import (
     Budget,
     Yes,
     ask_for_confirmation,
     make_result_folder_path,
+    make_sample_engine,
     parse_budget,
     redact_lines,
     redact_report,
@@ -37,29 +36,6 @@ if TYPE_CHECKING:
     from stepengine.evaluation.case_runs import Sample
     from stepengine.evaluation.samples import CostEstimate
     from stepengine.evaluation.scoring import Scores
-
-
-@frozen
-class EvaluateOptions:
-    """The typed options of the command."""
-
-    file: str
-    n: int | None
-    sides: tuple[str, ...]
-    cases: tuple[str, ...]
-    tags: tuple[str, ...]
-    concurrency: int
-    budget: str
-    seed: int | None
-    out: str
-    against: str
-    recheck: str
-    goes_on: str
-    script: str
-    gates: tuple[str, ...]
-    keep: bool
-    html: bool
-    yes: bool
 
 
 @partial(with_options, without=("cwd", "write", "verbose"))
@@ -119,43 +95,35 @@ def evaluate(
       stepengine eval evals.py --agent old=base.py --agent new=mine.py -n 3 --yes
       stepengine eval evals.py --recheck evals/mine/20260102-101500
     """
-    asked = EvaluateOptions(
-        file, n, tuple(agent or ()), tuple(case or ()), tuple(tag or ()), concurrency, budget, seed, out, against,
-        recheck, goes_on, script, tuple(gate or ()), keep, html, yes,
-    )  # fmt: skip
-    return run_reporting_errors(lambda: _run_evaluation(attrs.evolve(options, agent="", model=model).in_force(), asked))
 
+    def run_evaluation() -> Exit:
+        from stepengine.debugging import render_run
+        from stepengine.evaluation import evaluate as run_samples
+        from stepengine.evaluation.evaluation_files import load_evaluation
 
-def _run_evaluation(options: Options, asked: EvaluateOptions) -> Exit:
-    from stepengine.debugging import render_run
-    from stepengine.evaluation import evaluate
-    from stepengine.evaluation.evaluation_files import load_evaluation
+        own, root = attrs.evolve(options, agent="", model=model).in_force(), Path(file).resolve().parent
+        if sum(map(bool, (against, recheck, goes_on))) > 1:
+            msg = "--against, --recheck and --continue do not go together"
+            raise UsageProblem(msg)
+        evaluation, agents = load_evaluation(Path(file)), _EvaluationAgents(own, root)
+        evaluated = partial(
+            run_samples, evaluation, root=root, replies=load_script(script) if script else None, n=n,
+            budget=parse_budget(budget).dollars, gates=gate or (), concurrency=concurrency, seed=seed,
+            folder=out or make_result_folder_path("evals", evaluation.name), cases=case or (), tags=tag or (),
+            agents=_parse_sides(agent or ()), against=against, recheck=recheck, resume=goes_on,
+            keep=keep, confirm=None if budget or yes else _confirm_live_runs,
+            on_sample=(lambda _: None) if options.quiet else _print_sample, render_page=render_run if html else None,
+            load_agent=agents.load, make_engine=agents.make_engine,
+        )  # fmt: skip
+        report = run_and_close_engines(evaluated, [])
+        _print_report(report, Path(file).parent, as_json=options.as_json)
+        if report.scores.outcome.stopped == "interrupted":
+            return Exit.INTERRUPTED
+        if not report.is_complete:
+            return Exit.LIMIT
+        return Exit.COMPLETED if report.passed else Exit.FAILED
 
-    evaluation, root = load_evaluation(Path(asked.file)), Path(asked.file).resolve().parent
-    if sum(map(bool, (asked.against, asked.recheck, asked.goes_on))) > 1:
-        msg = "--against, --recheck and --continue do not go together"
-        raise UsageProblem(msg)
-    agents = _EvaluationAgents(options, root)
-    made = partial(
-        evaluate, evaluation, root=root, replies=load_script(asked.script) if asked.script else None, n=asked.n,
-        budget=parse_budget(asked.budget).dollars, gates=asked.gates, concurrency=asked.concurrency, seed=asked.seed,
-        folder=asked.out or make_result_folder_path("evals", evaluation.name), cases=asked.cases, tags=asked.tags,
-        agents=_parse_sides(asked.sides), against=asked.against, recheck=asked.recheck, resume=asked.goes_on,
-        keep=asked.keep, confirm=None if asked.budget or asked.yes else _confirm_live_runs,
-        on_sample=_make_sample_printer(options), render_page=render_run if asked.html else None,
-        load_agent=agents.load, make_engine=agents.bench,
-    )  # fmt: skip
-    report = run_and_close_engines(made, [])
-    _print_report(report, options, asked)
-    return _choose_exit_code(report)
-
-
-def _choose_exit_code(report: EvaluationReport) -> Exit:
-    if report.scores.outcome.stopped == "interrupted":
-        return Exit.INTERRUPTED
-    if not report.is_complete:
-        return Exit.LIMIT
-    return Exit.COMPLETED if report.passed else Exit.FAILED
+    return run_reporting_errors(run_evaluation)
 
 
 def _parse_sides(texts: Sequence[str]) -> dict[str, str]:
@@ -186,13 +154,10 @@ class _EvaluationAgents:
         self._files.append((made, named))
         return made
 
-    def bench(self, agent: AgentDefinition, root: Path, *, performs: bool) -> Engine:
-        """Return an engine whose tools may write in a working copy, and run programs there with ``--shell``."""
+    def make_engine(self, agent: AgentDefinition, root: Path, *, performs: bool) -> Engine:
+        """Return the engine of a sample."""
         file = next((file for known, file in self._files if known is agent), "")
-        own = attrs.evolve(self._options, agent=file, cwd=root, write=True, quiet=True)
-        return make_engine_setup(
-            own, agent, performs=performs, is_new=True, asks_nobody=True, unattended=True, headless=False
-        ).engine
+        return make_sample_engine(self._options, agent, file, root, performs=performs)
 
 
 def _confirm_live_runs(estimate: CostEstimate) -> None:
@@ -200,26 +165,20 @@ def _confirm_live_runs(estimate: CostEstimate) -> None:
     ask_for_confirmation(f"models will be asked in up to {estimate.calls} runs, at an unknown cost")
 
 
-def _make_sample_printer(options: Options) -> Callable[[Sample], object]:
-    def print_sample(sample: Sample) -> None:
-        passed = "unknown" if sample.passed is None else "passed" if sample.passed else "failed"
-        print_error(f"{sample.case} {sample.side} {sample.n}: {sample.status}, {passed} ({sample.reused})")
-
-    return (lambda _: None) if options.quiet else print_sample
+def _print_sample(sample: Sample) -> None:
+    passed = "unknown" if sample.passed is None else "passed" if sample.passed else "failed"
+    print_error(f"{sample.case} {sample.side} {sample.n}: {sample.status}, {passed} ({sample.reused})")
 
 
-def _print_report(report: EvaluationReport, options: Options, asked: EvaluateOptions) -> None:
+def _print_report(report: EvaluationReport, root: Path, *, as_json: bool) -> None:
     from stepengine.evaluation.report_pages import failed_lines, summary_lines
 
     scores, folder = report.scores, report.folder
-    if options.as_json:
+    if as_json:
         print(to_ascii_json(redact_report({**scores.to_json(), "folder": str(folder)})))
     else:
-        lines = [
-            *summary_lines(scores),
-            *failed_lines(scores, folder, _make_agent_option_formatter(scores, Path(asked.file).parent)),
-            *report.gate_lines,
-        ]
+        failed = failed_lines(scores, folder, _make_agent_option_formatter(scores, root))
+        lines = [*summary_lines(scores), *failed, *report.gate_lines]
         print_visible(redact_lines([*lines, f"results: {folder}"]), hang=4)
     for line, problem in zip(report.gate_lines, report.gates.values(), strict=True):
         if problem:

@@ -24,7 +24,7 @@ from stepengine.cli.journals import (
 from stepengine.cli.options import Last, Options, TrustJournal, with_options
 from stepengine.cli.perform import print_result
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.waiting_runs import replay_waiting
+from stepengine.cli.waiting_runs import print_waiting_runs
 from stepengine.errors import ReplayDivergence
 
 ReplayFiles: TypeAlias = Annotated[
@@ -109,7 +109,7 @@ def replay(
             if given:
                 msg = f"{name} is for one run; leave it out with --waiting"
                 raise UsageProblem(msg)
-        return replay_waiting(attrs.evolve(options, last=last), files or (), on_divergence or "raise")
+        return print_waiting_runs(attrs.evolve(options, last=last), files or (), on_divergence or "raise")
     if on_divergence:
         msg = "--on-divergence needs --waiting; `stepengine resume` takes it for one run"
         raise UsageProblem(msg)

@@ -13,10 +13,8 @@ import typer
 from stepengine.cli.chaos import RUNS, ChaosOptions, run_chaos
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import (
-    agent_id_of,
     ended_at_crash,
     expand_to_journals,
-    fields_to_dicts,
     open_journal,
     replay_recorded_run,
 )
@@ -132,6 +130,8 @@ def _expand_to_journals(files: Iterable[str], options: Options) -> Iterator[tupl
 
 def _is_run_of_agent(run: Path, member: PackagedAgent) -> bool:
     """Return whether a packaged journal is a run of that agent; ``True`` if it cannot be read."""
+    from stepengine.journal.show import agent_id_of
+
     try:
         return agent_id_of(open_journal(str(run)).history()) in (member.id, member.declared.id)
     except StepEngineError:
@@ -149,7 +149,7 @@ def _replay_and_compare(file: str, options: Options) -> dict[str, Any]:
             "outcome": "diverged",
             "message": error.message,
             **place,
-            "diff": fields_to_dicts(error.diff),
+            "diff": [{"pointer": p, "recorded": recorded, "now": now} for p, recorded, now in error.diff],
         }
     except DefinitionError as error:
         return {"file": file, "outcome": "failed", "message": str(error), "unloaded": True}

@@ -1,0 +1,168 @@
+"""
+Expressions of the user of a debugger: compiled, evaluated in a forked process where they may do anything, and shown as safe texts.
+"""
+
+from __future__ import annotations
+
+import ast
+import builtins
+import os
+import select
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Never
+
+from stepengine.debugging.texts import SafeTexts
+from stepengine.engine.moments import Frame
+from stepengine.errors import InputError
+
+MAX_EXPRESSION = 10_000
+SECONDS = 2.0
+MAX_TEXT = 64 * 1024
+HARMLESS_CALLS = frozenset(
+    {"len", "str", "int", "float", "bool", "isinstance", "min", "max", "sum", "any", "all", "type"}
+)
+HARMLESS = (
+    ast.Expression, ast.Name, ast.Attribute, ast.Subscript, ast.Constant, ast.Compare, ast.BoolOp, ast.UnaryOp, ast.Slice,
+    ast.Tuple, ast.List, ast.Load, ast.boolop, ast.unaryop, ast.cmpop, ast.BinOp, ast.operator,
+)  # fmt: skip
+
+
+def compile_expression(expression: str) -> Any:
+    """
+    Return the code object of an expression.
+
+    Raises:
+        InputError: for a statement, and for what is not Python, or too long.
+    """
+    if len(expression) > MAX_EXPRESSION:
+        msg = f"the expression has {len(expression)} characters; {MAX_EXPRESSION} are the most"
+        raise InputError(msg)
+    try:
+        return compile(expression.strip(), "<print>", "eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
+        msg = f"{expression.strip()[:80]!r} is not an expression ({getattr(error, 'msg', error)}); statements are not run here"
+        raise InputError(msg) from None
+
+
+def is_harmless(expression: str) -> bool:
+    """Return whether an expression has no side effects: names, attributes, subscripts, comparisons, some built-ins."""
+    try:
+        tree = ast.parse(expression.strip(), mode="eval")
+    except (SyntaxError, ValueError, MemoryError, RecursionError):
+        return True  # never run
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            if not (isinstance(node.func, ast.Name) and node.func.id in HARMLESS_CALLS and not node.keywords):
+                return False
+        elif not isinstance(node, HARMLESS):
+            return False
+    return True
+
+
+def call_in_fork(act: Callable[[], str], *, seconds: float = SECONDS, network: bool = False) -> str | None:
+    """
+    Call *act* in a forked process, and return its text, at most 64 KiB; ``None`` if it took too long and was killed.
+
+    Its changes to objects are lost. It reaches no network unless *network* is set. Files are unprotected.
+    """
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        _write_result_and_exit(act, writing, network=network)
+    os.close(writing)
+    said: bytes | None = None
+    try:
+        said = _read_until_deadline(reading, time.monotonic() + seconds)
+    finally:
+        os.close(reading)
+        if said is None:
+            os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
+    return None if said is None else said.decode("utf-8", "replace")
+
+
+def _write_result_and_exit(act: Callable[[], str], writing: int, *, network: bool) -> Never:
+    try:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
+        for name in () if network else ("connect", "connect_ex", "sendto", "bind"):
+            setattr(socket.socket, name, refuse_network)
+        text = act().encode("utf-8", "replace")[:MAX_TEXT]
+        while text:
+            text = text[os.write(writing, text) :]
+    finally:
+        os._exit(0)
+
+
+def refuse_network(*_: object) -> Never:
+    """Raise an error; it replaces functions of ``socket`` in child processes."""
+    msg = "there is no network while the debugger evaluates"
+    raise OSError(msg)
+
+
+def _read_until_deadline(pipe: int, deadline: float) -> bytes | None:
+    said = bytearray()
+    while True:
+        ready, _, _ = select.select([pipe], [], [], max(0.0, deadline - time.monotonic()))
+        if not ready:
+            return None
+        part = os.read(pipe, MAX_TEXT)
+        if not part:
+            return bytes(said)
+        said += part
+
+
+class ExpressionResult(NamedTuple):
+    """
+    The value or error of an expression, as safe text.
+
+    Attributes:
+        text: What it gave, or raised, as safe text.
+        raised: Whether it gave nothing: it raised, or took too long.
+    """
+
+    text: str
+    raised: bool = False
+
+    def to_text(self) -> str:
+        """Return the object as a text for ``from_text``."""
+        return f"{'!' if self.raised else '='}{self.text}"
+
+    @classmethod
+    def from_text(cls, text: str) -> ExpressionResult:
+        """Parse a text of ``to_text``; an empty text comes from a process that took too long."""
+        return cls(text[1:], text[0] == "!") if text else cls(f"<nothing came in {SECONDS:g} s>", raised=True)
+
+
+def evaluate_expression(expression: str, names: Mapping[str, object], *, pretty: bool = False) -> ExpressionResult:
+    """Evaluate an expression and return its value or error as safe text; ``__repr__`` methods run."""
+    code, texts = compile_expression(expression), SafeTexts(runs_reprs=True)
+    try:
+        value = eval(code, {**names})  # noqa: S307 - the user's own expression
+        return ExpressionResult("\n".join(texts.lines(value)) if pretty else texts.value(value, limit=MAX_TEXT))
+    except BaseException as error:  # noqa: BLE001 - whatever it raises is what is to be seen
+        return ExpressionResult(f"{type(error).__name__}: {texts.clean(safe_error_text(error), 2_000)}", raised=True)
+
+
+def safe_error_text(error: BaseException) -> str:
+    """Return the text of an error, whose ``__str__`` may raise."""
+    try:
+        return str(error)
+    except BaseException:  # noqa: BLE001
+        return "<an error that cannot be shown>"
+
+
+def evaluate_in_frame(code: Any, frame: Frame) -> Any:
+    """Return the value of a compiled expression in a frame, in this process."""
+    return eval(code, merge_frame_names(frame))  # noqa: S307 - the user's own expression
+
+
+def merge_frame_names(frame: Frame) -> dict[str, Any]:
+    """Return the globals and locals of a frame in one dict, so that comprehensions see both."""
+    return {"__builtins__": builtins, **frame.globals, **frame.locals}

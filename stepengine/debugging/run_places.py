@@ -1,0 +1,97 @@
+"""The places of a recorded run: the positions of its steps and effects, of all runs of the tree or of one that is followed."""
+
+from __future__ import annotations
+
+from stepengine.data.alike import list_names
+from stepengine.engine.tape import Tape
+from stepengine.errors import JournalError
+from stepengine.journal.recorded_part import parse_address
+from stepengine.journal.records import ROOT, format_address
+
+
+class RunPlaces:
+    """
+    Finds positions of a recorded run.
+
+    Args:
+        tape: The run.
+
+    Attributes:
+        followed_path: The path of the child to which moves are restricted; ``None`` for all runs.
+    """
+
+    def __init__(self, tape: Tape) -> None:
+        self.followed_path: str | None = None
+        self._tape = tape
+
+    def find(self, at: int | str) -> int:
+        """
+        Return the position of a step such as ``3``, or of an effect such as ``"3.2#1"``; steps are those of the followed run, else of the root.
+
+        Raises:
+            JournalError: when there is no such place; it says what there is.
+        """
+        tape, path = self._tape, self.followed_path or ""
+        if isinstance(at, int) or at.isdecimal():
+            if len(str(at)) > 9:  # noqa: PLR2004
+                at = 10**9
+            found = 0 if int(at) == 0 else tape.position_of_step(int(at), path)
+            if found is None:
+                msg = f"the run has {tape.count_steps(path)} steps, so there is no step {at}"
+                raise JournalError(msg)
+            return found
+        address = parse_address(at)
+        found = tape.position_of(*address)
+        if found is None:
+            known = address in tape.history.intents and address != ROOT
+            why = "never finished" if known else f"is not in {tape.journal.name}"
+            msg = f"effect {format_address(*address)} {why}; there are {tape.last} effects with a result"
+            raise JournalError(msg)
+        return found
+
+    def find_after(self, here: int, count: int) -> int:
+        """Return the position *count* positions from *here*; if a child is followed, only its own positions count."""
+        if self.followed_path is None:
+            return max(0, min(here + count, self._tape.last))
+        mine = self._list_followed()
+        ahead = [n for n in mine if n > here] if count > 0 else [n for n in mine[::-1] if n < here]
+        return ahead[min(abs(count), len(ahead)) - 1] if ahead and count else here
+
+    def find_step_after(self, here: int, count: int) -> int:
+        """Return the position of the step *count* steps from *here*, in the followed run or the root run."""
+        tape, path = self._tape, self.followed_path or ""
+        steps = range(1, tape.count_steps(path) + 1)
+        calls = [position for step in steps if (position := tape.position_of_step(step, path)) is not None]
+        ahead = [p for p in calls if p > here] if count > 0 else [p for p in calls[::-1] if p < here]
+        if not ahead or not count:
+            return tape.last if count > 0 else 0
+        return ahead[min(abs(count), len(ahead)) - 1]
+
+    def follow(self, path: str, here: int) -> int:
+        """
+        Follow a child, so that only its positions count.
+
+        Returns:
+            The child's first position from *here* on; of a child that has ended before, its first one.
+
+        Raises:
+            JournalError: when there is no run at that path.
+        """
+        intents = self._tape.history.intents.values()
+        if not any(intent.path == path for intent in intents):
+            paths = sorted({i.path for i in intents if i.path})
+            msg = f"there is no run at {path[:80]!r}; there are: {list_names(paths, path, none='none but the root')}"
+            raise JournalError(msg)
+        self.followed_path = path
+        mine = self._list_followed()
+        return next((n for n in mine if n >= here), mine[0] if mine else here)
+
+    def is_searchable(self, position: int) -> bool:
+        """Return whether a search looks at a position: those of the followed run, else of the root."""
+        address = self._tape.address_at(position)
+        if address is None:
+            return self.followed_path is None
+        return address[0] == (self.followed_path or "")
+
+    def _list_followed(self) -> list[int]:
+        return [n for n in range(self._tape.last + 1) if self.is_searchable(n)]

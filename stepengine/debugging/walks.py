@@ -1,0 +1,367 @@
+"""
+Walks: they move a stepper to any position of a recorded run.
+
+A generator goes forward only, so going back replays from an earlier place. ``PausedWalk`` keeps steppers that were left behind,
+``ForkedWalk`` keeps processes that wait at spaced positions.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import json
+import mmap
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Never, Protocol
+
+from stepengine.engine.stepper import Stepper
+from stepengine.errors import InputError, ReplayDivergence
+
+MAX_PAUSED = 9
+MAX_SNAPSHOTS = 24
+SPACING = 64
+PARTS = 8
+"""Each place costs a fork and a copy of every page that is touched after it, so a walk holds few of them."""
+NAP = 0.3
+"""After so many seconds a process that sleeps looks whether the others are still there, and whether it was told something."""
+WRITTEN = 5.0
+"""Seconds until what one process writes must stand in the memory that it shares: it was killed in the middle of it."""
+MESSAGE = 1 << 24
+"""The most bytes that can be handed on; memory is taken only for as many as are."""
+
+
+class AnyWalk(Protocol):
+    """Moves a stepper to any position."""
+
+    stepper: Stepper
+
+    def move_to(self, position: int, **kept: Any) -> None:
+        """
+        Move ``stepper`` to *position*, or to the last position before the run differs from its record.
+
+        Where another process goes on in this one's place, *kept* is told to it, and this does not return.
+
+        Raises:
+            ReplayDivergence: when the run differs before it; it stands at the last position that is good.
+        """
+
+    def replay_again(self) -> None:
+        """Replay to the same position with new objects, which expressions have not changed."""
+
+    def close(self) -> None:
+        """Close all steppers or processes."""
+
+
+def explain_no_fork() -> str:
+    """Return the reason why this process cannot fork; ``""`` if it can."""
+    if not hasattr(os, "fork"):
+        return "this system has no fork"
+    if not hasattr(signal, "sigtimedwait"):
+        return "this system has no sigtimedwait"
+    # Those of `threading` alone would not do: any that runs Python may hold a lock that the new process would wait for.
+    count = len(sys._current_frames())  # noqa: SLF001 - the interpreter's own list of its threads
+    return f"{count} threads run, and a fork needs to be alone" if count > 1 else ""
+
+
+class PausedWalk:
+    """
+    Moves by replaying, and stores the last few steppers at their positions for later moves.
+
+    Args:
+        stepper: Where to begin.
+    """
+
+    def __init__(self, stepper: Stepper) -> None:
+        self.stepper = stepper
+        self._paused: list[Stepper] = []
+
+    def move_to(self, position: int, **kept: Any) -> None:
+        """Move to *position* with the nearest stored stepper before it, or with a new one."""
+        if position < self.stepper.position or self.stepper.diverged is not None:
+            self._leave()
+            before = [each for each in self._paused if each.position <= position]
+            nearest = max(before, key=lambda each: each.position, default=None)
+            if nearest is not None:
+                self._paused.remove(nearest)
+            self.stepper = nearest or self.stepper.copy_at_start()
+        try:
+            self.stepper.advance_to(position)
+        except ReplayDivergence as error:
+            self._move_before_divergence(error)
+            raise
+
+    def _move_before_divergence(self, error: ReplayDivergence) -> None:
+        """Move to the last position before the divergence."""
+        good = self.stepper.position - 1
+        if good >= 0:
+            with contextlib.suppress(ReplayDivergence):
+                self.move_to(good)
+
+    def _leave(self) -> None:
+        if self.stepper.diverged is not None:
+            self.stepper.close()
+            return
+        self._paused.append(self.stepper)
+        if len(self._paused) > MAX_PAUSED:
+            self._paused.pop(0).close()
+
+    def replay_again(self) -> None:
+        """Replay to the same position with a new stepper."""
+        position, old = self.stepper.position, self.stepper
+        self.stepper = old.copy_at_start()
+        old.close()
+        self.stepper.advance_to(position)
+
+    def close(self) -> None:
+        """Close all steppers."""
+        for each in (*self._paused, self.stepper):
+            each.close()
+        self._paused.clear()
+
+
+class Rewound(BaseException):
+    """
+    Raised in a woken process: it continues from its earlier position in place of another process.
+
+    Attributes:
+        message: The message of that process.
+    """
+
+    def __init__(self, message: Mapping[str, object]) -> None:
+        super().__init__()
+        self.message = message
+
+
+class ForkedWalk:
+    """
+    Moves by forking a process every few positions; going back wakes the one that sleeps nearest before the target.
+
+    One process is active, and has the terminal. To go back, or far forward to where a process sleeps already, it exits with
+    a message: the process that sleeps nearest before the target forks another one, and sleeps again. Messages are in shared
+    memory that only the active process writes; a signal wakes the other process. There are no pipes that a process could
+    inherit. A process whose parent is gone exits.
+
+    Args:
+        stepper: The first stepper, at position 0.
+
+    Attributes:
+        keeps: Returns the values that every message to the next process has.
+        stays: Whether this process never wakes another one, because it is discarded afterwards.
+    """
+
+    def __init__(self, stepper: Stepper) -> None:
+        self.stepper = stepper
+        self.keeps: Callable[[], Mapping[str, Any]] = dict
+        self.stays = False
+        self._shared = mmap.mmap(-1, MESSAGE)
+        self._spacing = max(SPACING, stepper.tape.last // PARTS)
+        self._first = os.getpid()
+        self._handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+
+    def begin(self) -> int | None:
+        """Fork the first process: return ``None`` in the child, and the exit code in the parent at the end."""
+        self._write({"places": [], "active": 0})
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
+        # The mask is this thread's. One that a library started, such as one for numbers, lets the signal through, and
+        # what it does by default is to end the process.
+        self._handlers[signal.SIGUSR1] = signal.signal(signal.SIGUSR1, lambda *_: None)
+        try:
+            return self._fork_and_sleep_here()
+        finally:
+            if os.getpid() == self._first:
+                # Whoever sleeps above the process that ended wakes this one as well, which may be awake by then: what is still
+                # pending would end it when it is let through. All others are gone, so nothing comes after it.
+                while signal.sigtimedwait({signal.SIGUSR1}, 0):
+                    pass
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
+                for number, handler in self._handlers.items():
+                    signal.signal(number, handler)
+
+    # --- sleeping -----------------------------------------------------------------------------------------------------
+
+    def _fork_and_sleep_here(self) -> int | None:
+        """Fork a process that continues, and sleep at this position; return in the child, and in the first process at the end."""
+        known = self._read()
+        self._write({**known, "places": [*known["places"], [os.getpid(), self.stepper.position]]})
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if not known["places"]:
+            # Once: what is alive does not get less, and a collection of it takes long.
+            gc.collect()
+        gc.freeze()
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGTERM, self._end_on_signal)
+        parent, message = os.getppid(), None
+        while True:
+            if self._fork_active_process():
+                if message is not None:
+                    raise Rewound(message)
+                return None
+            told = self._sleep_until_message(parent)
+            if "end" in told:
+                return self._wait_for_forks(told["end"])
+            message = told
+
+    def _fork_active_process(self) -> bool:
+        """Fork, and return True in the child, which becomes the active process."""
+        if os.fork():
+            return False
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, self._handlers[number])
+        self._write({**self._read(), "active": os.getpid()})
+        return True
+
+    def _sleep_until_message(self, parent: int) -> Mapping[str, Any]:
+        """Sleep until this process receives a message or has to end, and return the message; exit if the parent process is gone."""
+        while True:
+            # Whether the signal came says nothing: another thread may have got it.
+            signal.sigtimedwait({signal.SIGUSR1}, NAP)
+            known = self._read()
+            if "end" in known:
+                return known
+            if known.get("to") == os.getpid():
+                message: Mapping[str, object] = known["message"]
+                # Taken, before it would be read a second time; whoever told it has left, so nobody else writes here.
+                self._write({name: said for name, said in known.items() if name not in ("to", "message")})
+                return message
+            if os.getppid() != parent:
+                os._exit(1)
+            self._collect_ended_children(known)
+
+    def _collect_ended_children(self, known: Mapping[str, object]) -> None:
+        """Collect child processes that ended; if the active one did, end all of them with its exit code."""
+        with contextlib.suppress(ChildProcessError):
+            while (ended := os.waitpid(-1, os.WNOHANG))[0]:
+                if ended[0] == known["active"]:
+                    code = os.waitstatus_to_exitcode(ended[1])
+                    self._end(code if code >= 0 else 128 - code)
+
+    def _end_on_signal(self, *_: object) -> None:
+        """Kill the active process and end all others; a signal handler."""
+        known = self._read()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(known["active"], signal.SIGKILL)
+        self._end(128 + signal.SIGTERM)
+
+    def _end(self, code: int) -> None:
+        known = self._read()
+        if "end" not in known:
+            self._write({**known, "end": code})
+        os.kill(self._first, signal.SIGUSR1)
+
+    def _wait_for_forks(self, code: int) -> int:
+        """Wait for the processes forked here, then exit; the first process returns the exit code instead."""
+        if os.getpid() == self._first:
+            for pid, _ in self._read()["places"]:
+                if pid != self._first:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGUSR1)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.waitpid(-1, 0)
+        if os.getpid() != self._first:
+            os._exit(0)
+        gc.unfreeze()
+        return code
+
+    # --- awake --------------------------------------------------------------------------------------------------------
+
+    def _read(self) -> dict[str, Any]:
+        # Those that sleep read by the clock, too, and may do so while another one writes.
+        until = time.monotonic() + WRITTEN
+        while time.monotonic() < until:
+            size = int.from_bytes(self._shared[:4], "big")
+            with contextlib.suppress(ValueError):
+                known: dict[str, object] = json.loads(self._shared[4 : 4 + size])
+                return known
+            time.sleep(0.0005)
+        return {"places": [], "active": 0, "end": 1}
+
+    def _write(self, known: Mapping[str, object]) -> None:
+        text = json.dumps(known).encode()
+        if len(text) > MESSAGE - 4:
+            msg = f"the debugger cannot hand on {len(text)} bytes"
+            raise InputError(msg)
+        self._shared[:4] = bytes(4)
+        self._shared[4 : 4 + len(text)] = text
+        self._shared[:4] = len(text).to_bytes(4, "big")
+
+    def _place(self, position: int) -> tuple[int, int]:
+        """Return id and position of the sleeping process that is nearest at or before *position*."""
+        pid, stands = max(self._read()["places"], key=lambda each: each[1] if each[1] <= position else -1)
+        return pid, stands
+
+    def move_to(self, position: int, **kept: Any) -> None:
+        """Move forwards, and fork sleeping processes on the way; to move backwards, wake one of them and exit as ``leave`` does."""
+        stepper = self.stepper
+        if position < stepper.position or stepper.diverged is not None:
+            self.leave(min(position, stepper.position), **kept)
+        if not self.stays and kept and self._place(position)[1] > stepper.position + self._spacing:
+            with contextlib.suppress(InputError):  # what is too long to be told is walked with
+                self.leave(position, **kept)
+        position = min(position, stepper.tape.last)
+        while stepper.position < position:
+            if not self.stays and self._should_fork_here():
+                self._fork_and_sleep_here()
+            try:
+                stepper.advance_to(min(position, stepper.position - stepper.position % SPACING + SPACING))
+            except ReplayDivergence as error:
+                if stepper.position and not self.stays:
+                    self.leave(stepper.position - 1, refused=error.message)
+                raise
+
+    def _should_fork_here(self) -> bool:
+        """Return whether a process should sleep at this position, because none does nearby."""
+        here = self.stepper.position
+        if here % SPACING:
+            return False
+        return here - self._place(here)[1] >= self._spacing and len(self._read()["places"]) < MAX_SNAPSHOTS
+
+    def leave(self, position: int, **kept: object) -> Never:
+        """Wake the process that sleeps nearest at or before *position*, which raises ``Rewound`` with a message; exit this process."""
+        pid, _ = self._place(position)
+        message = {**self.keeps(), **kept, "position": position}
+        self._write({**self._read(), "active": 0, "to": pid, "message": message})
+        os.kill(pid, signal.SIGUSR1)
+        leave_process(0)
+
+    def finish(self, code: int) -> Never:
+        """End all processes with the exit code *code*."""
+        known = self._read()
+        self._write({**known, "active": 0, "end": code})
+        os.kill(self._first, signal.SIGUSR1)
+        leave_process(0)
+
+    def replay_again(self) -> None:
+        """Do nothing: expressions with side effects run in a child process."""
+
+    def close(self) -> None:
+        """Close the stepper and the shared memory in the first process."""
+        if os.getpid() == self._first:
+            self.stepper.close()
+            self._shared.close()
+
+
+def leave_process(code: int) -> Never:
+    """Exit a forked process at once, without running ``finally`` blocks of handlers."""
+    with contextlib.suppress(OSError, ValueError):
+        sys.stdout.flush()
+        sys.stderr.flush()
+    os._exit(code)
+
+
+def wait_for_child(pid: int) -> int:
+    """Wait for a child process that has the terminal, and return its exit code. SIGTERM is passed on to the child."""
+    interrupt = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    terminate = signal.signal(signal.SIGTERM, lambda *_: os.kill(pid, signal.SIGTERM))
+    try:
+        _, status = os.waitpid(pid, 0)
+    finally:
+        signal.signal(signal.SIGINT, interrupt)
+        signal.signal(signal.SIGTERM, terminate)
+    code = os.waitstatus_to_exitcode(status)
+    return code if code >= 0 else 128 - code

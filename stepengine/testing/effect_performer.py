@@ -1,0 +1,201 @@
+"""
+How effects happen in a simulated process: replies and results are canned, waits pass in no time, children run at once.
+
+Nothing here knows what is recorded in the journal, or checks what the run is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, cast
+
+import attrs
+
+from stepengine.data.effects import (
+    ROWS,
+    AskPerson,
+    AwaitMessage,
+    AwaitRuns,
+    AwaitTime,
+    CallBody,
+    CallFunction,
+    CallModel,
+    CallTool,
+    EndRuns,
+    Leaf,
+    RunInBackground,
+    SendToRun,
+    Spawn,
+)
+from stepengine.data.messages import UserMessage
+from stepengine.data.outcomes import Failure, Single, Stop, Value
+from stepengine.data.state import AgentState, ChildResult, RunStatus
+from stepengine.data.tools import Yielding
+from stepengine.errors import StepEngineError
+from stepengine.machine import Finished
+from stepengine.machine.plan import RunPlan
+from stepengine.runtime.failfast import make_race_loss_outcome
+from stepengine.runtime.performer import Item, child_path
+from stepengine.testing.backstage import SimulatedChildren, SimulatedMailbox
+from stepengine.testing.faults import apply_faults, find_faulty_outcome
+from stepengine.testing.invariants import format_address
+from stepengine.testing.performed_effects import EffectRecords, WorldClock
+
+MINUTES = 600_000
+HOURS = 6 * 3_600_000
+
+
+class OutcomeSource(Protocol):
+    """A source of the outcomes of a simulated world."""
+
+    @property
+    def results(self) -> Mapping[str, Any]:
+        """The scripted results, by name of a tool or of the function of a ``Perform``."""
+
+    def outcome(self, path: str, effect: Leaf, at: int) -> Single:
+        """Return the outcome of *effect*. After a crash, the same effect has the same outcome."""
+
+
+@attrs.frozen
+class EffectPerformer:
+    """
+    Performs the effects of one simulated process.
+
+    Attributes:
+        clock: The clock of the world.
+        effects: What happened before.
+        canned: The source of replies, results and answers.
+        letters: The messages to runs.
+        backstage: The background children of the process.
+        plan_child: Plans the run of a child or of a tool's body, as the engine does.
+        drive: Runs a planned run to its end.
+    """
+
+    clock: WorldClock
+    effects: EffectRecords
+    canned: OutcomeSource
+    letters: SimulatedMailbox
+    backstage: SimulatedChildren
+    plan_child: Callable[..., tuple[RunPlan, AgentState]]
+    drive: Callable[[RunPlan, AgentState], Finished]
+
+    def perform(self, item: Item, kinds: Sequence[str]) -> Single:
+        """Return the outcome of an effect with faults of these *kinds*."""
+        effect, at = item.effect, item.address
+        self.clock.start_effect(at, HOURS if "lost_wake" in kinds else MINUTES if {"slow", "late"} & {*kinds} else 1)
+        now = self.clock.elapsed
+        stopped = self.backstage.find_cut(*at) or self.backstage.stopped()
+        if stopped is not None and not isinstance(effect, RunInBackground) and not self.effects.is_recorded(at):
+            return attrs.evolve(stopped, at=now)
+        if at in self.effects.lost:
+            return make_race_loss_outcome(item, now)
+        made = next((o for kind in kinds if (o := find_faulty_outcome(kind, effect, now)) is not None), None)
+        if made is None:
+            made = HAPPENS.get(type(effect), EffectPerformer._make_empty_outcome)(self, item)
+        made = apply_faults(kinds, effect, made)
+        heard = self.letters.inbox(*at)
+        if heard and not isinstance(made, Stop):
+            made = attrs.evolve(made, inputs=(*made.inputs, *heard))
+        if "duplicate" in kinds and not isinstance(made, Stop):
+            sent = UserMessage(f"sent twice during {format_address(at)}")
+            return attrs.evolve(made, inputs=(sent, sent))
+        return made
+
+    def _get_canned_outcome(self, item: Item) -> Single:
+        return self.canned.outcome(item.path, item.effect, self.clock.elapsed)
+
+    def _make_empty_outcome(self, item: Item) -> Single:
+        """Return the empty value of the type that an effect gives: ``""``, ``False`` or ``None``."""
+        kind: Any = ROWS[type(item.effect)].outcome
+        return Value(kind(), self.clock.elapsed)
+
+    # --- waits --------------------------------------------------------------------------------------------------------
+
+    def _sleep(self, item: Item) -> Single:
+        self._end_wait(item)
+        return Value(None, self.clock.elapsed)
+
+    def _receive(self, item: Item) -> Single:
+        made = self.backstage.received(item, self.clock.elapsed)
+        if isinstance(made, Value) and made.value is None:
+            self._end_wait(item)
+        return attrs.evolve(made, at=self.clock.elapsed)
+
+    def _wait_for_children(self, item: Item) -> Single:
+        made = self.backstage.waited(item, self.clock.elapsed)
+        if isinstance(made, Value) and len(made.value.done) < cast("AwaitRuns", item.effect).need:
+            self._end_wait(item)
+        return attrs.evolve(made, at=self.clock.elapsed)
+
+    def _end_wait(self, item: Item) -> None:
+        effect = cast("AwaitTime", item.effect)
+        self.clock.end_wait(item.address, max(0, (effect.wakes or 0) - effect.asked))
+
+    def _send(self, item: Item) -> Single:
+        return Value(self.backstage.send_to_child(item), self.clock.elapsed)
+
+    def _end_children(self, item: Item) -> Single:
+        return attrs.evolve(self.backstage.ended(item, 0), at=self.clock.elapsed)
+
+    # --- runs ---------------------------------------------------------------------------------------------------------
+
+    def _run_background_child(self, item: Item) -> Single:
+        """Run a child in the background to its end."""
+        finished = self.drive(*self.backstage.planned(item.path))
+        child = finished.as_child()
+        # One that is recorded to have been ended comes to that end, whatever stops it this time.
+        is_cut = item.path in self.backstage.cut or self.effects.is_recorded((item.path, -1))
+        if is_cut and finished.status in (RunStatus.SUSPENDED, RunStatus.CANCELLED):
+            child = attrs.evolve(child, status=RunStatus.CANCELLED, questions=(), error=None)
+            return Value(child, self.clock.elapsed)
+        return self._find_stop(finished, child=child) or Value(child, self.clock.elapsed)
+
+    def _call_body(self, item: Item) -> Single:
+        """Run the body of a tool that yields."""
+        effect = cast("CallBody", item.effect)
+        try:
+            plan, state = self.plan_child(item.plan, effect, child_path(item.path, effect.seq))
+        except StepEngineError as error:
+            return Failure(error, self.clock.elapsed)
+        finished = self.drive(plan, state)
+        body = finished.as_body()
+        if (stop := self._find_stop(finished, body=body)) is not None:
+            return stop
+        runs = cast("Yielding", item.plan.tools[effect.tool_name].runs)
+        result = finished.as_tool_result(runs, is_typed=effect.source != "model")
+        return Value(result, self.clock.elapsed, body=body)
+
+    def _spawn(self, item: Item) -> Single:
+        effect = cast("Spawn", item.effect)
+        try:
+            plan, state = self.plan_child(item.plan, effect, child_path(item.path, effect.seq))
+        except StepEngineError as error:
+            if effect.is_background:
+                return Failure(error, self.clock.elapsed)
+            failed = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
+            return Value(failed, self.clock.elapsed)
+        if effect.is_background:
+            return Value(self.backstage.start(plan, state), self.clock.elapsed)
+        finished = self.drive(plan, state)
+        child = finished.as_child(is_inline=effect.is_inline)
+        return self._find_stop(finished, child=child) or Value(child, self.clock.elapsed)
+
+    def _find_stop(self, finished: Finished, **run: Any) -> Stop | None:
+        """Return the stop of a run that was suspended, or cancelled with its whole tree; ``None`` for one that ended."""
+        if finished.status is RunStatus.SUSPENDED:
+            return Stop("suspended", self.clock.elapsed, questions=finished.pending, **run)
+        return Stop("cancelled", self.clock.elapsed, **run) if finished.status is RunStatus.CANCELLED else None
+
+
+HAPPENS: Mapping[type[Leaf], Callable[[EffectPerformer, Item], Single]] = {
+    **dict.fromkeys((CallModel, CallTool, CallFunction, AskPerson), EffectPerformer._get_canned_outcome),  # noqa: SLF001 - its own table
+    CallBody: EffectPerformer._call_body,  # noqa: SLF001
+    Spawn: EffectPerformer._spawn,  # noqa: SLF001
+    AwaitTime: EffectPerformer._sleep,  # noqa: SLF001
+    AwaitMessage: EffectPerformer._receive,  # noqa: SLF001
+    AwaitRuns: EffectPerformer._wait_for_children,  # noqa: SLF001
+    SendToRun: EffectPerformer._send,  # noqa: SLF001
+    EndRuns: EffectPerformer._end_children,  # noqa: SLF001
+    RunInBackground: EffectPerformer._run_background_child,  # noqa: SLF001
+}
+"""How an effect happens that gives more than an empty value."""

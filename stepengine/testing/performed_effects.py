@@ -1,0 +1,244 @@
+"""
+What really happened in a simulated world, and the checks that the run is sent the same.
+
+The clock, the faults and the records outlive the processes of the world, as a database or another server would.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+
+import attrs
+
+from stepengine.data.effects import RUNS, CallFunction, CallModel, Leaf, RunInBackground
+from stepengine.data.models import ModelReply
+from stepengine.data.outcomes import Failure, Single, Stop, Value, was_given_up
+from stepengine.errors import ModelError, UnknownOutcome
+from stepengine.journal.encoding import outcome_members
+from stepengine.journal.records import Address
+from stepengine.runtime.performer import Item, is_repeatable
+from stepengine.testing.faults import Fault, ListedFaults, RandomFaults
+from stepengine.testing.invariants import describe_effect, describe_outcome, format_address, refuse
+from stepengine.testing.walk import is_same_yield
+
+__tracebackhide__ = True  # a failed test ends at its author's line
+
+MAX_EFFECTS = 2_000
+
+
+@attrs.define
+class WorldClock:
+    """
+    The simulated time in milliseconds.
+
+    Attributes:
+        now: The time since the world began.
+        started: When the present process started.
+    """
+
+    now: int = 0
+    started: int = 0
+    _asked: dict[Address, int] = attrs.field(factory=dict, init=False)
+
+    @property
+    def elapsed(self) -> int:
+        """The time since the present process started."""
+        return self.now - self.started
+
+    def start_effect(self, at: Address, duration: int) -> None:
+        """Let the time of an effect pass, once: a process that repeats it takes no longer."""
+        if at not in self._asked:
+            self._asked[at] = self.now
+            self.now += duration
+
+    def end_wait(self, at: Address, patience: int) -> None:
+        """Advance to the end of a wait. Waits that started together end together."""
+        self.now = max(self.now, self._asked[at] + patience)
+
+
+class PlannedFaults:
+    """
+    The faults of the effects of a world.
+
+    Args:
+        faults: Decides the faults of an effect at its first call.
+
+    Attributes:
+        happened: The faults that came up.
+    """
+
+    def __init__(self, faults: RandomFaults | ListedFaults) -> None:
+        self.happened: list[Fault] = []
+        self._faults = faults
+        self._kinds: dict[Address, list[str]] = {}
+        self._crashes: set[tuple[Address, str]] = set()
+
+    def find(self, item: Item) -> Sequence[str]:
+        """Return the faults of an effect; the same when it is repeated."""
+        at = item.address
+        if at not in self._kinds:
+            self._kinds[at] = self._faults.find_faults(item.path, item.effect)
+            self.happened += [Fault(item.effect.seq, kind, item.path) for kind in self._kinds[at]]
+        return self._kinds[at]
+
+    def known_at(self, at: Address) -> Sequence[str]:
+        """Return the faults of an effect that was performed; nothing for others."""
+        return self._kinds.get(at, ())
+
+    def take_crash(self, at: Address, kind: str) -> bool:
+        """Return whether the process has to crash at an effect; each crash happens once."""
+        if kind not in self.known_at(at) or (at, kind) in self._crashes:
+            return False
+        self._crashes.add((at, kind))
+        return True
+
+
+class EffectRecords:
+    """
+    The effects of a world with their outcomes, and the checks of what a run is sent.
+
+    Args:
+        clock: The clock of the world.
+
+    Attributes:
+        performed: Each effect that was answered, and its outcome, by path and number.
+        lost: The effects that lost a race.
+        is_replay: Whether the run is repeated over its records.
+        has_unknown: Whether an effect may have happened whose outcome nobody knows.
+    """
+
+    def __init__(self, clock: WorldClock) -> None:
+        self.performed: dict[Address, tuple[Leaf, Single]] = {}
+        self.lost: set[Address] = set()
+        self.is_replay = False
+        self.has_unknown = False
+        self._clock = clock
+        self._given: dict[Address, Single] = {}
+        self._open: set[Address] = set()
+        self._doubtful: set[Address] = set()
+        self._met: set[Address] = set()
+
+    @property
+    def moment(self) -> str:
+        """The words that begin a message about a repeated effect."""
+        return "repeated over its records," if self.is_replay else "after a crash"
+
+    def begin(self, path: str, members: Sequence[Leaf]) -> None:
+        """Record that effects of a run start."""
+        self._open |= {(path, member.seq) for member in members}
+
+    def store(self, item: Item, outcome: Single) -> Single:
+        """Store the real outcome of an effect before the run records it, and return the outcome."""
+        self._given[item.address] = outcome
+        return outcome
+
+    def crash(self) -> None:
+        """Record that the process crashed: the outcomes of running effects are in doubt."""
+        self._doubtful |= self._open
+        self._given.clear()
+
+    def start_replay(self) -> None:
+        """Expect that the run is repeated over its records."""
+        self.is_replay = True
+        self._met.clear()
+
+    def expect_all_repeated(self) -> None:
+        """Check that a replay asked for all recorded effects."""
+        missing = self.performed.keys() - self._met
+        if missing:
+            refuse("I3", f"repeated over its records, the run does not ask for {format_address(min(missing))}")
+
+    def is_recorded(self, at: Address) -> bool:
+        """Return whether the journal must have the outcome of an effect, which it has unless the effect was stopped."""
+        return at in self.performed and not isinstance(self.performed[at][1], Stop)
+
+    def expect_due(self, item: Item) -> None:
+        """Check that the effect may be performed now; runs of children always may, since they replay their own records."""
+        at = item.address
+        if isinstance(item.effect, (*RUNS, RunInBackground)):
+            return
+        if self.is_replay or self.is_recorded(at):
+            refuse("I3", f"{self.moment} {_describe(item)} happens although its outcome is recorded")
+        if at in self._doubtful and not is_repeatable(item):
+            refuse("R3", f"{self.moment} {_describe(item)} happens although it may have happened before")
+
+    def check(self, item: Item, outcome: Single) -> bool:
+        """Check the outcome that the recorder sends to a run; return whether it is new."""
+        at, effect = item.address, item.effect
+        self._met.add(at)
+        if self.is_recorded(at) or (self.is_replay and at in self.performed):
+            self._expect_same(item, outcome)
+            return False
+        if self.is_replay:
+            refuse("I3", f"{self.moment} the run asks for {_describe(item)} which it did not do before")
+        if len(self.performed) >= MAX_EFFECTS:
+            refuse("R1", f"the run does not end: {MAX_EFFECTS} effects, the last of them {describe_effect(effect)}")
+        self._expect_world_outcome(item, outcome)
+        self.performed[at] = (effect, outcome)
+        if not isinstance(outcome, Stop):
+            self._open.discard(at)
+        return True
+
+    def _expect_same(self, item: Item, outcome: Single) -> None:
+        """Check that a repeated effect is the same as before and has the same outcome; all stops of one type are equal."""
+        recorded, due = self.performed[item.address]
+        if not _is_same(recorded, item.effect):
+            place, now = format_address(item.address), describe_effect(item.effect)
+            refuse("I3", f"{self.moment} {place} is {now}, and was {describe_effect(recorded)}")
+        if not _is_equal(outcome, due):
+            given = f"gives {describe_outcome(outcome)}, and gave {describe_outcome(due)}"
+            refuse("I3", f"{self.moment} {_describe(item)} {given}")
+
+    def _expect_world_outcome(self, item: Item, outcome: Single) -> None:
+        """Check that a new outcome equals that of the world. It may be unknown only after a crash."""
+        at = item.address
+        given, is_doubtful = self._given.get(at), at in self._doubtful
+        if given is not None:
+            was_lost = is_doubtful and isinstance(item.effect, CallModel)
+            if not _is_equal(_without_lost_requests(outcome, given) if was_lost else outcome, given):
+                sent = f"gave {describe_outcome(given)}, and the run is sent {describe_outcome(outcome)}"
+                refuse("R1", f"{_describe(item)} {sent}")
+        elif (at in self.lost and was_given_up(outcome)) or (isinstance(outcome, Stop) and self._has_ended(at[0])):
+            self._clock.now += 1  # that another one has won, or that the run was ended there, stands in the record
+        elif is_doubtful and not is_repeatable(item) and isinstance(getattr(outcome, "error", None), UnknownOutcome):
+            self._clock.now += 1
+            self.has_unknown = True
+        else:
+            refuse("R1", f"{_describe(item)} did not happen, and the run is sent {describe_outcome(outcome)}")
+
+    def _has_ended(self, path: str) -> bool:
+        """Return whether the end of the run at *path*, as a child in the background or below one, is recorded."""
+        while path and (path, -1) not in self.performed:
+            path = path.rpartition(".")[0]
+        return bool(path)
+
+
+def _describe(item: Item) -> str:
+    return f"{format_address(item.address)}, {describe_effect(item.effect)},"
+
+
+def _is_same(a: Leaf, b: Leaf) -> bool:
+    if isinstance(a, CallFunction) and isinstance(b, CallFunction):
+        return a.seq == b.seq and is_same_yield(a.call, b.call)
+    return type(a) is type(b) and a == b
+
+
+def _is_equal(a: Single, b: Single) -> bool:
+    """Return whether two outcomes are equal; a stop is compared less strictly, since it is not recorded."""
+    if isinstance(a, Stop) or isinstance(b, Stop):
+        return type(a) is type(b)
+    if isinstance(a, Value) and isinstance(b, Value) and a.value is b.value:
+        return a.inputs == b.inputs
+    return outcome_members(a) == outcome_members(b)
+
+
+def _without_lost_requests(outcome: Single, given: Single) -> Single:
+    """Return the outcome of a repeated model call with the usage of the last request alone, which *given* has."""
+    if isinstance(outcome, Value) and isinstance(given, Value) and isinstance(outcome.value, ModelReply):
+        return attrs.evolve(outcome, value=attrs.evolve(outcome.value, usage=given.value.usage, cost=given.value.cost))
+    if isinstance(outcome, Failure) and isinstance(given, Failure) and isinstance(outcome.error, ModelError):
+        error = copy.copy(outcome.error)
+        error.usage = getattr(given.error, "usage", None)
+        return attrs.evolve(outcome, error=error)
+    return outcome
