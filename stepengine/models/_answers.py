@@ -6,7 +6,7 @@ The tool is added before a request is encoded. Its call in the reply becomes tex
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import attrs
@@ -25,6 +25,8 @@ from stepengine.data.models import (
 )
 from stepengine.data.schemas import nest_schema
 from stepengine.data.tools import ToolSpec
+from stepengine.errors import ModelError
+from stepengine.models._failures import GRAMMAR
 
 ANSWER = "final_answer"
 SAYS = "Gives the final answer, once nothing else is left to do: its input is the answer itself."
@@ -32,7 +34,7 @@ WHOLE = "answer"
 """The member with the answer if that is not an object, because the input of a tool must be one."""
 
 
-def add_answer_tool(request: ModelRequest, spec: ToolSpec) -> ModelRequest:
+def _add_answer_tool(request: ModelRequest, spec: ToolSpec) -> ModelRequest:
     """Return *request* with the answer tool *spec*; a call is required if the model can call nothing else."""
     settings = attrs.evolve(request.settings, response_schema=None, tool_choice=None)
     choice = request.tool_choice or request.settings.tool_choice
@@ -44,7 +46,7 @@ def add_answer_tool(request: ModelRequest, spec: ToolSpec) -> ModelRequest:
     return attrs.evolve(request, tools=(*request.tools, spec), tool_choice=choice, settings=settings)
 
 
-def make_answer_tool(schema: Mapping[str, object]) -> ToolSpec:
+def _make_answer_tool(schema: Mapping[str, object]) -> ToolSpec:
     """Return the answer tool, with *schema* as the schema of its input."""
     if _is_object(schema):
         return ToolSpec(ANSWER, SAYS, schema, strict=True)
@@ -94,6 +96,46 @@ def _answer_text(part: AssistantPart, schema: Mapping[str, object]) -> str:
         return part.raw_input
     value: Any = part.input
     return compact(value[WHOLE] if not _is_object(schema) and WHOLE in value else JsonDict(value))
+
+
+class AnswerTool:
+    """Adds the answer tool to requests of *provider*; equal schemas of successive requests have the same tool object."""
+
+    def __init__(self, provider: str) -> None:
+        self._provider = provider
+        self._last: tuple[Mapping[str, Any], ToolSpec] | None = None
+
+    def add_if_needed(
+        self, request: ModelRequest, explain_no_schema: Callable[[ModelRequest], str], after: str
+    ) -> ModelRequest:
+        """
+        Return *request* with the answer tool if its response schema needs one.
+
+        Args:
+            request: The request.
+            explain_no_schema: Returns why the provider does not support the schema; ``""`` if it does.
+            after: The failure kind of the previous attempt.
+
+        Raises:
+            ModelError: when the settings require native support of the schema, or an agent's tool has the same name.
+        """
+        schema, how = request.settings.response_schema, request.settings.output
+        if schema is None:
+            return request
+        why = explain_no_schema(request) if how != "tool" else ""
+        if not is_answered_by_tool(request):
+            if why or how == "tool":
+                msg = f"the answer of {request.model!r} needs a tool named {ANSWER!r}, but the agent has one of that name; rename it"
+                raise ModelError(msg, kind="settings")
+            return request
+        if why and how == "native":
+            msg = f"{self._provider} does not support this response_schema for {request.model!r}: {why}; remove output='native'"
+            raise ModelError(msg, kind="settings")
+        if how != "tool" and not why and (how == "native" or after != GRAMMAR):
+            return request
+        if self._last is None or self._last[0] is not schema:
+            self._last = (schema, _make_answer_tool(schema))
+        return _add_answer_tool(request, self._last[1])
 
 
 class AnswerChunks:

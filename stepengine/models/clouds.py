@@ -18,6 +18,7 @@ import attrs
 
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest
 from stepengine.errors import ModelError
+from stepengine.models._api import NO_KEY, ApiProvider, RequestBody
 from stepengine.models._byte_reader import HttpExchange
 from stepengine.models._cloud_auth import (
     AZURE_TOKEN,
@@ -36,8 +37,9 @@ from stepengine.models._cloud_auth import (
     make_entra_source,
 )
 from stepengine.models._failures import FORCED_THINKING, GRAMMAR, RequestLabel, error_from_body, error_from_transport
-from stepengine.models._http import NO_KEY, HttpProvider, RequestBody, warn_once
+from stepengine.models._http import HttpProvider
 from stepengine.models._schemas import count_optional_members
+from stepengine.models._settings import warn_once
 from stepengine.models._thinking_levels import CANNOT, ThinkingRequest, effort_from_thinking
 from stepengine.models._wire import ToolsCache
 from stepengine.models.anthropic import VERSION, AnthropicProvider
@@ -95,7 +97,7 @@ FOUNDRY = Site(name="Foundry", is_fast=False, has_fallbacks=False)
 MULTI_REGIONS = frozenset({"us", "eu"})
 
 
-class _NoFilesProvider(HttpProvider):
+class _NoFilesProvider(Provider):
     """A provider without files and batches, although its wire supports them elsewhere."""
 
     def batch_member(self, request: ModelRequest) -> BatchMember:
@@ -126,7 +128,7 @@ class _NoFilesProvider(HttpProvider):
         await Provider.delete_file(self, file_id)
 
 
-class _CloudProvider(HttpProvider):
+class _CloudProvider(ApiProvider):
     """A provider with the authentication of a cloud and a base URL that depends on a region."""
 
     base_url_variable: str
@@ -640,7 +642,7 @@ class VertexProvider(_MultiProvider):
         return self._wires["claude" if model.startswith("claude-") else "gemini"]
 
 
-class _VertexBase(_NoFilesProvider, _GoogleCloudProvider):
+class _VertexBase(_NoFilesProvider, _GoogleCloudProvider, HttpProvider):
     """The base class of the two wires of Vertex AI, which load the credentials before the first request."""
 
     location_variables: tuple[str, ...]

@@ -8,12 +8,13 @@ from functools import partial
 
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.server_tools import Programs
+from stepengine.models._api import RequestBody
 from stepengine.models._cloud_auth import TokenSource
-from stepengine.models._http import RequestBody, warn_once
 from stepengine.models._preset_provider import PresetProvider
 from stepengine.models._programs import merge_programs
 from stepengine.models._reply import cut_at_stops
 from stepengine.models._schemas import has_unsupported_strict_tool
+from stepengine.models._settings import warn_once
 from stepengine.models._thinking_levels import thinking_for_responses
 from stepengine.models._wire import ToolsCache
 from stepengine.models.base import Timeouts
