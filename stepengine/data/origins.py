@@ -35,7 +35,7 @@ def find_origin(provenance: Provenance, parameter: str, value: JsonValue, *, is_
     ``Source``; and ``more``, the number of further sources, if any.
     """
     sources = provenance.find(value, is_id=is_id, most=MAX_FOUND)
-    shown = [attrs.asdict(source, filter=_is_not_empty) for source in sources[:MAX_SOURCES]]
+    shown = [attrs.asdict(source, filter=lambda _, value: value not in (None, "")) for source in sources[:MAX_SOURCES]]
     found: dict[str, Any] = {
         "parameter": parameter,
         "value": value,
@@ -43,10 +43,6 @@ def find_origin(provenance: Provenance, parameter: str, value: JsonValue, *, is_
         "sources": shown,
     }
     return freeze_object(found | ({"more": len(sources) - len(shown)} if len(sources) > len(shown) else {}))
-
-
-def _is_not_empty(_: object, value: object) -> bool:
-    return value not in (None, "")
 
 
 def find_origins(

@@ -191,11 +191,11 @@ class _AwsProvider(_CloudProvider):
         return None if region is None else self.regional.format(region)
 
     def _make_signing_options(self) -> dict[str, Any]:
-        """Return the arguments for authentication of Anthropic's clients for AWS: an API key, else AWS credentials."""
-        bearer = self._aws.bearer()
+        """Return the region and the authentication of Anthropic's clients for AWS: an API key, else AWS credentials."""
+        region, bearer = self._aws.region(), self._aws.bearer()
         if bearer is not None:
-            return {"api_key": bearer.reveal()}
-        return {f"aws_{name}": value for name, value in self._aws.keys().items()}
+            return {"aws_region": region, "api_key": bearer.reveal()}
+        return {"aws_region": region, **{f"aws_{name}": value for name, value in self._aws.keys().items()}}
 
 
 class _GoogleCloudProvider(_CloudProvider):
@@ -399,15 +399,8 @@ class _AwsClaude(_AwsProvider, _CloudClaudeProvider):
         self._aws = aws
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        return getattr(self._load_sdk(), self.client_name)(
-            **self._make_signing_options(),
-            aws_region=self._aws.region(),
-            base_url=base_url,
-            max_retries=0,
-            timeout=http_client.timeout,
-            http_client=http_client,
-            open_telemetry=False,
-        )
+        access = self._make_signing_options()
+        return self._create_client(self.client_name, base_url, http_client, **access)
 
 
 class _RuntimeClaude(_AwsClaude):
@@ -687,16 +680,8 @@ class _VertexClaude(_VertexBase, _CloudClaudeProvider):
         return f"{super()._get_home_url()}/v1"
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        return self._load_sdk().AsyncAnthropicVertex(
-            region=self._location,
-            project_id=self._google.project,
-            credentials=self._google.credentials,
-            base_url=base_url,
-            max_retries=0,
-            timeout=http_client.timeout,
-            http_client=http_client,
-            open_telemetry=False,
-        )
+        access = {"project_id": self._google.project, "credentials": self._google.credentials}
+        return self._create_client("AsyncAnthropicVertex", base_url, http_client, region=self._location, **access)
 
     @property
     def _models(self) -> str:
@@ -807,14 +792,7 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         access: dict[str, object] = {"azure_ad_token_provider": tokens}
         if tokens is None:
             access = {"api_key": NO_KEY if credentials.key is None else credentials.key.reveal()}
-        return self._load_sdk().AsyncAnthropicFoundry(
-            **access,
-            base_url=base_url,
-            max_retries=0,
-            timeout=http_client.timeout,
-            http_client=http_client,
-            open_telemetry=False,
-        )
+        return self._create_client("AsyncAnthropicFoundry", base_url, http_client, **access)
 
 
 # --- run by Anthropic on a cloud ----------------------------------------------------------------------------------------
@@ -900,16 +878,8 @@ class AnthropicAwsProvider(_AwsProvider, _PlatformProvider):
         super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        return self._load_sdk().AsyncAnthropicAWS(
-            **self._make_signing_options(),
-            aws_region=self._aws.region(),
-            workspace_id=self._workspace,
-            base_url=base_url,
-            max_retries=0,
-            timeout=http_client.timeout,
-            http_client=http_client,
-            open_telemetry=False,
-        )
+        access = self._make_signing_options()
+        return self._create_client("AsyncAnthropicAWS", base_url, http_client, workspace_id=self._workspace, **access)
 
 
 class AnthropicGoogleProvider(_GoogleCloudProvider, _PlatformProvider):
@@ -971,14 +941,12 @@ class AnthropicGoogleProvider(_GoogleCloudProvider, _PlatformProvider):
             parts = [quote(part, safe=":") for part in (project, place, self._workspace)]
             path = "/v1/projects/{}/locations/{}/workspaces/{}/invoke".format(*parts)
             base_url = f"{base_url.rstrip('/')}{path}"
-        return self._load_sdk().AsyncAnthropicGoogleCloud(
+        return self._create_client(
+            "AsyncAnthropicGoogleCloud",
+            base_url,
+            http_client,
             project=project,
             location=place,
             workspace_id=self._workspace,
             credentials=self._google.credentials,
-            base_url=base_url,
-            max_retries=0,
-            timeout=http_client.timeout,
-            http_client=http_client,
-            open_telemetry=False,
         )

@@ -131,8 +131,13 @@ class AnthropicProvider(HttpProvider):
         )
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        return self._load_sdk().AsyncAnthropic(
-            api_key=NO_KEY if credentials.key is None else credentials.key.reveal(),
+        key = NO_KEY if credentials.key is None else credentials.key.reveal()
+        return self._create_client("AsyncAnthropic", base_url, http_client, api_key=key)
+
+    def _create_client(self, name: str, base_url: str, http_client: Any, **access: Any) -> Any:
+        """Return a client of the SDK's class *name*."""
+        return getattr(self._load_sdk(), name)(
+            **access,
             base_url=base_url,
             max_retries=0,
             timeout=http_client.timeout,
