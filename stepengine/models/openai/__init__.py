@@ -94,7 +94,7 @@ class OpenAIProvider(PresetProvider):
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         dropped = encode_special_settings(request, self.strip_prefix(request.model), self._preset).dropped
-        return (*dropped, "strict") if has_unsupported_strict_tool(request.tools, "openai") else dropped
+        return (*dropped, "strict") if has_unsupported_strict_tool(request.tools) else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
         request = self._prepare_request(request, after)

@@ -130,7 +130,7 @@ class OpenAIChatProvider(PresetProvider):
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model, preset = self.strip_prefix(request.model), self._preset
         dropped = encode_special_settings(request, model, preset).dropped
-        if has_unsupported_strict_tool(request.tools, "openai") or (
+        if has_unsupported_strict_tool(request.tools) or (
             not supports_strict(preset, model) and any(t.strict for t in request.tools)
         ):
             dropped = (*dropped, "strict")

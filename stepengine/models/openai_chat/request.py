@@ -89,8 +89,9 @@ NO_TOOLS = b"[]"
 
 def encode_special_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return the body members for the settings that only some services support."""
+    tiers = dict(preset.tiers)
     ways: dict[str, Way] = {
-        "service_tier": lambda tier: _member_if_set("service_tier", dict(preset.tiers).get(tier)),
+        "service_tier": lambda tier: {"service_tier": tiers[tier]} if tier in tiers else None,
         "seed": lambda seed: {preset.seed_member: seed} if preset.seed_member else None,
         "logprobs": lambda most: _encode_logprobs(most) if preset.logprobs else None,
         "store": lambda keep: {"store": keep} if preset.supports_store else None,
@@ -99,10 +100,6 @@ def encode_special_settings(request: ModelRequest, model: str, preset: Preset) -
         "server_tools": lambda items: _encode_server_tools(items, model, preset),
     }
     return convert_settings(request.settings, ways)
-
-
-def _member_if_set(name: str, value: object) -> Json | None:
-    return None if value is None else {name: value}
 
 
 def _encode_logprobs(most: int) -> Json:
