@@ -91,7 +91,7 @@ def _wrap_result(value: object, result_type: Any) -> ToolResult:
 
 
 def _encode_result(value: object, result_type: Any) -> JsonValue:
-    adapter = None if result_type is Any or not has_types(value) else _find_adapter(result_type)
+    adapter = None if result_type is Any or not is_more_than_json(value) else _find_adapter(result_type)
     # With what is computed, for readers of the JSON, where the type allows it.
     return (
         encode(value)
@@ -239,7 +239,7 @@ class _Encoder:
         raise DataError(msg, path=path)
 
 
-def has_types(value: object) -> bool:
+def is_more_than_json(value: object) -> bool:
     """Return True for a value that is more than JSON, such as a model, a date or a tuple."""
     # Without recursion, and each container once: a body may return one of any depth, or one that contains itself.
     waiting, seen = [value], set()
@@ -284,7 +284,7 @@ def encode_typed(
     """
     from pydantic import ValidationError
 
-    is_plain = not has_types(value)
+    is_plain = not is_more_than_json(value)
     forms: tuple[Callable[[Any], Any], ...] = (
         *([freeze] if is_plain else dumps),
         partial(dump_typed, adapter=adapter),

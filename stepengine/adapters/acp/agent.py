@@ -179,7 +179,7 @@ class EditorAgent:
             msg = "the cursor is none of ours"
             raise invalid_params_error(msg)
         first = int(cursor or 0)
-        found = self._kept.all(None if cwd is None else _check_folder(cwd))
+        found = self._kept.list_sessions(None if cwd is None else _check_folder(cwd))
         infos = [
             schema.SessionInfo(session_id=each.id, cwd=str(each.cwd), title=each.title or None, updated_at=each.updated)
             for each in found[first : first + PAGE]
@@ -223,7 +223,7 @@ class EditorAgent:
 
     async def _open_session(self, kept: KeptSession, named: Any) -> EditorSession:
         await self.close_session(kept.id)
-        kept.chosen = self._offer.again(kept.chosen)
+        kept.chosen = self._offer.replace_unoffered(kept.chosen)
         with convert_errors():
             session = EditorSession(self._editor, self._engines, kept)
             session.add_servers(named)

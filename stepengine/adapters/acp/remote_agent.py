@@ -460,10 +460,10 @@ class _ProgramConversation:
             asked.cancel()
         if not prompting.done():
             self._permissions.requested.clear()
-            return self.said.result_so_far(self._session, self._permissions.list_open())
+            return self.said.make_partial_result(self._session, self._permissions.list_open())
         answer, session = prompting.result(), self._session
         await self._close()
-        return self.said.all(session, answer)
+        return self.said.make_final_result(session, answer)
 
     # --- what the program asks for ------------------------------------------------------------------------------------
 
@@ -472,7 +472,7 @@ class _ProgramConversation:
 
         given = as_dict(params)
         if method == "session/update":
-            self.said.take(as_dict(given.get("update")))
+            self.said.process_update(as_dict(given.get("update")))
             return None
         if is_notification:
             return None
@@ -501,7 +501,7 @@ class _ProgramConversation:
         call = as_dict(given.get("toolCall"))
         options = {str(one.get("kind")): one.get("optionId") for one in reversed(as_dicts(given.get("options")))}
         told = {**self.said.find_call(call.get("toolCallId")), **{k: v for k, v in call.items() if v is not None}}
-        asked = _asked_input(told)
+        asked = _make_input_for_rules(told)
         kind = permission_kind(_category_of_kind(told.get("kind")))
         allowed = await self._ask_person(kind, asked)
         if allowed:
@@ -651,7 +651,7 @@ def _category_of_kind(kind: object) -> str:
     return KINDS.get(kind, "") if isinstance(kind, str) else ""
 
 
-def _asked_input(call: Mapping[str, Any]) -> dict[str, Any]:
+def _make_input_for_rules(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return the input of a tool call for rules and people."""
     paths = [start_of_text(one.get("path")) for one in as_dicts(call.get("locations"))]
     details = _content_text(call.get("content"))
@@ -674,22 +674,22 @@ class _ProgramOutput(TurnOutput):
         self._cost: Decimal | None = None
         self._before: Decimal | None = None
 
-    def take(self, update: Mapping[str, Any]) -> None:
+    def process_update(self, update: Mapping[str, Any]) -> None:
         """Process an update from the program."""
         match update.get("sessionUpdate"):
             case "usage_update":
-                self._note_cost(as_dict(update.get("cost")))
+                self._record_cost(as_dict(update.get("cost")))
             case _ if not self.is_live:
                 pass  # what was said in an earlier turn, and is told again when its session is loaded
             case "agent_message_chunk":
-                self.more("text", start_of_text(as_dict(update.get("content")).get("text"), self.room))
+                self.add_text("text", start_of_text(as_dict(update.get("content")).get("text"), self.room))
             case "agent_thought_chunk":
-                self.more("thought", start_of_text(as_dict(update.get("content")).get("text"), self.room))
+                self.add_text("thought", start_of_text(as_dict(update.get("content")).get("text"), self.room))
             case "tool_call" | "tool_call_update":
                 self._update_call(update)
             case "plan":
                 told = as_dicts(update.get("entries"))[:200]
-                self.plan(
+                self.record_plan(
                     [
                         {"task": start_of_text(one.get("content")), "completed": one.get("status") == "completed"}
                         for one in told
@@ -698,7 +698,7 @@ class _ProgramOutput(TurnOutput):
             case _:
                 pass
 
-    def _note_cost(self, cost: Mapping[str, Any]) -> None:
+    def _record_cost(self, cost: Mapping[str, Any]) -> None:
         """Record the cost of the session so far. Only US dollars are counted."""
         with contextlib.suppress(InvalidOperation, ValueError, TypeError):
             amount = Decimal(str(cost["amount"])) if cost.get("currency") == "USD" else None
@@ -721,8 +721,8 @@ class _ProgramOutput(TurnOutput):
         self._input_left -= _count_json_chars(told)
         if self._input_left > 0:
             self._raw[call] = raw
-        given = _asked_input(raw)
-        self.tool(
+        given = _make_input_for_rules(raw)
+        self.update_call(
             call,
             name=start_of_text(raw.get("kind"), 40) or "other",
             category=_category_of_kind(raw.get("kind")),
@@ -735,13 +735,13 @@ class _ProgramOutput(TurnOutput):
 
     # --- results ------------------------------------------------------------------------------------------------------
 
-    def result_so_far(self, session: str, asks: Sequence[Mapping[str, Any]]) -> ToolResult:
+    def make_partial_result(self, session: str, asks: Sequence[Mapping[str, Any]]) -> ToolResult:
         """Return the output up to the program's permission requests as the result of the call."""
         self.complete()
         data: Any = {"asks": list(asks), "session": session, "transcript": self.drain_record()}
         return ToolResult.json(data)
 
-    def all(self, session: str, answer: Mapping[str, Any]) -> ToolResult:
+    def make_final_result(self, session: str, answer: Mapping[str, Any]) -> ToolResult:
         """Return the output up to the end of the turn as the result of the call."""
         text = self.complete()
         reason = start_of_text(answer.get("stopReason"), 100) or "end_turn"

@@ -139,11 +139,11 @@ class EditorSession:
     def _make_editor_tools(self) -> EditorTools:
         async def show_terminal(path: str, call_id: str, terminal: str) -> None:
             if self.run is not None:
-                await self.send_update(self.run.shown.in_terminal(path, call_id, terminal))
+                await self.send_update(self.run.shown.show_terminal(path, call_id, terminal))
 
         return self._editor.make_tools(self.kept.id, self.kept.cwd, show_terminal)
 
-    def _make_shown(self, *, number: int, is_live: bool) -> ShownTurn:
+    def _make_shown_turn(self, *, number: int, is_live: bool) -> ShownTurn:
         from stepengine.adapters.acp.updates import ShownTurn
 
         return ShownTurn(number, self.kept.cwd, is_live=is_live, cost=self._cost)
@@ -159,13 +159,13 @@ class EditorSession:
                 await self._replay_turn(number, turn, shows=shows, is_last=number == last)
         if shows and self.state is not None:
             model = self._made_for.model or self._agent.model or ""
-            for update in self._make_shown(number=0, is_live=False).filled(self.state, model):
+            for update in self._make_shown_turn(number=0, is_live=False).make_context_update(self.state, model):
                 await self.send_update(update)
 
     async def _replay_turn(self, number: int, turn: PromptRun, *, shows: bool, is_last: bool) -> None:
         import acp
 
-        shown = self._make_shown(number=number + 1, is_live=False)
+        shown = self._make_shown_turn(number=number + 1, is_live=False)
         updates: list[object] = prompts.replay_prompt(turn.prompt, turn.media)
 
         def observe(event: Event) -> None:
@@ -240,7 +240,7 @@ class EditorSession:
         kept = self.kept
         text = await asyncio.to_thread(prompts.add_instructions, said.text, kept.cwd)
         media = prompts.encode_media(said.media) if said.media else ""
-        turn = kept.begin(said.text, servers=tuple([one.name for one in self._sources]), media=media)
+        turn = kept.start_turn(said.text, servers=tuple([one.name for one in self._sources]), media=media)
         if len(kept.turns) == 1:
             await self.send_update(
                 schema.SessionInfoUpdate(
@@ -263,7 +263,7 @@ class EditorSession:
         self._follow(handle, turn)
 
     def _follow(self, handle: RunHandle, turn: PromptRun) -> None:
-        shown = self._make_shown(number=len(self.kept.turns), is_live=True)
+        shown = self._make_shown_turn(number=len(self.kept.turns), is_live=True)
         self.run = _LiveRun(handle, turn, handle.events(), shown)
 
     async def _show_finished_run(self, turn: PromptRun, before: RunResult) -> bool:

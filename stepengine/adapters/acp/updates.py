@@ -85,7 +85,7 @@ class ShownTurn:
         show = self.SHOWN.get(type(event))
         return iter(()) if show is None else show(self, event)
 
-    def filled(self, state: AgentState, model: str) -> Iterator[object]:
+    def make_context_update(self, state: AgentState, model: str) -> Iterator[object]:
         """Yield an update with the estimated context size of a conversation that continues from *state*."""
         return self._make_usage_update(state.context_tokens, model, self._cost)
 
@@ -121,7 +121,7 @@ class ShownTurn:
             raw_input=plain(event.input),
         )
 
-    def in_terminal(self, path: str, call_id: str, terminal: str) -> object:
+    def show_terminal(self, path: str, call_id: str, terminal: str) -> object:
         """Return the update that shows a call with its terminal, whose output stays visible after the end of the call."""
         call = self._call_id(path, call_id)
         self._diffed.add(call)

@@ -257,7 +257,7 @@ class TurnOutput:
         """The number of characters that can still be stored."""
         return max(0, self._left)
 
-    def more(self, kind: str, text: str) -> None:
+    def add_text(self, kind: str, text: str) -> None:
         """Append to the ``"text"`` or to a ``"thought"``."""
         if not text or not self.reserve_room(len(text)):
             return
@@ -286,7 +286,7 @@ class TurnOutput:
             self._text.append(f"\n[{LEFT_OUT}]")
         return True
 
-    def tool(
+    def update_call(
         self,
         call: str,
         *,
@@ -354,7 +354,7 @@ class TurnOutput:
         result = ToolResult.text(entry.get("output", ""), status=status, tool_name=name, tool_call_id=entry["id"])
         self._emit(ToolFinished(tool_name=name, tool_call_id=entry["id"], result=result))
 
-    def plan(self, plan: list[dict[str, Any]]) -> None:
+    def record_plan(self, plan: list[dict[str, Any]]) -> None:
         """Record a plan: the ``task`` of each part, and whether it is ``completed``."""
         if self.reserve_room(len(json.dumps(plan))):
             self._record.append({"plan": plan})

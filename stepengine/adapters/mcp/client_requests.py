@@ -64,7 +64,7 @@ class ServerQuestions:
         self._roots = roots
         self.rounds = MAX_ROUNDS
 
-    def answered(
+    def answer_requests(
         self, requests: Mapping[str, Any], is_open: IsOpen | None = None
     ) -> Generator[Any, Any, dict[str, Any]]:
         """
@@ -138,11 +138,11 @@ class ServerQuestions:
         """Ask for one field; ``None`` if the person declines or gives three invalid answers."""
         problem = ""
         for _ in range(MAX_ATTEMPTS):
-            text = self._question_text(message, field.title, field.description, field.hints(), problem)
-            said = yield from ask(Ask(text, field.options(), multi_select=field.is_list))
+            text = self._question_text(message, field.title, field.description, field.describe_input(), problem)
+            said = yield from ask(Ask(text, field.list_options(), multi_select=field.is_list))
             if not said:
                 return None
-            value, problem = field.value(said)
+            value, problem = field.parse_value(said)
             if not problem:
                 return value
         return None
@@ -173,7 +173,7 @@ class ServerQuestions:
 
     # --- back to the server ---------------------------------------------------------------------------------------------
 
-    def response(self, answer: Mapping[str, Any]) -> Any:
+    def make_response(self, answer: Mapping[str, Any]) -> Any:
         """Return a JSON answer as an object of the package; an error answer becomes an error object."""
         import mcp_types as types
 
@@ -184,9 +184,9 @@ class ServerQuestions:
         kind = types.ElicitResult if "action" in answer else types.CreateMessageResult
         return kind.model_validate(answer, by_name=False)
 
-    def responses(self, answers: Mapping[str, Any]) -> dict[str, Any]:
+    def make_responses(self, answers: Mapping[str, Any]) -> dict[str, Any]:
         """Return all JSON answers as objects of the package; an error answer becomes a declined one."""
-        return {key: self.response(DECLINED if "error" in one else one) for key, one in answers.items()}
+        return {key: self.make_response(DECLINED if "error" in one else one) for key, one in answers.items()}
 
 
 def mark_oversized_requests(server: str, requests: Mapping[str, Any], state: str | None) -> dict[str, Any]:
@@ -278,7 +278,7 @@ class _FormField:
     def description(self) -> str:
         return str(self.schema.get("description") or "")
 
-    def choices(self) -> dict[str, object]:
+    def find_choices(self) -> dict[str, object]:
         """Return the allowed values by their titles."""
         choices: object = self.schema.get("items") if self.is_list else self.schema
         given: object = None
@@ -298,16 +298,16 @@ class _FormField:
     @property
     def has_default(self) -> bool:
         """Whether ``"default"`` selects the value that the server proposes; not if a choice has this name."""
-        return self.schema.get("default") is not None and DEFAULT not in map(str.lower, self.choices())
+        return self.schema.get("default") is not None and DEFAULT not in map(str.lower, self.find_choices())
 
-    def options(self) -> Sequence[str]:
+    def list_options(self) -> Sequence[str]:
         """Return the options that a person can choose from; empty if the answer is free text."""
-        options = [YES, NO] if self.kind == "boolean" else list(self.choices())
+        options = [YES, NO] if self.kind == "boolean" else list(self.find_choices())
         if not 1 < len(options) <= OPTIONS:
             return ()
         return [*options, DEFAULT] if self.has_default else options
 
-    def hints(self) -> str:
+    def describe_input(self) -> str:
         """Return a description of valid values and of the default."""
         said = [*self._describe_limits(), *([] if self.is_required else ["may be left out"])]
         if self.schema.get("default") is not None:
@@ -332,11 +332,11 @@ class _FormField:
         default = self.schema["default"]
         if isinstance(default, bool):
             return YES if default else NO
-        names = {str(value): shown for shown, value in self.choices().items()}
+        names = {str(value): shown for shown, value in self.find_choices().items()}
         each = default if self.is_list and isinstance(default, list | tuple) else [default]
         return ", ".join([names.get(str(one), str(one)) for one in each])
 
-    def value(self, said: str) -> tuple[object, str]:
+    def parse_value(self, said: str) -> tuple[object, str]:
         """Return the value in the text of an answer, and the problem with it or ``""``."""
         text = said.strip()
         if text.lower() == DEFAULT and self.has_default:
@@ -344,7 +344,7 @@ class _FormField:
         if self.kind == "boolean":
             return text.lower() in (YES, "y", "true"), ""
         if self.is_list:
-            chosen = _parse_choices(text, self.choices())
+            chosen = _parse_choices(text, self.find_choices())
             if DEFAULT in chosen and self.has_default:
                 return chosen, f"{DEFAULT!r} stands alone, without other choices"
             return chosen, self._find_problem(chosen, len(chosen), "minItems", "maxItems")
@@ -354,7 +354,7 @@ class _FormField:
             except (ValueError, DataError):
                 return None, f"{text[:50]!r} is no {self.kind}"
             return number, self._find_problem(text, number, "minimum", "maximum")
-        choices = self.choices()
+        choices = self.find_choices()
         if choices:
             value = choices.get(text, text if text in [str(one) for one in choices.values()] else None)
             return value, "" if value is not None else f"{text[:50]!r} is none of {_list_choices(choices)}"

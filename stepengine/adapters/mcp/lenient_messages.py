@@ -47,13 +47,13 @@ class MessageRepair:
     version: Callable[[], str | None]
     _methods: dict[int | str, str] = attrs.field(factory=dict, init=False)
 
-    def note_request(self, request: Any) -> None:
+    def record_request(self, request: Any) -> None:
         """Store the method of a request, so that its reply can be repaired."""
         method, number = getattr(request, "method", None), getattr(request, "id", None)
         if number is not None and (method in RESULTS or method in LIST_METHODS):
             self._methods[number] = method
 
-    def reread(self, content: bytes, number: int | str) -> Any:
+    def repair_reply(self, content: bytes, number: int | str) -> Any:
         """
         Return the reply to a list request from bytes that the package cannot parse; ``None`` for any other reply.
 
@@ -150,7 +150,7 @@ def describe_mismatch(error: Any, skip: int = 0) -> str:
     return visible(cut_middle(f"{where}: {first['msg']}" if where else first["msg"], ODD_CHARS), strict=True)
 
 
-def result_as_sent(result: Any) -> dict[str, Any]:
+def read_result_as_sent(result: Any) -> dict[str, Any]:
     """Return a result of the package as JSON; as the server sent it, if the package would have rejected it."""
     sent = (result.meta or {}).get(AS_SENT)
     if isinstance(sent, Mapping):

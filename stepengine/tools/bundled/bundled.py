@@ -231,7 +231,7 @@ class ShellTools:
     def make_tools(self, root: Folder) -> list[Tool]:
         """Return the tools for a root folder."""
         self._check_options()
-        from stepengine.tools.bundled.shell.commands import Shell, limits_text
+        from stepengine.tools.bundled.shell.commands import Shell, encode_limits
         from stepengine.tools.bundled.shell.sandbox import make_bubblewrap_runner
         from stepengine.tools.bundled.shell.tools import make_command_tools
         from stepengine.tools.bundled.shell.watch_tool import make_watch_tool
@@ -256,7 +256,7 @@ class ShellTools:
             timeout=float(self.timeout),
             max_timeout=float(self.max_timeout),
             allow_unlimited=self.allow_unlimited,
-            limits=limits_text(self.limits or {}),
+            limits=encode_limits(self.limits or {}),
             runner=make_bubblewrap_runner(held.real) if self.sandbox else self.runner,
             terminals=self.terminals,
         )

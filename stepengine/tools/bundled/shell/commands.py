@@ -90,7 +90,7 @@ class Slots:
         return slots._by_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(COMMANDS_AT_ONCE))
 
 
-def limits_text(limits: Mapping[str, int]) -> str:
+def encode_limits(limits: Mapping[str, int]) -> str:
     """
     Return limits in the format of the supervisor. Core dumps are always disabled.
 
@@ -216,7 +216,7 @@ class Shell:
         finally:
             calls.close(opened.fd)
 
-    async def in_terminal(
+    async def run_in_terminal(
         self, ctx: ToolContext, command: Argv | Script, cwd: str | None, private: PrivateFolders, seconds: float | None
     ) -> TerminalResult | None:
         """

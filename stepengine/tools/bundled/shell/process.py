@@ -258,7 +258,7 @@ class SupervisedChild(Protocol):
     def is_told(self) -> bool:
         """Whether the supervisor has ended its messages."""
 
-    async def streams_closed(self) -> None:
+    async def wait_for_streams(self) -> None:
         """Wait until no process holds the streams of the command open."""
 
     async def silent(self) -> None:
@@ -270,7 +270,7 @@ class SupervisedChild(Protocol):
     def signal(self, pid: int, number: int) -> None:
         """Send a signal to the process group of the command, unless its id was freed."""
 
-    def ask_end(self) -> None:
+    def request_end(self) -> None:
         """Ask the supervisor to end the command and all its processes."""
 
     def kill_all(self, command_pid: int) -> None:
@@ -306,7 +306,7 @@ class _LocalChild:
         """Whether the supervisor will say nothing more."""
         return self._line.closed.is_set()
 
-    async def streams_closed(self) -> None:
+    async def wait_for_streams(self) -> None:
         """Wait until no process holds the streams of the command open."""
         await self._out.closed.wait()
         await self._err.closed.wait()
@@ -331,7 +331,7 @@ class _LocalChild:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, number)
 
-    def ask_end(self) -> None:
+    def request_end(self) -> None:
         """Ask the supervisor to end the command and all its processes."""
         with contextlib.suppress(OSError):  # it has ended just now
             os.write(self._fds[2], b"end\n")
@@ -346,7 +346,7 @@ class _LocalChild:
     async def leave(self) -> None:
         """Wait for the supervisor."""
         if self._supervisor.wait():
-            await end_marked(self._env)
+            await kill_marked_processes(self._env)
 
     def close(self) -> None:
         """Stop reading."""
@@ -429,7 +429,7 @@ class _FarChild:
         """Whether the supervisor will say nothing more."""
         return self._line_closed.is_set()
 
-    async def streams_closed(self) -> None:
+    async def wait_for_streams(self) -> None:
         """Wait until no process holds the streams of the command open."""
         await self._out_closed.wait()
         await self._err_closed.wait()
@@ -446,7 +446,7 @@ class _FarChild:
         if self.spawned is not None:
             self.spawned.signal(pid, number)
 
-    def ask_end(self) -> None:
+    def request_end(self) -> None:
         """Ask the supervisor to end the command and all its processes."""
         if self.spawned is not None:
             self.spawned.end()
@@ -611,7 +611,7 @@ class CommandProcess:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._gone.wait()
-                await self._child.streams_closed()
+                await self._child.wait_for_streams()
 
     def drain(self) -> None:
         """Read the data in the pipes, without waiting for more."""
@@ -633,7 +633,7 @@ class CommandProcess:
         """Have the supervisor end the remaining processes, or kill them without it if it does not respond."""
         child = self._child
         if not child.is_told:
-            child.ask_end()
+            child.request_end()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DEATH_SECONDS):
                 await child.silent()
@@ -662,7 +662,7 @@ PAUSE_SECONDS = 0.01
 """About as long as the kernel takes to end some processes."""
 
 
-def find_marked(marker: str) -> list[int]:
+def find_marked_processes(marker: str) -> list[int]:
     """Return the ids of this user's running processes whose environment contains the marker."""
     wanted, user = f"{MARKER}={marker}".encode(), os.getuid()
     found: list[int] = []
@@ -680,10 +680,10 @@ def find_marked(marker: str) -> list[int]:
     return found
 
 
-async def end_marked(env: Mapping[str, str]) -> None:
+async def kill_marked_processes(env: Mapping[str, str]) -> None:
     """Kill every process with the marker of *env*, again until none is left; a fork bomb may outlast the attempts."""
     for _ in range(KILL_ROUNDS):
-        left = find_marked(env[MARKER])
+        left = find_marked_processes(env[MARKER])
         if not left:
             return
         for pid in left:

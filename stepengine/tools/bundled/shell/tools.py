@@ -64,7 +64,7 @@ class OutputLog:
         self.is_full = self.is_full or len(kept) < len(data)
         self.size += os.pwrite(self._fd, kept, self.size)
 
-    def holds(self, text: bytes, start: int) -> bool:
+    def contains(self, text: bytes, start: int) -> bool:
         """Return True if the file contains *text* at or after the byte *start*."""
         return text in os.pread(self._fd, self.size - start, start)
 
@@ -109,7 +109,7 @@ class BackgroundCommand:
             ending = self.ending
             if ending is not None:
                 self.process.drain()
-            if wanted and self.log.holds(wanted, max(0, seen - len(wanted))):
+            if wanted and self.log.contains(wanted, max(0, seen - len(wanted))):
                 return True
             seen = self.log.size
             left = end - asyncio.get_running_loop().time()
@@ -363,7 +363,7 @@ async def _run_in_editor(
     """Run a command to its end in a terminal of an editor; ``None`` where there is none for it."""
     private, began = await shell.private(), time.monotonic()
     try:
-        ran = await shell.in_terminal(ctx, command, cwd, private, seconds)
+        ran = await shell.run_in_terminal(ctx, command, cwd, private, seconds)
     finally:
         private.remove()
     if ran is None:

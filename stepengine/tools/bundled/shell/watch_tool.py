@@ -205,7 +205,7 @@ class OutputScan:
         self._wanted = wanted.encode("utf-8", "surrogatepass")
         self._end = b""
 
-    def hear(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Search the next bytes of the output."""
         self.digest.update(data)
         if self._wanted and not self.holds:
@@ -269,7 +269,7 @@ async def _run_poll(ctx: ToolContext, shell: Shell, given: JsonDict) -> PollResu
         process: CommandProcess | None = None
         in_time = True
         try:
-            process = await shell.start(runs, cwd, private, reads=heard.hear)
+            process = await shell.start(runs, cwd, private, reads=heard.feed)
             in_time = await process.wait(shell.timeout)
         finally:
             await finish_shielded(asyncio.create_task(end_and_clean_up(process, private)))
