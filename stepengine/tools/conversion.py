@@ -142,7 +142,7 @@ def _check_media(part: ImagePart | DocumentPart) -> ImagePart | DocumentPart:
 
 
 def error_text(error: BaseException) -> str:
-    """Return ``ClassName: message`` of an exception, at most 4,000 characters, whatever its ``__str__`` does."""
+    """Return ``ClassName: message`` of an exception, at most 4,000 characters, even if its ``__str__`` fails."""
     if isinstance(error, ToolError):
         return cut_error_text(error.message)
     name = type(error).__name__
@@ -156,7 +156,7 @@ def error_text(error: BaseException) -> str:
 
 
 def cut_error_text(text: str) -> str:
-    """Return an error message of at most 4,000 characters, which says how many are missing, without known secrets."""
+    """Return an error message without known secrets, cut to 4,000 characters with the number of missing ones."""
     from stepengine.redaction import KNOWN
 
     return replace_surrogates(cut_end(KNOWN.clean_beginning(text, ERROR_CHARS), ERROR_CHARS, len(text)))
@@ -256,7 +256,7 @@ def is_more_than_json(value: object) -> bool:
 
 
 def dump_typed(value: object, adapter: TypeAdapter[Any], *, by_alias: bool = True) -> Any:
-    """Return *value* as JSON by its type, without what is only computed."""
+    """Return *value* as JSON by its type, without computed fields."""
     return adapter.dump_python(value, mode="json", by_alias=by_alias, round_trip=True, warnings=False)
 
 
@@ -268,7 +268,7 @@ def encode_typed(
     dumps: Sequence[Callable[[Any], Any]] = (),
 ) -> JsonValue:
     """
-    Return *value* as the JSON that gives an equal value of its type back.
+    Return *value* as JSON that validates to an equal value of its type.
 
     What is not of its type is encoded as it is: it may be what its type accepts, such as a dict for a model.
 

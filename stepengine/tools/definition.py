@@ -69,7 +69,7 @@ class ToolPreview:
 
 class ToolOptions(TypedDict, total=False):
     """
-    What ``@tool(...)`` and ``Tool(...)`` take beside name and description.
+    The options of ``@tool(...)`` and ``Tool(...)`` in addition to name and description.
 
     Attributes:
         category: For permission rules: ``"read"``, ``"write"``, ``"execute"``, ``"network"`` or any other word; default ``""``.

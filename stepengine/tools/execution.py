@@ -150,7 +150,7 @@ def bind_body(
 
 
 def _call_body(body: Callable[..., object], /, **arguments: object) -> Any:
-    """Call a synchronous body and return its value or what it raised."""
+    """Call a synchronous body and return its value, or the error that it raised."""
     try:
         return body(**arguments)
     except (Exception, GeneratorExit) as error:  # noqa: BLE001  (a body may raise anything)
@@ -186,7 +186,7 @@ def _choose_runner(
 
 
 async def _await_with_limit(work: Callable[[], Awaitable[object]], limit: float | None) -> Any:
-    """Await *work* and return its value or what it raised."""
+    """Await *work* and return its value, or the error that it raised."""
     import asyncio
 
     clock = asyncio.timeout(None)

@@ -621,7 +621,7 @@ class _SubschemaValidator:
 
 class _IssueReport:
     """
-    Describes what is wrong with the value at a path, in sentences.
+    Describes the problems of a value at a path, in sentences.
 
     To keywords it is a validator like the other; what they give is either a sentence or a sign that one is needed.
     """

@@ -758,7 +758,7 @@ class _ProgramOutput(TurnOutput):
 
 
 def _count_json_chars(value: object) -> int:
-    """Return the length of a value as JSON; that of all that is kept for one that is nested too deep."""
+    """Return the length of a value as JSON; ``INPUT_CHARS`` for one that is nested too deep."""
     try:
         return len(json.dumps(value))
     except (ValueError, RecursionError):

@@ -74,7 +74,7 @@ class RequestedFile:
 
 
 class ProgramFileAccess:
-    """Gives an external program access to files of the workspace: those that our own tools may read or write."""
+    """Access of an external program to the files of the workspace that our own tools may read or write."""
 
     def __init__(self, folder: Path, may: str) -> None:
         self.folder = folder

@@ -194,7 +194,7 @@ async def connected(
 
 
 def _messages_before_run(session: Session, handle: RunHandle | RunningTurn | None) -> Sequence[Message]:
-    """Return the messages of a session and the prompt of the running turn; what the turn adds is in its events."""
+    """Return the messages of a session and the prompt of the running turn. The other messages of the turn are in its events."""
     more = [] if handle is None else handle.history[len(session.messages) :]
     return [*session.messages, *takewhile(lambda message: isinstance(message, UserMessage), more)]
 
@@ -385,7 +385,7 @@ class _EventTranslator:
         yield from self._end_lanes(event.child_path, event.status, event.error)
 
     def _end_lanes(self, path: str, status: RunStatus, error: str = "") -> Iterator[BaseEvent]:
-        """End a run of the tree and what is open below it, the deepest first."""
+        """End a run of the tree and the open runs below it, the deepest first."""
         inside = [lane for lane in self._lanes if lane == path or not path or lane.startswith(f"{path}.")]
         for each in sorted(inside, key=lambda lane: lane.count(".") if lane else -1, reverse=True):
             yield from self._end_blocks(each)

@@ -71,7 +71,7 @@ class MessageRepair:
         return reply if getattr(reply, "id", None) == number and not hasattr(reply, "method") else None
 
     def __call__(self, message: Any) -> Any:
-        """Return a message of a session, or one like it without what is odd."""
+        """Return a message of a session, repaired if a parser could reject it."""
         inner = getattr(message, "message", None)
         result = getattr(inner, "result", None)
         number = None if inner is None or hasattr(inner, "method") else inner.id
@@ -166,7 +166,7 @@ def list_left_out(page: Any) -> list[dict[str, Any]]:
 
 
 def _cut_depth(text: str) -> str:
-    """Return JSON without what is nested too deep for any parser."""
+    """Return JSON without values that are nested too deep for any parser."""
     made, start, depth = list[str](), 0, 0
     for token in TOKEN.finditer(text):
         if token[0] in "[{":

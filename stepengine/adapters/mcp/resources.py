@@ -115,7 +115,7 @@ def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], sessi
 
 
 def _list_resource(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a model reads of a resource or template; of one that cannot be read, why."""
+    """Return the entry of a resource or template for a model; for an unreadable one, the reason."""
     if odd := find_recorded_problem(one):
         return {"name": visible(one["name"], strict=True), "left_out": odd}
     about = clean_server_text(one.get("description") or "")

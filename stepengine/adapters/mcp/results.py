@@ -195,13 +195,13 @@ def _make_error(raw: Mapping[str, Any], parts: Sequence[ResultPart]) -> ToolResu
 
 
 def is_error_result(raw: Mapping[str, Any]) -> bool:
-    """Return whether a result says that the call failed; what is no boolean counts as most clients read it."""
+    """Return whether a result reports a failed call. Another value than a boolean counts as most clients read it."""
     said = raw.get("isError")
     return bool(said) and str(said).strip().lower() not in NO
 
 
 def readable_blocks(content: object) -> list[dict[str, Any]]:
-    """Return the content of a result as blocks that can be read; another one has the type ``UNREAD`` and says why."""
+    """Return the content of a result as readable blocks; an unreadable one has the type ``UNREAD`` and the reason."""
     return [_readable_block(block) for block in as_list(content)]
 
 

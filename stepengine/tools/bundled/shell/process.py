@@ -303,7 +303,7 @@ class _LocalChild:
 
     @property
     def is_told(self) -> bool:
-        """Whether the supervisor will say nothing more."""
+        """Whether the supervisor has ended its messages."""
         return self._line.closed.is_set()
 
     async def wait_for_streams(self) -> None:
@@ -312,7 +312,7 @@ class _LocalChild:
         await self._err.closed.wait()
 
     async def silent(self) -> None:
-        """Wait until the supervisor will say nothing more."""
+        """Wait until the supervisor has ended its messages."""
         await self._line.closed.wait()
 
     def drain(self) -> None:
@@ -426,7 +426,7 @@ class _FarChild:
 
     @property
     def is_told(self) -> bool:
-        """Whether the supervisor will say nothing more."""
+        """Whether the supervisor has ended its messages."""
         return self._line_closed.is_set()
 
     async def wait_for_streams(self) -> None:
