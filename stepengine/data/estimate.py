@@ -43,13 +43,9 @@ def message_tokens(message: Message) -> int:
     return tokens - (-chars // CHARS_PER_TOKEN)
 
 
-def _add_message_tokens(total: int, message: Message) -> int:
-    return total + message_tokens(message)
-
-
 def transcript_tokens(transcript: Transcript) -> int:
     """Return the estimated size of a transcript in tokens; each message is measured once."""
-    return transcript.fold("tokens", _add_message_tokens, 0)
+    return transcript.fold("tokens", lambda total, message: total + message_tokens(message), 0)
 
 
 def tokens_since(view: Transcript, sent: Transcript, reported: int) -> int | None:

@@ -6,7 +6,8 @@ The tool is added before a request is encoded. Its call in the reply becomes tex
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import attrs
@@ -32,21 +33,54 @@ ANSWER = "final_answer"
 SAYS = "Gives the final answer, once nothing else is left to do: its input is the answer itself."
 WHOLE = "answer"
 """The member with the answer if that is not an object, because the input of a tool must be one."""
+KEPT_TOOLS = 100
+"""More response schemas than the agents of a process have at once."""
 
 
-def _add_answer_tool(request: ModelRequest, spec: ToolSpec) -> ModelRequest:
-    """Return *request* with the answer tool *spec*; a call is required if the model can call nothing else."""
+def add_answer_tool_if_needed(
+    request: ModelRequest, provider: str, explain_no_schema: Callable[[ModelRequest], str], after: str
+) -> ModelRequest:
+    """
+    Return *request* with the answer tool if its response schema needs one.
+
+    Args:
+        request: The request.
+        provider: The provider, for errors.
+        explain_no_schema: Returns why the provider does not support the schema; ``""`` if it does.
+        after: The failure kind of the previous attempt.
+
+    Raises:
+        ModelError: when the settings require native support of the schema, or an agent's tool has the same name.
+    """
+    schema, how = request.settings.response_schema, request.settings.output
+    if schema is None:
+        return request
+    why = explain_no_schema(request) if how != "tool" else ""
+    if not is_answered_by_tool(request):
+        if why or how == "tool":
+            msg = f"the answer of {request.model!r} needs a tool named {ANSWER!r}, but the agent has one of that name; rename it"
+            raise ModelError(msg, kind="settings")
+        return request
+    if why and how == "native":
+        msg = f"{provider} does not support this response_schema for {request.model!r}: {why}; remove output='native'"
+        raise ModelError(msg, kind="settings")
+    if how != "tool" and not why and (how == "native" or after != GRAMMAR):
+        return request
     settings = attrs.evolve(request.settings, response_schema=None, tool_choice=None)
     choice = request.tool_choice or request.settings.tool_choice
+    # A call is required if the model can call nothing else.
     if choice == "none" or not (request.tools or settings.server_tools):
-        choice = spec.name
+        choice = ANSWER
     elif choice in {None, "auto", "required"}:
         # A forced call would prevent the model from using its provider's own tools.
         choice = "auto" if settings.server_tools else "required"
-    return attrs.evolve(request, tools=(*request.tools, spec), tool_choice=choice, settings=settings)
+    return attrs.evolve(
+        request, tools=(*request.tools, _make_answer_tool(schema)), tool_choice=choice, settings=settings
+    )
 
 
-def _make_answer_tool(schema: Mapping[str, object]) -> ToolSpec:
+@lru_cache(maxsize=KEPT_TOOLS)  # encoded tools are cached by their identity
+def _make_answer_tool(schema: JsonDict) -> ToolSpec:
     """Return the answer tool, with *schema* as the schema of its input."""
     if _is_object(schema):
         return ToolSpec(ANSWER, SAYS, schema, strict=True)
@@ -98,61 +132,25 @@ def _answer_text(part: AssistantPart, schema: Mapping[str, object]) -> str:
     return compact(value[WHOLE] if not _is_object(schema) and WHOLE in value else JsonDict(value))
 
 
-class AnswerTool:
-    """Adds the answer tool to requests of *provider*; equal schemas of successive requests have the same tool object."""
-
-    def __init__(self, provider: str) -> None:
-        self._provider = provider
-        self._last: tuple[Mapping[str, Any], ToolSpec] | None = None
-
-    def add_if_needed(
-        self, request: ModelRequest, explain_no_schema: Callable[[ModelRequest], str], after: str
-    ) -> ModelRequest:
-        """
-        Return *request* with the answer tool if its response schema needs one.
-
-        Args:
-            request: The request.
-            explain_no_schema: Returns why the provider does not support the schema; ``""`` if it does.
-            after: The failure kind of the previous attempt.
-
-        Raises:
-            ModelError: when the settings require native support of the schema, or an agent's tool has the same name.
-        """
-        schema, how = request.settings.response_schema, request.settings.output
-        if schema is None:
-            return request
-        why = explain_no_schema(request) if how != "tool" else ""
-        if not is_answered_by_tool(request):
-            if why or how == "tool":
-                msg = f"the answer of {request.model!r} needs a tool named {ANSWER!r}, but the agent has one of that name; rename it"
-                raise ModelError(msg, kind="settings")
-            return request
-        if why and how == "native":
-            msg = f"{self._provider} does not support this response_schema for {request.model!r}: {why}; remove output='native'"
-            raise ModelError(msg, kind="settings")
-        if how != "tool" and not why and (how == "native" or after != GRAMMAR):
-            return request
-        if self._last is None or self._last[0] is not schema:
-            self._last = (schema, _make_answer_tool(schema))
-        return _add_answer_tool(request, self._last[1])
-
-
 class AnswerChunks:
     """Converts the deltas of an answer call in a stream to text deltas."""
 
     def __init__(self) -> None:
         self._answers: set[int] = set()
 
-    def convert_delta(self, delta: ModelDelta) -> ModelDelta | None:
-        """Return a delta as subscribers receive it; ``None`` if it is hidden from them."""
+    def convert_delta(self, delta: ModelDelta) -> Iterable[ModelDelta]:
+        """Return the deltas that subscribers receive for *delta*."""
         match delta:
             case ToolCallStarted(index=index, tool_name=name) if name == ANSWER:
                 self._answers.add(index)
-                return None
+                return ()
             case ToolCallChunk(index=index, text=text) if index in self._answers:
-                return TextChunk(text)
+                return (TextChunk(text),)
             case ToolCallEnded(index=index) if index in self._answers:
-                return None
+                return ()
             case _:
-                return delta
+                return (delta,)
+
+    def end(self) -> Iterable[ModelDelta]:
+        """Return the deltas that were held back, of which there are none."""
+        return ()

@@ -67,7 +67,7 @@ class Connections:
 
     def __init__(self, owner: str, transport: Any, timeouts: Timeouts) -> None:
         self._owner = owner
-        self._transport = transport
+        self.transport = transport
         self._timeouts = timeouts
         # Weak, so that connections do not outlive their loop.
         self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopClients] = WeakKeyDictionary()
@@ -88,9 +88,8 @@ class Connections:
     def add(self, clients: LoopClients) -> None:
         """Store the clients of this event loop."""
         self._clients[asyncio.get_running_loop()] = clients
-        if self._transport is None:
+        if self.transport is None:
             self._unclosed.add(self._owner)
-        return clients
 
     def create_http_client(self) -> Any:
         """Return an HTTP client for an SDK."""
@@ -103,7 +102,7 @@ class Connections:
         return httpx2.AsyncClient(
             headers={"accept-encoding": "gzip"},
             event_hooks={"response": [unpack_response]},
-            transport=self._transport,
+            transport=self.transport,
             verify=get_ssl_context(),
             timeout=httpx2.Timeout(connect=self._timeouts.connect, read=self._timeouts.total, write=60.0, pool=60.0),
             limits=httpx2.Limits(max_connections=1000, max_keepalive_connections=100),

@@ -15,9 +15,7 @@ from attrs import frozen
 from stepengine.data.messages import Message, OpaquePart, ToolCallPart, ToolReferencePart
 from stepengine.data.models import ModelRequest
 from stepengine.data.tools import FIND_TOOLS, ToolSpec
-from stepengine.models._failures import NO_SEARCH
 from stepengine.models._reply import find_objects, find_text
-from stepengine.models._settings import warn_once
 from stepengine.models._wire import resolve_tool_choice
 
 SEARCH = "tool_search"
@@ -95,44 +93,27 @@ def _collect_revealed_tools(request: ModelRequest, provider: str) -> _ToolsInCon
     return found
 
 
-class HiddenTools:
-    """Arranges the hidden tools of the requests to *provider*."""
+def arrange_hidden_tools(request: ModelRequest, provider: str, *, searches: bool) -> ModelRequest:
+    """
+    Return *request* with the tools to send; tools that still have ``defer_loading`` are sent as hidden.
 
-    def __init__(self, provider: str) -> None:
-        self._provider = provider
-        self._without_hidden: tuple[ToolSpec, ...] = ()
-        self._rejected: set[str] = set()
-
-    def arrange(self, request: ModelRequest, model: str, after: str, *, can_search: bool) -> ModelRequest:
-        """
-        Return *request* with the tools to send; tools that still have ``defer_loading`` are sent as hidden.
-
-        Args:
-            request: The request.
-            model: Its model without the prefix of the provider.
-            after: The failure kind of the previous attempt. After a rejected tool search the model's requests hide no tools.
-            can_search: Whether the provider searches by itself. Else revealed tools are sent in full, after the other tools
-                and in the order in which they were revealed, so that the prompt cache holds.
-        """
-        tools = request.tools
-        # The tools of a run are the same tuple at every step, so this is fast for nearly every request.
-        if tools is self._without_hidden:
-            return request
-        hidden = {tool.name: tool for tool in tools if tool.defer_loading}
-        if not hidden:
-            self._without_hidden = tools
-            return request
-        if after == NO_SEARCH:
-            self._rejected.add(model)
-            warn_once(f"{self._provider} rejected its own tool search for {model}; find_tools is offered in its place")
-        searches = can_search and model not in self._rejected
-        if not any(tool.name == FIND_TOOLS for tool in tools):
-            return attrs.evolve(request, tools=tuple([_reveal_tool(tool) for tool in tools]))
-        known, choice = _collect_revealed_tools(request, self._provider), resolve_tool_choice(request)
-        given = [name for name in known.named if not searches or name not in known.shown]
-        in_full = [_reveal_tool(hidden.pop(name)) for name in _add_names((), [*given, choice or ""]) if name in hidden]
-        plain = [tool for tool in tools if not tool.defer_loading and not (searches and tool.name == FIND_TOOLS)]
-        return attrs.evolve(request, tools=(*plain, *in_full, *(hidden.values() if searches else ())))
+    Args:
+        request: The request.
+        provider: The provider, for the results of its own tool search.
+        searches: Whether the provider searches by itself. Else revealed tools are sent in full, after the other tools and in
+            the order in which they were revealed, so that the prompt cache holds.
+    """
+    tools = request.tools
+    hidden = {tool.name: tool for tool in tools if tool.defer_loading}
+    if not hidden:
+        return request
+    if not any(tool.name == FIND_TOOLS for tool in tools):
+        return attrs.evolve(request, tools=tuple([_reveal_tool(tool) for tool in tools]))
+    known, choice = _collect_revealed_tools(request, provider), resolve_tool_choice(request)
+    given = [name for name in known.named if not searches or name not in known.shown]
+    in_full = [_reveal_tool(hidden.pop(name)) for name in _add_names((), [*given, choice or ""]) if name in hidden]
+    plain = [tool for tool in tools if not tool.defer_loading and not (searches and tool.name == FIND_TOOLS)]
+    return attrs.evolve(request, tools=(*plain, *in_full, *(hidden.values() if searches else ())))
 
 
 def find_hidden_tools(request: ModelRequest) -> frozenset[str] | None:

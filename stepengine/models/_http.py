@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections import OrderedDict
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from typing import Any, ClassVar, Protocol
 
 import attrs
-from attrs import frozen
 
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.errors import ModelError
-from stepengine.models._answers import AnswerChunks, AnswerTool, convert_answer_call, is_answered_by_tool
+from stepengine.models._answers import (
+    AnswerChunks,
+    add_answer_tool_if_needed,
+    convert_answer_call,
+    is_answered_by_tool,
+)
 from stepengine.models._api import ApiProvider, RequestBody
 from stepengine.models._byte_reader import (
     Accumulator,
@@ -23,11 +27,11 @@ from stepengine.models._byte_reader import (
     open_reply_body,
     run_decoder,
 )
-from stepengine.models._failures import ONCE, RequestLabel, error_from_body
-from stepengine.models._hidden_tools import HiddenTools
+from stepengine.models._failures import NO_SEARCH, ONCE, RequestLabel, error_from_body
+from stepengine.models._hidden_tools import arrange_hidden_tools
 from stepengine.models._json import parse_token_count
 from stepengine.models._reply import parse_dollar_text
-from stepengine.models._settings import add_dropped, find_foreign_options, remove_options, warn_of_dropped
+from stepengine.models._settings import add_dropped, find_foreign_options, remove_options, warn_of_dropped, warn_once
 from stepengine.models._stopped_usage import attach_usage_on_cancel
 from stepengine.models._wire import parse_extra_headers
 from stepengine.models.base import split_reply_into_deltas
@@ -39,8 +43,8 @@ LITELLM_COST = "x-litellm-response-cost"
 REMEMBERED = 32
 
 
-class ThoughtFilter(Protocol):
-    """Separates thoughts from the answer in the text of a stream."""
+class DeltaFilter(Protocol):
+    """Converts the deltas of a stream to those that subscribers receive."""
 
     def convert_delta(self, delta: ModelDelta) -> Iterable[ModelDelta]:
         """Return the deltas that subscribers receive for *delta*."""
@@ -49,31 +53,10 @@ class ThoughtFilter(Protocol):
         """Return the deltas that were held back."""
 
 
-@frozen
-class _DeltaFilters:
-    """Converts the deltas of a stream to those that subscribers receive."""
-
-    answers: AnswerChunks | None
-    thoughts: ThoughtFilter | None
-
-    def convert_deltas(self, deltas: Iterable[ModelDelta]) -> Iterable[ModelDelta]:
-        """Return the deltas that subscribers receive for *deltas*."""
-        if self.answers is not None:
-            told = map(self.answers.convert_delta, deltas)
-            deltas = [delta for delta in told if delta is not None]
-        if self.thoughts is not None:
-            deltas = [told for delta in deltas for told in self.thoughts.convert_delta(delta)]
-        return deltas
-
-    def end(self) -> Iterable[ModelDelta]:
-        """Return the deltas that were held back."""
-        return () if self.thoughts is None else self.thoughts.end()
-
-
-def _make_delta_filters(request: ModelRequest, thoughts: ThoughtFilter | None) -> _DeltaFilters | None:
-    """Return the filters for the deltas of a stream; ``None`` if subscribers receive all deltas unchanged."""
-    answers = AnswerChunks() if is_answered_by_tool(request) else None
-    return None if answers is None and thoughts is None else _DeltaFilters(answers, thoughts)
+def _filter_deltas(deltas: Iterable[ModelDelta], filters: Iterable[DeltaFilter]) -> Iterable[ModelDelta]:
+    for each in filters:
+        deltas = [shown for delta in deltas for shown in each.convert_delta(delta)]
+    return deltas
 
 
 class FailedRequests:
@@ -130,8 +113,7 @@ class HttpProvider(ApiProvider):
     def __init__(self, name: str, *args: Any, **options: Any) -> None:
         super().__init__(name, *args, **options)
         self._failed_requests = FailedRequests()
-        self._hidden_tools = HiddenTools(name)
-        self._answer_tool = AnswerTool(name)
+        self._without_search: set[str] = set()
 
     @abstractmethod
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
@@ -141,9 +123,9 @@ class HttpProvider(ApiProvider):
         """Return whether the provider has its own tool search for *model*, so that hidden tools can be sent."""
         return False
 
-    def _make_thought_filter(self) -> ThoughtFilter | None:
-        """Return the filter that separates thoughts from text in a stream; ``None`` if none is needed."""
-        return None
+    def _make_delta_filters(self) -> Sequence[DeltaFilter]:
+        """Return filters for the deltas of a stream, such as one that separates thoughts from text."""
+        return ()
 
     def _explain_no_schema(self, request: ModelRequest) -> str:
         """Return the reason why the provider does not support the response schema of *request*; ``""`` if it does."""
@@ -179,9 +161,12 @@ class HttpProvider(ApiProvider):
             ModelError: when the settings require native support of the schema, or an agent's tool has the same name.
         """
         model = self.strip_prefix(request.model)
-        can_search = not is_count and self._supports_tool_search(model)
-        request = self._hidden_tools.arrange(request, model, after, can_search=can_search)
-        return self._answer_tool.add_if_needed(request, self._explain_no_schema, after)
+        if after == NO_SEARCH:
+            self._without_search.add(model)
+            warn_once(f"{self.name} rejected its own tool search for {model}; find_tools is offered in its place")
+        searches = not is_count and model not in self._without_search and self._supports_tool_search(model)
+        request = arrange_hidden_tools(request, self.name, searches=searches)
+        return add_answer_tool_if_needed(request, self.name, self._explain_no_schema, after)
 
     def _encode_count(self, request: ModelRequest) -> RequestBody | None:
         """Encode a request that counts the tokens of *request*; ``None`` if the provider does not count tokens."""
@@ -217,19 +202,19 @@ class HttpProvider(ApiProvider):
                     return
                 reader = self._make_reader(exchange, request)
                 done: ModelReply | None = None
-                shown = _make_delta_filters(request, self._make_thought_filter())
+                filters: list[DeltaFilter] = [AnswerChunks()] if is_answered_by_tool(request) else []
+                filters += self._make_delta_filters()
                 with attach_usage_on_cancel(lambda: reader.usage):
                     async with open_reply_body(exchange, reader) as body:
                         while done is None:
                             piece = body.read_available()
                             if piece is None:
                                 piece = await body.wait_for_piece()
-                            deltas = () if piece is None else reader.feed(piece)
-                            for delta in deltas if shown is None else shown.convert_deltas(deltas):
+                            for delta in () if piece is None else _filter_deltas(reader.feed(piece), filters):
                                 yield delta
                             if piece is None or reader.done:
                                 done = reader.finish(clean=body.clean)
-                for delta in () if shown is None else shown.end():
+                for delta in [held for each in filters for held in each.end()]:
                     yield delta
                 yield ReplyDone(self._complete_reply(done, request))
 

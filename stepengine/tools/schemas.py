@@ -152,10 +152,6 @@ def _check_type(walk: _Walk, types: str | list[str], instance: object, _: object
     return () if any(walk.is_type(instance, one) for one in types) else MISFIT
 
 
-def _reject_all(_: _Walk, __: None, ___: object, ____: object) -> Sequence[None]:
-    return MISFIT
-
-
 def _with_work_count(decide: Keyword) -> Keyword:
     """Return a leaf keyword of jsonschema that also counts the work of its message, which repeats the instance."""
 
@@ -445,7 +441,7 @@ class _Rules:
         self, keywords: Mapping[str, Keyword], is_type: Callable[[Any, str], bool], targets: Mapping[str, _Target]
     ) -> None:
         self.is_type = is_type
-        self.steps = {id(True): _Steps((), None, 1), id(False): _Steps((("false", _reject_all, None),), None, 1)}
+        self.steps = {id(True): _Steps((), None, 1), id(False): _Steps((("false", lambda *_: MISFIT, None),), None, 1)}
         self._keywords = keywords
         self._targets = targets
         self._patterns: dict[str, tuple[int, SchemaValidator]] = {}

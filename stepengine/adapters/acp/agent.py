@@ -15,10 +15,11 @@ from stepengine.adapters.acp import prompts, servers
 from stepengine.adapters.acp.editor import ConnectedEditor
 from stepengine.adapters.acp.kept import KeptSession, KeptSessions
 from stepengine.adapters.acp.protocol_errors import (
+    INTERNAL,
+    INVALID_PARAMS,
+    MISSING_KEY,
     convert_errors,
-    internal_error,
-    invalid_params_error,
-    missing_key_error,
+    make_protocol_error,
 )
 from stepengine.adapters.acp.session import EditorSession
 from stepengine.adapters.acp.session_engines import MakeEngine, SessionEngines
@@ -102,7 +103,7 @@ class EditorAgent:
             agent_capabilities=schema.AgentCapabilities(
                 load_session=True,
                 prompt_capabilities=schema.PromptCapabilities(embedded_context=True, image=True),
-                mcp_capabilities=schema.McpCapabilities(http=self._engines.starts_servers),
+                mcp_capabilities=schema.McpCapabilities(http=self._engines.mcp is not None),
                 session_capabilities=sessions,
             ),
             auth_methods=[schema.AuthMethodAgent(id=ENVIRONMENT, name="Key in the environment", description=NO_KEY)],
@@ -117,9 +118,9 @@ class EditorAgent:
 
         if method_id != ENVIRONMENT:
             msg = f"{method_id!r:.80} is not a way to sign in here; there is {ENVIRONMENT!r}"
-            raise invalid_params_error(msg)
+            raise make_protocol_error(INVALID_PARAMS, msg)
         if self._without_key:
-            raise missing_key_error(self._without_key)
+            raise make_protocol_error(MISSING_KEY, self._without_key)
         return schema.AuthenticateResponse()
 
     # --- sessions -----------------------------------------------------------------------------------------------------
@@ -163,7 +164,7 @@ class EditorAgent:
         running = self._open.get(session_id)
         if running is not None and (not running.free.is_set() or running.run is not None):
             msg = f"session {session_id!r} is under way; fork it when its turn has ended"
-            raise invalid_params_error(msg)
+            raise make_protocol_error(INVALID_PARAMS, msg)
         with convert_errors():
             made = self._kept.copy(source, folder)
         session = await self._reopen_session(made.id, folder, mcp_servers, shows=False)
@@ -177,7 +178,7 @@ class EditorAgent:
 
         if cursor is not None and not (cursor.isascii() and cursor.isdigit() and len(cursor) < PAGE):
             msg = "the cursor is none of ours"
-            raise invalid_params_error(msg)
+            raise make_protocol_error(INVALID_PARAMS, msg)
         first = int(cursor or 0)
         found = self._kept.list_sessions(None if cwd is None else _check_folder(cwd))
         infos = [
@@ -211,7 +212,7 @@ class EditorAgent:
         session_id = params.get("sessionId")
         if not isinstance(session_id, str):
             msg = "sessionId is the id of a session"
-            raise invalid_params_error(msg)
+            raise make_protocol_error(INVALID_PARAMS, msg)
         await self.delete_session(session_id)
         return {}
 
@@ -243,7 +244,7 @@ class EditorAgent:
         session = self._open.get(session_id)
         if session is None:
             msg = f"session {session_id!r:.80} is not open; begin one with session/new, or load it"
-            raise invalid_params_error(msg)
+            raise make_protocol_error(INVALID_PARAMS, msg)
         return session
 
     # --- choices ------------------------------------------------------------------------------------------------------
@@ -283,7 +284,7 @@ class EditorAgent:
         chosen = self._offer.with_value(session.kept.chosen, option, value)
         if chosen is None:
             msg = f"{value!r:.80} is not among what can be chosen for {option!r:.80}; session/new told the options"
-            raise invalid_params_error(msg)
+            raise make_protocol_error(INVALID_PARAMS, msg)
         session.kept.chosen = chosen
         with convert_errors():
             session.kept.save()
@@ -299,11 +300,11 @@ class EditorAgent:
             return await session.run_turn(said)
         except MissingKey as error:
             self._without_key = error.message
-            raise missing_key_error(error.message) from None
+            raise make_protocol_error(MISSING_KEY, error.message) from None
         except InputError as error:
-            raise invalid_params_error(error.message) from None
+            raise make_protocol_error(INVALID_PARAMS, error.message) from None
         except StepEngineError as error:
-            raise internal_error(error.message) from None
+            raise make_protocol_error(INTERNAL, error.message) from None
 
     async def cancel(self, session_id: str, **_: object) -> None:
         """Cancel the turn of a session and its open question."""
@@ -319,7 +320,7 @@ class EditorAgent:
             session = self._get_session(session_id)
         if not session.free.is_set():
             msg = f"session {session_id!r} is under way; cancel its turn, or wait for its end"
-            raise invalid_params_error(msg)
+            raise make_protocol_error(INVALID_PARAMS, msg)
         session.raise_if_broken()
         return session
 
@@ -328,7 +329,7 @@ def _check_folder(cwd: str) -> Path:
     path = Path(cwd)
     if not (path.is_absolute() and path.is_dir()):
         msg = f"cwd is {cwd!r:.200}; it is the absolute path of a folder that exists"
-        raise invalid_params_error(msg)
+        raise make_protocol_error(INVALID_PARAMS, msg)
     return path
 
 

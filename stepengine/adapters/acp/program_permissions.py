@@ -7,18 +7,8 @@ import shlex
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import attrs
-
 from stepengine.adapters.external.turns import OPEN_ASKS
 from stepengine.data.json import canonical
-
-
-@attrs.define(eq=False)
-class _PermissionRequest:
-    id: int
-    kind: str
-    input: dict[str, Any]
-    answer: asyncio.Future[bool | None]
 
 
 class ProgramPermissions:
@@ -31,7 +21,8 @@ class ProgramPermissions:
 
     def __init__(self) -> None:
         self.requested = asyncio.Event()
-        self._requests: dict[int, _PermissionRequest] = {}
+        self._requests: dict[int, dict[str, object]] = {}
+        self._answers: dict[int, asyncio.Future[bool | None]] = {}
         self._count = 0
         self._early_answers: dict[str, bool] = {}
         self._commands: set[str] = set()
@@ -45,25 +36,22 @@ class ProgramPermissions:
         if not is_live or len(self._requests) >= OPEN_ASKS:
             return None
         self._count += 1
-        request = _PermissionRequest(self._count, kind, input, asyncio.get_running_loop().create_future())
-        self._requests[request.id] = request
+        self._requests[self._count] = {"id": self._count, "kind": kind, "input": input}
+        answer = self._answers[self._count] = asyncio.get_running_loop().create_future()
         self.requested.set()
-        return await request.answer
+        return await answer
 
     def list_open(self) -> list[dict[str, object]]:
         """Return the requests without an answer as JSON."""
-        return [
-            {"id": one.id, "kind": one.kind, "input": one.input}
-            for one in self._requests.values()
-            if not one.answer.done()
-        ]
+        return [request for number, request in self._requests.items() if not self._answers[number].done()]
 
     def answer(self, answers: Iterable[Mapping[str, Any]]) -> None:
         """Answer open requests by their ids."""
         for answer in answers:
-            request = self._requests.pop(answer["id"], None)
-            if request is not None and not request.answer.done():
-                request.answer.set_result(answer["allowed"])
+            self._requests.pop(answer["id"], None)
+            waiting = self._answers.pop(answer["id"], None)
+            if waiting is not None and not waiting.done():
+                waiting.set_result(answer["allowed"])
 
     def store_early_answers(self, answers: Iterable[Mapping[str, Any]]) -> None:
         """Store answers for requests that a restarted program will make again, by their inputs."""
@@ -71,9 +59,9 @@ class ProgramPermissions:
 
     def cancel(self) -> None:
         """End the open requests without an answer."""
-        for request in self._requests.values():
-            if not request.answer.done():
-                request.answer.set_result(None)
+        for answer in self._answers.values():
+            if not answer.done():
+                answer.set_result(None)
 
     def grant(self, kind: str, command: object, paths: Iterable[str]) -> None:
         """Store that an action of *kind* was allowed, so that its command and files are not asked about again."""
@@ -103,3 +91,4 @@ class ProgramPermissions:
         self._commands.clear()
         self._files.clear()
         self._requests.clear()
+        self._answers.clear()

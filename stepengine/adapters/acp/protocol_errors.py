@@ -7,20 +7,16 @@ from collections.abc import Iterator
 
 from stepengine.errors import InputError, SessionError, StepEngineError
 
-
-def invalid_params_error(message: str) -> Exception:
-    """Return the error for a request with wrong parameters."""
-    return _make_error(-32602, message)
-
-
-def internal_error(message: str) -> Exception:
-    """Return the error for a request that failed for another reason."""
-    return _make_error(-32603, message)
+INVALID_PARAMS, INTERNAL = -32602, -32603
+MISSING_KEY = -32000
+"""After this error, an editor asks for authentication."""
 
 
-def missing_key_error(message: str) -> Exception:
-    """Return the error after which an editor asks for authentication."""
-    return _make_error(-32000, message)
+def make_protocol_error(code: int, message: str) -> Exception:
+    """Return an error of the protocol."""
+    from acp import RequestError
+
+    return RequestError(code, message)
 
 
 @contextlib.contextmanager
@@ -29,12 +25,6 @@ def convert_errors() -> Iterator[None]:
     try:
         yield
     except (SessionError, InputError) as error:
-        raise invalid_params_error(error.message) from None
+        raise make_protocol_error(INVALID_PARAMS, error.message) from None
     except StepEngineError as error:
-        raise internal_error(error.message) from None
-
-
-def _make_error(code: int, message: str) -> Exception:
-    from acp import RequestError
-
-    return RequestError(code, message)
+        raise make_protocol_error(INTERNAL, error.message) from None

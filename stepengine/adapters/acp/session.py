@@ -18,7 +18,7 @@ from stepengine.adapters.acp import prompts, questions
 from stepengine.adapters.acp.editor import ConnectedEditor
 from stepengine.adapters.acp.editor_files import EditorTools
 from stepengine.adapters.acp.kept import KeptSession, PromptRun
-from stepengine.adapters.acp.protocol_errors import internal_error
+from stepengine.adapters.acp.protocol_errors import INTERNAL, make_protocol_error
 from stepengine.adapters.acp.session_engines import SessionEngines
 from stepengine.adapters.acp.shown_questions import ShownQuestions
 from stepengine.data.definition import ToolSource
@@ -220,7 +220,7 @@ class EditorSession:
         """Raise the protocol's error if the session cannot continue."""
         if self.broken:
             msg = f"this session cannot go on, {self.broken}. Begin a new one"
-            raise internal_error(msg)
+            raise make_protocol_error(INTERNAL, msg)
 
     async def cancel(self) -> None:
         """Cancel the turn and its open question."""
@@ -359,7 +359,7 @@ class EditorSession:
         if isinstance(result.error, MissingKey):
             raise result.error
         if result.status is RunStatus.FAILED:
-            raise internal_error(str(result.error))
+            raise make_protocol_error(INTERNAL, str(result.error))
         used = result.usage
         usage = schema.Usage(
             total_tokens=used.total_tokens,

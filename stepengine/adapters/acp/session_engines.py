@@ -42,6 +42,10 @@ class SessionEngines:
         mcp: Makes a source of tools of an MCP server; ``None`` if servers are not started.
         offered: The offered values of each choice by its name.
 
+    Attributes:
+        agent_id: The id of the agent.
+        mcp: As given.
+
     Raises:
         DefinitionError: for an offered choice that *make* does not take.
     """
@@ -51,17 +55,12 @@ class SessionEngines:
     ) -> None:
         self.agent_id = agent_id
         self._make: Any = make
-        self._mcp = mcp
+        self.mcp = mcp
         self._accepted = _options_accepted_by(make)
         for name, values in offered.items():
             if values and name not in self._accepted:
                 msg = f"{name}s= offers a choice, and what makes the engine does not take it; give it the parameter {name}=''"
                 raise DefinitionError(msg)
-
-    @property
-    def starts_servers(self) -> bool:
-        """Whether the MCP servers that an editor names are started."""
-        return self._mcp is not None
 
     def make(
         self,
@@ -84,18 +83,18 @@ class SessionEngines:
         self, named: Sequence[Any], agent: AgentDefinition, cwd: Path, warn: Callable[[str], None]
     ) -> tuple[ToolSource, ...]:
         """Return the MCP servers that an editor named as sources of tools, with names that *agent* does not use."""
-        if self._mcp is None:
+        if self.mcp is None:
             if named:
                 LOGGER.warning(
                     "the editor named %d MCP servers; they are not started: nothing that could was given", len(named)
                 )
             return ()
         taken = [tool.name for tool in agent.tools if isinstance(tool, ToolSource)]
-        return servers.make_session_sources(named, self._mcp, taken, cwd=str(cwd), warn=warn)
+        return servers.make_session_sources(named, self.mcp, taken, cwd=str(cwd), warn=warn)
 
     def make_replay_sources(self, names: Sequence[str]) -> tuple[ToolSource, ...]:
         """Return sources for the MCP servers of a recorded run; a replay starts no server."""
-        return () if self._mcp is None else servers.make_replay_sources(names, self._mcp)
+        return () if self.mcp is None else servers.make_replay_sources(names, self.mcp)
 
 
 def _options_accepted_by(make: object) -> frozenset[str]:

@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 from urllib.parse import urlsplit
 
@@ -157,7 +158,9 @@ class RemoteAgent(AgentDefinition[Any]):
                 "input_schema": InputSchema(prompt=PROMPT, params=params),
                 **fields,
                 "tools": [_turn_tool(led, timeout), *permission_tools(id)],
-                "handle_steps": make_external_handler(id, _start_inputs, _parse_output, carried=("run", "place")),
+                "handle_steps": make_external_handler(
+                    id, _start_inputs, itemgetter("output"), carried=("run", "place")
+                ),
             }
         elif "handle_steps" not in fields:  # `attrs.evolve` makes one of its fields
             msg = f"agent {id!r}: a RemoteAgent needs its server, such as url='https://agents.example.com'"
@@ -211,10 +214,6 @@ def _check_token(id: str, token: str) -> str:
 def _start_inputs(ctx: StepContext) -> dict[str, Any]:
     given = ctx.params
     return {"prompt": ctx.prompt, "params": dict(given) if isinstance(given, Mapping) and given else None}
-
-
-def _parse_output(data: Mapping[str, Any]) -> Any:
-    return data["output"]
 
 
 # --- a turn -----------------------------------------------------------------------------------------------------------

@@ -46,6 +46,10 @@ FORMATS = {
 }
 
 
+AskPerson: TypeAlias = Callable[[Ask], Generator[Any, Any, str]]
+"""Asks one question of a form; raises ``_Closed`` if the server has stopped waiting."""
+
+
 class _Closed(Exception):
     """The server does not wait for the answers any more."""
 
@@ -111,7 +115,16 @@ class ServerQuestions:
         fields, required = schema.get("properties") or {}, _as_list(schema.get("required"))
         if not _is_form(fields):
             return DECLINED
-        ask = _Asker(is_open)
+        has_asked = False
+
+        def ask(question: Ask) -> Generator[Any, Any, str]:
+            nonlocal has_asked
+            # The process that had the call may be gone since the first question, and nobody is asked for nothing.
+            if has_asked and is_open is not None and not (yield from is_open()):
+                raise _Closed
+            has_asked = True
+            return (yield from question)
+
         if not fields or len(fields) > FIELDS:
             many = f"a form of {len(fields):,} fields; fill it in?" if fields else ""
             said = yield from ask(Ask(self._question_text(message, many), [YES, NO]))
@@ -123,7 +136,7 @@ class ServerQuestions:
             return DECLINED
 
     def _fill_form(
-        self, message: str, fields: Mapping[str, Any], required: Sequence[object], ask: _Asker
+        self, message: str, fields: Mapping[str, Any], required: Sequence[object], ask: AskPerson
     ) -> Generator[Any, Any, Mapping[str, Any]]:
         content: dict[str, object] = {}
         for name, field in fields.items():
@@ -134,7 +147,7 @@ class ServerQuestions:
                 return DECLINED
         return {"action": "accept", "content": content}
 
-    def _ask_field(self, message: str, field: _FormField, ask: _Asker) -> Generator[Any, Any, object]:
+    def _ask_field(self, message: str, field: _FormField, ask: AskPerson) -> Generator[Any, Any, object]:
         """Ask for one field; ``None`` if the person declines or gives three invalid answers."""
         problem = ""
         for _ in range(MAX_ATTEMPTS):
@@ -229,22 +242,6 @@ def make_roots(addresses: Sequence[str]) -> dict[str, Any]:
 def _is_form(fields: object) -> bool:
     """Return True if these are valid form fields. The package does not check them."""
     return isinstance(fields, Mapping) and all(isinstance(field, Mapping) for field in fields.values())
-
-
-class _Asker:
-    """Asks one question of a form after the other, as long as the server waits."""
-
-    def __init__(self, is_open: IsOpen | None) -> None:
-        self._is_open = is_open
-        self._has_asked = False
-
-    def __call__(self, question: Ask) -> Generator[Any, Any, str]:
-        """Return the answer; raise ``_Closed`` if it would be asked for in vain."""
-        # The process that had the call may be gone since the first question, and nobody is asked for nothing.
-        if self._has_asked and self._is_open is not None and not (yield from self._is_open()):
-            raise _Closed
-        self._has_asked = True
-        return (yield from question)
 
 
 @frozen

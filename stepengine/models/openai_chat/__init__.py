@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from stepengine.data.models import ModelReply, ModelRequest
@@ -152,8 +152,8 @@ class OpenAIChatProvider(PresetProvider):
         content = encode(request, model, preset, tools, stream=stream, after=after)
         return RequestBody(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
 
-    def _make_thought_filter(self) -> WrittenThoughtFilter | None:
-        return WrittenThoughtFilter() if self._preset.written_thoughts else None
+    def _make_delta_filters(self) -> Sequence[WrittenThoughtFilter]:
+        return [WrittenThoughtFilter()] if self._preset.written_thoughts else []
 
     def _finish_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         if self._preset.written_thoughts:
