@@ -37,7 +37,8 @@ class ProgramPermissions:
             return None
         self._count += 1
         self._requests[self._count] = {"id": self._count, "kind": kind, "input": input}
-        answer = self._answers[self._count] = asyncio.get_running_loop().create_future()
+        answer: asyncio.Future[bool | None] = asyncio.get_running_loop().create_future()
+        self._answers[self._count] = answer
         self.requested.set()
         return await answer
 
