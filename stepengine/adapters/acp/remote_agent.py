@@ -45,8 +45,8 @@ from stepengine.adapters.external.turns import (
     make_external_handler,
     make_failed_result,
     make_permission_input,
+    make_permission_tools,
     permission_kind,
-    permission_tools,
     start_of_json,
     start_of_text,
 )
@@ -190,7 +190,7 @@ class ExternalAgent(AgentDefinition[ExternalReply]):
             fields = {
                 "input_schema": InputSchema(prompt="What to do.", params=PARAMS),
                 **fields,
-                "tools": [_turn_tool(led, timeout), *permission_tools(id, _make_guard_callback(led))],
+                "tools": [_make_turn_tool(led, timeout), *make_permission_tools(id, _make_guard_callback(led))],
                 "handle_steps": make_external_handler(id, _start_inputs, _make_reply, carried=("session",)),
             }
         elif "handle_steps" not in fields:  # `attrs.evolve` makes one of its fields
@@ -242,7 +242,7 @@ def _make_reply(data: Mapping[str, Any]) -> ExternalReply:
 # --- a turn -----------------------------------------------------------------------------------------------------------
 
 
-def _turn_tool(led: _ProgramSettings, timeout: float | None) -> Tool[Any, Any]:
+def _make_turn_tool(led: _ProgramSettings, timeout: float | None) -> Tool[Any, Any]:
     schema = {
         "type": "object",
         "properties": {
@@ -737,13 +737,13 @@ class _ProgramOutput(TurnOutput):
 
     def make_partial_result(self, session: str, asks: Sequence[Mapping[str, Any]]) -> ToolResult:
         """Return the output up to the program's permission requests as the result of the call."""
-        self.complete()
+        self.emit_full_text()
         data: Any = {"asks": list(asks), "session": session, "transcript": self.drain_record()}
         return ToolResult.json(data)
 
     def make_final_result(self, session: str, answer: Mapping[str, Any]) -> ToolResult:
         """Return the output up to the end of the turn as the result of the call."""
-        text = self.complete()
+        text = self.emit_full_text()
         reason = start_of_text(answer.get("stopReason"), 100) or "end_turn"
         data: Any = {"text": text, "session": session, "stop_reason": reason, "transcript": self.drain_record()}
         usage, cost = _parse_usage(answer.get("usage")), self._current_cost()

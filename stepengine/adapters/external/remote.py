@@ -36,8 +36,8 @@ from stepengine.adapters.external.turns import (
     make_external_handler,
     make_failed_result,
     make_permission_input,
+    make_permission_tools,
     permission_kind,
-    permission_tools,
     start_of_json,
     start_of_text,
 )
@@ -157,7 +157,7 @@ class RemoteAgent(AgentDefinition[Any]):
             fields = {
                 "input_schema": InputSchema(prompt=PROMPT, params=params),
                 **fields,
-                "tools": [_turn_tool(led, timeout), *permission_tools(id)],
+                "tools": [_make_turn_tool(led, timeout), *make_permission_tools(id)],
                 "handle_steps": make_external_handler(
                     id, _start_inputs, itemgetter("output"), carried=("run", "place")
                 ),
@@ -219,7 +219,7 @@ def _start_inputs(ctx: StepContext) -> dict[str, Any]:
 # --- a turn -----------------------------------------------------------------------------------------------------------
 
 
-def _turn_tool(led: _RemoteSettings, timeout: float | None) -> Tool[Any, Any]:
+def _make_turn_tool(led: _RemoteSettings, timeout: float | None) -> Tool[Any, Any]:
     schema = {
         "type": "object",
         "properties": {
@@ -308,7 +308,7 @@ class _RemoteRun:
                 self._is_over = True
                 return self._make_result(view)
             if asks := self._open_questions(view):
-                self._said.complete()
+                self._said.emit_full_text()
                 told: Any = {
                     "asks": asks,
                     "run": self._run,
@@ -497,7 +497,7 @@ class _RemoteRun:
         return {"id": mended(name), "kind": QUESTION, "input": asked}
 
     def _make_result(self, view: Mapping[str, Any]) -> ToolResult:
-        self._said.complete()
+        self._said.emit_full_text()
         spent = {"usage": _parse_usage(view.get("usage")), "cost": _parse_cost(view.get("cost_usd"))}
         if view["status"] != "completed":
             why = start_of_text(view.get("error")) or "it did not say why"

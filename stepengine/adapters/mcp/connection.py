@@ -439,7 +439,7 @@ class ServerConnection:
 
     # --- starting and ending ------------------------------------------------------------------------------------------
 
-    async def session(self, run: str = "") -> ClientSession:
+    async def open_session(self, run: str = "") -> ClientSession:
         """
         Return an open session. The server is restarted at most twice for the root run *run*.
 
@@ -456,7 +456,7 @@ class ServerConnection:
         if before is not None:
             await before.end_and_wait()
             await self._wait_to_restart(run, before.why)
-        self._live = live = _Live(self._options, self._answer_server, self._mark_stale)
+        self._live = live = _Live(self._options, self._answer_unnamed_request, self._mark_stale)
         try:
             await live.wait_until_ready()
             self._was_up = True
@@ -513,7 +513,7 @@ class ServerConnection:
             ToolError: when the server cannot be started, or gives no list of tools.
         """
         self._restarts.pop("", None)
-        session = await self.session()
+        session = await self.open_session()
         self.is_stale = False
         can = session.server_capabilities
         has_tools = can is None or can.tools is not None
@@ -689,7 +689,7 @@ class ServerConnection:
         if call is not None:
             await call.end()
 
-    async def _answer_server(self, params: object) -> object:
+    async def _answer_unnamed_request(self, params: object) -> object:
         """Pass a request of the server, which does not name its call, to the first free open call, and return the answer."""
         import mcp_types as types
 

@@ -321,7 +321,7 @@ class McpTools:
         known.reported.update(recorded["left_out"])
         known.use_room(len(listed), recorded)
         tools = self._make_tools(listed, known)
-        session = partial(self.session, run)
+        session = partial(self.open_session, run)
         beside: list[ToolLike] = (
             [make_prompt_tool(self.name, recorded["prompts"], session)] if recorded["prompts"] else []
         )
@@ -363,10 +363,10 @@ class McpTools:
 
     # --- outside of the machine -----------------------------------------------------------------------------------------
 
-    async def session(self, run: McpRun) -> tuple[ServerConnection, Any]:
+    async def open_session(self, run: McpRun) -> tuple[ServerConnection, Any]:
         """Return the connection for a run in the running event loop, and its session."""
         connection = self._connection(run)
-        return connection, await connection.session()
+        return connection, await connection.open_session()
 
     def _connection(self, run: McpRun) -> ServerConnection:
         return self._connections.connect(run, self)
@@ -438,7 +438,7 @@ class McpTools:
             percent = min(100.0, max(0.0, 100 * done / total)) if total else None
             ctx.emit(ToolProgress(message=visible(message or ""), percent=percent))
 
-        session = await connection.session((*ctx.ancestor_run_ids, ctx.run_id)[0])
+        session = await connection.open_session((*ctx.ancestor_run_ids, ctx.run_id)[0])
         refusal = await self._find_change(connection, listed, run)
         if refusal:
             return error_result(refusal)
@@ -571,7 +571,7 @@ class McpTools:
                     }
                 connection.remove_call(ticket)
                 more = {"input_responses": self._asking.make_responses(answers), "request_state": state or None}
-                session = await connection.session()
+                session = await connection.open_session()
                 ticket, call = connection.start_call(connection.request(session, listed.name, input, None, **more))
             else:
                 call.answer(self._asking.make_response(answers["asked"]))
