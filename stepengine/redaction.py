@@ -1206,7 +1206,7 @@ def make_text_finder(texts: tuple[str, ...], *, any_case: bool = False) -> Calla
         # The engine finds nothing in a text with half of a surrogate pair, which JSON may contain.
         return search(text) or (not (text.isascii() or _is_encodable(text)) and look_for_each(text))
 
-    return find if texts else _return_false
+    return find if texts else lambda _: False
 
 
 def _compile_search(texts: tuple[str, ...], *, any_case: bool) -> Callable[[str], bool] | None:
@@ -1226,10 +1226,6 @@ def _is_encodable(text: str) -> bool:
     except UnicodeEncodeError:
         return False
     return True
-
-
-def _return_false(_: str) -> bool:
-    return False
 
 
 _may_have_shape = make_text_finder(SHAPE_HINTS)

@@ -546,8 +546,8 @@ def served(text: str) -> Any:
 def reread(text: str) -> Any:
     """Read a list of an MCP server again that its client could not parse."""
     repair = MessageRepair(lambda: None)
-    repair.note_request(SimpleNamespace(id=1, method="tools/list"))
-    return repair.reread(text.encode("utf-8", "surrogatepass"), 1)
+    repair.record_request(SimpleNamespace(id=1, method="tools/list"))
+    return repair.repair_reply(text.encode("utf-8", "surrogatepass"), 1)
 
 
 def last_words(text: str) -> Any:

@@ -100,7 +100,7 @@ class TextItems:
 
     def show_output(self, event: Event, text: str) -> Iterator[TextItem]:
         """Yield the items of the text with which the root ends, unless its model said it."""
-        yield from self._add(event, "text", OUTPUT, find_unsaid(text, self._said))
+        yield from self._add(event, "text", OUTPUT, drop_if_shown(text, self._said))
 
     def end(self, path: str, *, discarded: int | Literal["all"] | None = None) -> Iterator[TextItem]:
         """Yield the ends of the open texts of a run; those of the model call *discarded*, or all, do not count."""
@@ -123,7 +123,7 @@ class TextItems:
         return TextItem("end", text, is_discarded=is_discarded)
 
 
-def find_unsaid(text: str, said: Iterable[str]) -> str:
+def drop_if_shown(text: str, said: Iterable[str]) -> str:
     """Return *text*; ``""`` if it is blank or part of a text in *said*."""
     return text if text.strip() and not any(text in one for one in said) else ""
 
@@ -180,7 +180,7 @@ class CallItems:
             given = ABSENT if isinstance(event, ToolFinished) else event.input
             yield CallItem("input", *key, event.tool_name, given=given, is_streamed=not is_new)
 
-    def pop_coming(self, path: str, *, are_over: bool) -> list[str]:
+    def end_incomplete(self, path: str, *, are_over: bool) -> list[str]:
         """Return the calls of a run whose input is incomplete, and mark it as complete; unless *are_over*, they may start again."""
         coming = [key for key, is_coming in self._is_coming.items() if is_coming and key[0] == path]
         for key in coming:

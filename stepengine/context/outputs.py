@@ -16,7 +16,7 @@ from stepengine.context.policy import COUNT, SHARE
 from stepengine.data.definition import HookContext
 from stepengine.data.estimate import CHARS_PER_TOKEN, MEDIA_TOKENS
 from stepengine.data.hooks import Change
-from stepengine.data.messages import DocumentPart, ImagePart, Message, ToolMessage, ToolResult
+from stepengine.data.messages import DocumentPart, ImagePart, ToolMessage, ToolResult
 from stepengine.data.state import AgentState
 from stepengine.data.tools import READ_OUTPUT, ToolAnnotations
 from stepengine.data.transcript import Transcript
@@ -105,7 +105,9 @@ class output_cache:  # noqa: N801 - a policy is called by its name, as a hook is
     def __call__(self, ctx: HookContext) -> Change | None:
         """Return the view with placeholders for the oldest outputs, or ``None`` if the outputs are within the limit."""
         view = ctx.state.view
-        total = view.fold("output_chars", _add_chars, 0)
+        total = view.fold(
+            "output_chars", lambda chars, one: chars + (_count_chars(one) if isinstance(one, ToolMessage) else 0), 0
+        )
         if total <= self.max_chars:
             return None
         target = int(self.max_chars * (1 - self.free_ratio))
@@ -134,10 +136,6 @@ def find_output(state: AgentState, reference_id: str) -> ToolMessage | None:
 def _count_chars(message: ToolMessage) -> int:
     media = sum(isinstance(part, ImagePart | DocumentPart) for part in message.content)
     return len(message.text) + media * MEDIA_CHARS
-
-
-def _add_chars(total: int, message: Message) -> int:
-    return total + _count_chars(message) if isinstance(message, ToolMessage) else total
 
 
 def _find_unseen_start(view: Transcript) -> int:

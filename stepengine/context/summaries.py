@@ -243,14 +243,11 @@ def _is_summary_or_instructions(message: Message) -> bool:
 
 def _find_unanswered_start(view: Transcript) -> int:
     """Return the start of the unanswered user messages at the end of *view*."""
-    start = len(view)
-    while start and _is_unanswered(view[start - 1]):
-        start -= 1
-    return start
-
-
-def _is_unanswered(message: Message) -> bool:
-    return isinstance(message, UserMessage) and SUMMARY not in message.tags
+    for start in range(len(view), 0, -1):
+        message = view[start - 1]
+        if not isinstance(message, UserMessage) or SUMMARY in message.tags:
+            return start
+    return 0
 
 
 def _move_before_results(view: Transcript, cut: int) -> int:

@@ -373,17 +373,14 @@ class AgentDefinition(Generic[Out]):
     @property
     def tool_names(self) -> tuple[str, ...]:
         """The names of its tools and tool sources, in order."""
-        return tuple([t if isinstance(t, str) else _get_tool_name(t) for t in self.tools])
+        return tuple(
+            [t if isinstance(t, str) else t.spec.name if isinstance(t, ToolLike) else t.name for t in self.tools]
+        )
 
     @property
     def spawnable_ids(self) -> tuple[str, ...]:
         """The ids of the agents that it may spawn, in order."""
         return tuple([a if isinstance(a, str) else a.id for a in self.spawnable_agents])
-
-
-def _get_tool_name(tool: ToolLike | ToolSource) -> str:
-    """Return the name of a tool or a source of tools."""
-    return tool.spec.name if isinstance(tool, ToolLike) else tool.name
 
 
 def _make_input_schema(value: Any) -> InputSchema | None:

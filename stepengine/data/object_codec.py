@@ -423,11 +423,6 @@ def _decode_single_member(data: Mapping[str, object], member: str, codec: _Codec
 # --- scalars, lists and objects --------------------------------------------------------------------------------------
 
 
-def _symmetric_codec(check: Callable[[Any], object]) -> _Codec:
-    """Return a codec that encodes and decodes with the same check."""
-    return _Codec(check, check)
-
-
 def _scalar_codec(kinds: tuple[type, ...], what: str) -> _Codec:
     def check(value: object) -> Any:
         if isinstance(value, kinds) and (bool in kinds or not isinstance(value, bool)):
@@ -439,7 +434,7 @@ def _scalar_codec(kinds: tuple[type, ...], what: str) -> _Codec:
         msg = f"expected {what}, not {format_value(value)}"
         raise fault(msg)
 
-    return _symmetric_codec(check)
+    return _Codec(check, check)
 
 
 def _decimal_to_text(value: object) -> str:

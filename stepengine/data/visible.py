@@ -53,13 +53,7 @@ def _escape_character(character: str, *, strict: bool) -> str:
         return character
     if unicodedata.category(character) not in HIDDEN and not SELECTORS.match(character):
         return character
-    return json.dumps(character)[1:-1] if character in "\n\t\r" else _format_escape(ord(character))
-
-
-def _format_escape(code: int) -> str:
-    if code <= 0xFF:  # noqa: PLR2004
-        return f"\\x{code:02x}"
-    return f"\\u{code:04x}" if code <= 0xFFFF else f"\\U{code:08x}"  # noqa: PLR2004
+    return character.encode("unicode_escape").decode()
 
 
 def cut_end(text: str, limit: int, total: int = 0) -> str:

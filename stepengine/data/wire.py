@@ -348,7 +348,7 @@ def to_dicts(transcript: Iterable[Message]) -> list[dict[str, JsonValue]]:
     return written
 
 
-def _write_part(part: Any) -> dict[str, object]:
+def _write_part(part: Any) -> dict[str, object]:  # noqa: C901 - one case for each kind
     match part:
         case TextPart(text=text):
             return {"type": "text", "text": text}
@@ -358,8 +358,10 @@ def _write_part(part: Any) -> dict[str, object]:
             return {"type": "refusal", "refusal": text}
         case ToolCallPart(tool_call_id=call_id, tool_name=name, input=value):
             return {"type": "tool_use", "id": call_id, "name": name, "input": thaw(value)}
-        case JsonPart() | ToolReferencePart():
-            return _write_result_part(part)
+        case JsonPart(value=value):
+            return {"type": "json", "value": thaw(value)}
+        case ToolReferencePart(tool_name=name):
+            return {"type": "tool_reference", "tool_name": name}
         case OpaquePart(provider=provider, data=data):
             told = {name: getattr(part, name) for name in ("tool", "text") if getattr(part, name)}
             return {"type": "opaque", "provider": provider, "data": thaw(data), **told}
@@ -369,12 +371,6 @@ def _write_part(part: Any) -> dict[str, object]:
             kind = "image" if isinstance(part, ImagePart) else "document"
             title = {"title": part.name} if kind == "document" and part.name else {}
             return {"type": kind, "source": _write_source(part), **title}
-
-
-def _write_result_part(part: JsonPart | ToolReferencePart) -> dict[str, object]:
-    if isinstance(part, JsonPart):
-        return {"type": "json", "value": thaw(part.value)}
-    return {"type": "tool_reference", "tool_name": part.tool_name}
 
 
 def _write_source(part: ImagePart | DocumentPart) -> dict[str, str]:

@@ -6,7 +6,8 @@ The tool is added before a request is encoded. Its call in the reply becomes tex
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import attrs
@@ -25,26 +26,61 @@ from stepengine.data.models import (
 )
 from stepengine.data.schemas import nest_schema
 from stepengine.data.tools import ToolSpec
+from stepengine.errors import ModelError
+from stepengine.models._failures import GRAMMAR
 
 ANSWER = "final_answer"
 SAYS = "Gives the final answer, once nothing else is left to do: its input is the answer itself."
 WHOLE = "answer"
 """The member with the answer if that is not an object, because the input of a tool must be one."""
+KEPT_TOOLS = 100
+"""More response schemas than the agents of a process have at once."""
 
 
-def add_answer_tool(request: ModelRequest, spec: ToolSpec) -> ModelRequest:
-    """Return *request* with the answer tool *spec*; a call is required if the model can call nothing else."""
+def add_answer_tool_if_needed(
+    request: ModelRequest, provider: str, explain_no_schema: Callable[[ModelRequest], str], after: str
+) -> ModelRequest:
+    """
+    Return *request* with the answer tool if its response schema needs one.
+
+    Args:
+        request: The request.
+        provider: The provider, for errors.
+        explain_no_schema: Returns why the provider does not support the schema; ``""`` if it does.
+        after: The failure kind of the previous attempt.
+
+    Raises:
+        ModelError: when the settings require native support of the schema, or an agent's tool has the same name.
+    """
+    schema, how = request.settings.response_schema, request.settings.output
+    if schema is None:
+        return request
+    why = explain_no_schema(request) if how != "tool" else ""
+    if not is_answered_by_tool(request):
+        if why or how == "tool":
+            msg = f"the answer of {request.model!r} needs a tool named {ANSWER!r}, but the agent has one of that name; rename it"
+            raise ModelError(msg, kind="settings")
+        return request
+    if why and how == "native":
+        msg = f"{provider} does not support this response_schema for {request.model!r}: {why}; remove output='native'"
+        raise ModelError(msg, kind="settings")
+    if how != "tool" and not why and (how == "native" or after != GRAMMAR):
+        return request
     settings = attrs.evolve(request.settings, response_schema=None, tool_choice=None)
     choice = request.tool_choice or request.settings.tool_choice
+    # A call is required if the model can call nothing else.
     if choice == "none" or not (request.tools or settings.server_tools):
-        choice = spec.name
+        choice = ANSWER
     elif choice in {None, "auto", "required"}:
         # A forced call would prevent the model from using its provider's own tools.
         choice = "auto" if settings.server_tools else "required"
-    return attrs.evolve(request, tools=(*request.tools, spec), tool_choice=choice, settings=settings)
+    return attrs.evolve(
+        request, tools=(*request.tools, _make_answer_tool(schema)), tool_choice=choice, settings=settings
+    )
 
 
-def make_answer_tool(schema: Mapping[str, object]) -> ToolSpec:
+@lru_cache(maxsize=KEPT_TOOLS)  # encoded tools are cached by their identity
+def _make_answer_tool(schema: JsonDict) -> ToolSpec:
     """Return the answer tool, with *schema* as the schema of its input."""
     if _is_object(schema):
         return ToolSpec(ANSWER, SAYS, schema, strict=True)
@@ -102,15 +138,19 @@ class AnswerChunks:
     def __init__(self) -> None:
         self._answers: set[int] = set()
 
-    def convert_delta(self, delta: ModelDelta) -> ModelDelta | None:
-        """Return a delta as subscribers receive it; ``None`` if it is hidden from them."""
+    def convert_delta(self, delta: ModelDelta) -> Iterable[ModelDelta]:
+        """Return the deltas that subscribers receive for *delta*."""
         match delta:
             case ToolCallStarted(index=index, tool_name=name) if name == ANSWER:
                 self._answers.add(index)
-                return None
+                return ()
             case ToolCallChunk(index=index, text=text) if index in self._answers:
-                return TextChunk(text)
+                return (TextChunk(text),)
             case ToolCallEnded(index=index) if index in self._answers:
-                return None
+                return ()
             case _:
-                return delta
+                return (delta,)
+
+    def end(self) -> Iterable[ModelDelta]:
+        """Return the deltas that were held back, of which there are none."""
+        return ()

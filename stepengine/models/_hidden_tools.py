@@ -98,13 +98,15 @@ def arrange_hidden_tools(request: ModelRequest, provider: str, *, searches: bool
     Return *request* with the tools to send; tools that still have ``defer_loading`` are sent as hidden.
 
     Args:
-        request: A request with hidden tools.
+        request: The request.
         provider: The provider, for the results of its own tool search.
         searches: Whether the provider searches by itself. Else revealed tools are sent in full, after the other tools and in
             the order in which they were revealed, so that the prompt cache holds.
     """
     tools = request.tools
     hidden = {tool.name: tool for tool in tools if tool.defer_loading}
+    if not hidden:
+        return request
     if not any(tool.name == FIND_TOOLS for tool in tools):
         return attrs.evolve(request, tools=tuple([_reveal_tool(tool) for tool in tools]))
     known, choice = _collect_revealed_tools(request, provider), resolve_tool_choice(request)

@@ -20,32 +20,28 @@ LATE = tuple([f"{library}.{part}" for library in ("httpcore", "httpcore2") for p
 PLAIN = frozenset(logging.LogRecord("", 0, "", 0, "", (), None).__dict__) | {"message", "asctime", "taskName"}
 
 
-class SecretFilter(logging.Filter):
-    """A filter that redacts secrets in log records and drops none."""
-
-    def filter(self, record: logging.LogRecord) -> bool:
-        """Redact message, arguments, traceback and extras of *record* in place; return True."""
-        try:
-            message = record.getMessage()
-        except Exception:  # noqa: BLE001 - its arguments do not match; logging would print them unredacted
-            record.msg, record.args = _remove_secrets(f"{record.msg} {record.args!r}"), ()
-        else:
-            clean = _remove_secrets(message)
-            if clean != message or _remove_secrets(repr(record.args)) != repr(record.args):
-                record.msg, record.args = clean, ()
-        if record.exc_info and record.exc_info[0] is not None:
-            trace = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
-            if (clean := _remove_secrets(trace)) != trace:
-                record.exc_info, record.exc_text = None, clean
-        for name in record.__dict__.keys() - PLAIN:
-            shown = record.__dict__[name]
-            text = shown if isinstance(shown, str) else repr(shown)
-            if (clean := _remove_secrets(text)) != text:
-                record.__dict__[name] = clean
-        return True
+def redact_record(record: logging.LogRecord) -> bool:
+    """Redact message, arguments, traceback and extras of *record* in place; return True, as a filter that drops nothing."""
+    try:
+        message = record.getMessage()
+    except Exception:  # noqa: BLE001 - its arguments do not match; logging would print them unredacted
+        record.msg, record.args = _remove_secrets(f"{record.msg} {record.args!r}"), ()
+    else:
+        clean = _remove_secrets(message)
+        if clean != message or _remove_secrets(repr(record.args)) != repr(record.args):
+            record.msg, record.args = clean, ()
+    if record.exc_info and record.exc_info[0] is not None:
+        trace = "".join(traceback.format_exception(*record.exc_info)).rstrip("\n")
+        if (clean := _remove_secrets(trace)) != trace:
+            record.exc_info, record.exc_text = None, clean
+    for name in record.__dict__.keys() - PLAIN:
+        shown = record.__dict__[name]
+        text = shown if isinstance(shown, str) else repr(shown)
+        if (clean := _remove_secrets(text)) != text:
+            record.__dict__[name] = clean
+    return True
 
 
-SECRET_FILTER = SecretFilter()
 _swept = 0
 
 
@@ -57,7 +53,7 @@ def install_secret_filter() -> None:
         return
     named = [name for name in [*known] if name.partition(".")[0] in LOGGERS]
     for name in {*named, *LOGGERS, *LATE}:
-        logging.getLogger(name).addFilter(SECRET_FILTER)
+        logging.getLogger(name).addFilter(redact_record)
     _swept = len(known)
 
 

@@ -12,6 +12,7 @@ import attrs
 from stepengine.data.json import compact
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
+from stepengine.models._api import NO_KEY, read_batch_id
 from stepengine.models._cloud_auth import (
     AZURE_TOKEN,
     ENTRA_SCOPE,
@@ -20,7 +21,7 @@ from stepengine.models._cloud_auth import (
     check_exclusive,
     make_entra_source,
 )
-from stepengine.models._http import NO_KEY, HttpProvider
+from stepengine.models._http import HttpProvider
 from stepengine.models._sdks import OPENAI
 from stepengine.models.base import BatchMember, ProviderSettings, Timeouts
 from stepengine.models.keys import Credentials, Secret, find_set_variable, printable, resolve_base_url
@@ -131,6 +132,7 @@ class PresetProvider(HttpProvider):
         patience = timeouts or self._preset.timeouts
         super().__init__(name, api_key, base_url, transport, timeouts=patience, headers=headers, key_env=key_env)
         self.model_patterns = self._preset.model_patterns
+        self._key_required = self._preset.key_required
         self._token_provider = token_provider
 
     def settings(self) -> ProviderSettings:
@@ -200,7 +202,7 @@ class PresetProvider(HttpProvider):
             lambda to: to.files.create(file=file, purpose="batch", extra_headers=self._headers)
         )
         told = {"input_file_id": made.id, "endpoint": url, "completion_window": "24h"}
-        return self._read_batch_id(await self._call_batch_api("/batches", compact(told).encode()))
+        return read_batch_id(self.name, await self._call_api("batches", "/batches", compact(told).encode()))
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
@@ -209,7 +211,7 @@ class PresetProvider(HttpProvider):
         Raises:
             ModelError: when the query fails, or the batch was rejected as a whole.
         """
-        told = await self._call_batch_api(f"/batches/{quote(batch, safe='')}")
+        told = await self._call_api("batches", f"/batches/{quote(batch, safe='')}")
         status = told.get("status")
         if status not in ENDED:
             return None
@@ -230,10 +232,6 @@ class PresetProvider(HttpProvider):
                     if line.get("custom_id"):
                         results[str(line["custom_id"])] = _parse_batch_result(line)
         return results
-
-    @property
-    def _key_required(self) -> bool:
-        return self._preset.key_required
 
     def _make_token_source(self) -> TokenSource | None:
         """Return the source of tokens that replaces a key; ``None`` if there is a key, or no source."""

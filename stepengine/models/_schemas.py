@@ -131,9 +131,9 @@ def count_optional_members(schema: Mapping[str, object], wire: Literal["anthropi
     return found
 
 
-def has_unsupported_strict_tool(tools: Iterable[ToolSpec], wire: Literal["anthropic", "openai"]) -> bool:
-    """Return whether one of *tools* is strict and its schema is not supported as a strict one."""
-    return any(tool.strict and count_optional_members(tool.input_schema, wire) is None for tool in tools)
+def has_unsupported_strict_tool(tools: Iterable[ToolSpec]) -> bool:
+    """Return whether one of *tools* is strict and OpenAI does not support its schema as a strict one."""
+    return any(tool.strict and count_optional_members(tool.input_schema, "openai") is None for tool in tools)
 
 
 _counted: dict[tuple[int, str], tuple[Mapping[str, Any], int | None]] = {}

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, TypeAlias
 
 import attrs
@@ -102,6 +103,13 @@ def warn_of_dropped(request: ModelRequest, provider: str, dropped: tuple[str, ..
         _warned.add(key)
         fields = {"setting": name, "provider": provider, "model": request.model}
         logger.warning("%s does not support %s= for %r; it is left out", provider, name, request.model, extra=fields)
+
+
+@cache
+def warn_once(note: str) -> None:
+    """Log the warning *note* once per process; ``""`` logs nothing."""
+    if note:
+        logger.warning("%s", note)
 
 
 OWNERS = {member: preset.name for preset in PRESETS.values() for member in preset.own_members}

@@ -18,6 +18,7 @@ import attrs
 
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest
 from stepengine.errors import ModelError
+from stepengine.models._api import NO_KEY, ApiProvider, RequestBody
 from stepengine.models._byte_reader import HttpExchange
 from stepengine.models._cloud_auth import (
     AZURE_TOKEN,
@@ -36,8 +37,9 @@ from stepengine.models._cloud_auth import (
     make_entra_source,
 )
 from stepengine.models._failures import FORCED_THINKING, GRAMMAR, RequestLabel, error_from_body, error_from_transport
-from stepengine.models._http import NO_KEY, HttpProvider, RequestBody, warn_once
+from stepengine.models._http import HttpProvider
 from stepengine.models._schemas import count_optional_members
+from stepengine.models._settings import warn_once
 from stepengine.models._thinking_levels import CANNOT, ThinkingRequest, effort_from_thinking
 from stepengine.models._wire import ToolsCache
 from stepengine.models.anthropic import VERSION, AnthropicProvider
@@ -95,7 +97,7 @@ FOUNDRY = Site(name="Foundry", is_fast=False, has_fallbacks=False)
 MULTI_REGIONS = frozenset({"us", "eu"})
 
 
-class _NoFilesProvider(HttpProvider):
+class _NoFilesProvider(Provider):
     """A provider without files and batches, although its wire supports them elsewhere."""
 
     def batch_member(self, request: ModelRequest) -> BatchMember:
@@ -126,7 +128,7 @@ class _NoFilesProvider(HttpProvider):
         await Provider.delete_file(self, file_id)
 
 
-class _CloudProvider(HttpProvider):
+class _CloudProvider(ApiProvider):
     """A provider with the authentication of a cloud and a base URL that depends on a region."""
 
     base_url_variable: str
@@ -189,11 +191,11 @@ class _AwsProvider(_CloudProvider):
         return None if region is None else self.regional.format(region)
 
     def _make_signing_options(self) -> dict[str, Any]:
-        """Return the arguments for authentication of Anthropic's clients for AWS: an API key, else AWS credentials."""
-        bearer = self._aws.bearer()
+        """Return the region and the authentication of Anthropic's clients for AWS: an API key, else AWS credentials."""
+        region, bearer = self._aws.region(), self._aws.bearer()
         if bearer is not None:
-            return {"api_key": bearer.reveal()}
-        return {f"aws_{name}": value for name, value in self._aws.keys().items()}
+            return {"aws_region": region, "api_key": bearer.reveal()}
+        return {"aws_region": region, **{f"aws_{name}": value for name, value in self._aws.keys().items()}}
 
 
 class _GoogleCloudProvider(_CloudProvider):
@@ -397,15 +399,8 @@ class _AwsClaude(_AwsProvider, _CloudClaudeProvider):
         self._aws = aws
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        return getattr(self._load_sdk(), self.client_name)(
-            **self._make_signing_options(),
-            aws_region=self._aws.region(),
-            base_url=base_url,
-            max_retries=0,
-            timeout=http_client.timeout,
-            http_client=http_client,
-            open_telemetry=False,
-        )
+        access = self._make_signing_options()
+        return self._create_client(self.client_name, base_url, http_client, **access)
 
 
 class _RuntimeClaude(_AwsClaude):
@@ -640,7 +635,7 @@ class VertexProvider(_MultiProvider):
         return self._wires["claude" if model.startswith("claude-") else "gemini"]
 
 
-class _VertexBase(_NoFilesProvider, _GoogleCloudProvider):
+class _VertexBase(_NoFilesProvider, _GoogleCloudProvider, HttpProvider):
     """The base class of the two wires of Vertex AI, which load the credentials before the first request."""
 
     location_variables: tuple[str, ...]
@@ -685,16 +680,8 @@ class _VertexClaude(_VertexBase, _CloudClaudeProvider):
         return f"{super()._get_home_url()}/v1"
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        return self._load_sdk().AsyncAnthropicVertex(
-            region=self._location,
-            project_id=self._google.project,
-            credentials=self._google.credentials,
-            base_url=base_url,
-            max_retries=0,
-            timeout=http_client.timeout,
-            http_client=http_client,
-            open_telemetry=False,
-        )
+        access = {"project_id": self._google.project, "credentials": self._google.credentials}
+        return self._create_client("AsyncAnthropicVertex", base_url, http_client, region=self._location, **access)
 
     @property
     def _models(self) -> str:
@@ -805,14 +792,7 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         access: dict[str, object] = {"azure_ad_token_provider": tokens}
         if tokens is None:
             access = {"api_key": NO_KEY if credentials.key is None else credentials.key.reveal()}
-        return self._load_sdk().AsyncAnthropicFoundry(
-            **access,
-            base_url=base_url,
-            max_retries=0,
-            timeout=http_client.timeout,
-            http_client=http_client,
-            open_telemetry=False,
-        )
+        return self._create_client("AsyncAnthropicFoundry", base_url, http_client, **access)
 
 
 # --- run by Anthropic on a cloud ----------------------------------------------------------------------------------------
@@ -898,16 +878,8 @@ class AnthropicAwsProvider(_AwsProvider, _PlatformProvider):
         super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        return self._load_sdk().AsyncAnthropicAWS(
-            **self._make_signing_options(),
-            aws_region=self._aws.region(),
-            workspace_id=self._workspace,
-            base_url=base_url,
-            max_retries=0,
-            timeout=http_client.timeout,
-            http_client=http_client,
-            open_telemetry=False,
-        )
+        access = self._make_signing_options()
+        return self._create_client("AsyncAnthropicAWS", base_url, http_client, workspace_id=self._workspace, **access)
 
 
 class AnthropicGoogleProvider(_GoogleCloudProvider, _PlatformProvider):
@@ -969,14 +941,12 @@ class AnthropicGoogleProvider(_GoogleCloudProvider, _PlatformProvider):
             parts = [quote(part, safe=":") for part in (project, place, self._workspace)]
             path = "/v1/projects/{}/locations/{}/workspaces/{}/invoke".format(*parts)
             base_url = f"{base_url.rstrip('/')}{path}"
-        return self._load_sdk().AsyncAnthropicGoogleCloud(
+        return self._create_client(
+            "AsyncAnthropicGoogleCloud",
+            base_url,
+            http_client,
             project=project,
             location=place,
             workspace_id=self._workspace,
             credentials=self._google.credentials,
-            base_url=base_url,
-            max_retries=0,
-            timeout=http_client.timeout,
-            http_client=http_client,
-            open_telemetry=False,
         )

@@ -15,7 +15,7 @@ from stepengine.data.alike import MAX_SUGGESTIONS, did_you_mean, list_names
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.errors import DefinitionError, ModelError, StepEngineError, UnknownModel
 from stepengine.models.base import ModelInfo, ModelRef, Provider
-from stepengine.models.routing import Fallback, Route, parse_route
+from stepengine.models.routing import Fallback, parse_route
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint, EntryPoints
@@ -267,7 +267,9 @@ class Models:
             raise UnknownModel(msg, kind="unknown_model")
         route = parse_route(model)
         if route is not None:
-            return ModelRef("", str(self._make_canonical(route)))
+            return ModelRef(
+                "", str(attrs.evolve(route, models=tuple([str(self.parse(name)) for name in route.models])))
+            )
         prefix, separator, rest = _split_prefix(model)
         if model in self._served:
             return ModelRef(prefix, rest) if separator == "/" else ModelRef("", model)
@@ -291,10 +293,6 @@ class Models:
             return None
         known = max(fits, key=len)
         return ModelRef(known, plain[len(known) + 1 :])
-
-    def _make_canonical(self, route: Route) -> Route:
-        """Return *route* with canonical model strings."""
-        return attrs.evolve(route, models=tuple([str(self.parse(name)) for name in route.models]))
 
     def _load_entry_points(self) -> None:
         """Add the providers of installed packages, once."""

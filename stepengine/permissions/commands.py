@@ -30,6 +30,7 @@ from stepengine.workspace.argv import Argv, Script
 from stepengine.workspace.path_rules import SECRETS, PathRules
 from stepengine.workspace.patterns import expand_braces
 from stepengine.workspace.root import Missing, OpenedEntry, Root
+from stepengine.workspace.withheld_files import find_linked_secrets, has_visible_entry, list_withheld
 
 Operands = Literal["any", "none", "paths", "pattern"]
 CONFINED: tuple[Operands, ...] = ("paths", "pattern")
@@ -296,12 +297,12 @@ def _list_withheld_in(
     with _open_folder(root, cwd, path) as folder:
         if folder is None:
             return []
-        return [(place, (*folder.parts, *place)) for place in root.list_withheld(folder, deep=deep)]
+        return [(place, (*folder.parts, *place)) for place in list_withheld(root, folder, deep=deep)]
 
 
 def _has_visible_name(root: Root, cwd: Sequence[str], path: str, names: Collection[str], *, deep: bool) -> bool:
     with _open_folder(root, cwd, path) as folder:
-        return folder is not None and root.has_visible_entry(folder, names, deep=deep)
+        return folder is not None and has_visible_entry(root, folder, names, deep=deep)
 
 
 def _check_left_out_count(names: Collection[object]) -> None:
@@ -318,7 +319,7 @@ def _escape_glob(name: str) -> str:
 
 def _linked_secret_globs(root: Root, cwd: Sequence[str] = ()) -> list[str]:
     """Return globs, matched at any depth below a folder, for other names of withheld files."""
-    found = [place for place in root.find_linked_secrets() if place[: len(cwd)] == tuple(cwd)]
+    found = [place for place in find_linked_secrets(root) if place[: len(cwd)] == tuple(cwd)]
     return ["**/" + _escape_glob("/".join(place[len(cwd) :])) for place in found]
 
 

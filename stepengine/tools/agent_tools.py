@@ -256,7 +256,7 @@ def _make_spawn_tool(
 
     spec, runs = _make_spec(name, description, schema), Spawning(entries, shown, agents=agents)
     validate = make_validator(name, _replace_params_schema(schema))
-    return Tool.of_run(ToolBinding(spec, validate, repair, runs=runs, shorten_json=shorten_json))
+    return Tool.for_binding(ToolBinding(spec, validate, repair, runs=runs, shorten_json=shorten_json))
 
 
 def _replace_params_schema(schema: JsonDict) -> JsonDict:
@@ -429,7 +429,7 @@ def _make_spawn_agents_tool() -> Tool:
 
     mend = make_repairer(spec.input_schema, ALIASES)
     runs = Spawning(_make_child_requests, result_from_children)
-    return Tool.of_run(ToolBinding(spec, validate, mend, runs=runs, shorten_json=shorten_child_outputs))
+    return Tool.for_binding(ToolBinding(spec, validate, mend, runs=runs, shorten_json=shorten_child_outputs))
 
 
 def _make_spawn_inline_tool() -> Tool:

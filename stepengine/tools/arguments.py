@@ -246,7 +246,7 @@ class FunctionInputs:
 
     def to_input(self, arguments: Mapping[str, object]) -> JsonDict:
         """
-        Return Python arguments, by parameter name, as the JSON input that gives equal arguments back.
+        Return Python arguments as the JSON input that validates to equal arguments.
 
         Raises:
             DataError: naming the parameter, for a value without such a JSON.
@@ -265,7 +265,7 @@ class FunctionInputs:
         return encode_typed(value, encoder, name, partial(self._load, encoder))
 
     def _validate_as_json_text(self, value: JsonDict, first: ValidationError) -> object:
-        """Validate the same input as JSON text: strict types take more forms from JSON than from Python objects."""
+        """Validate the input as JSON text, because strict types accept more forms from JSON than from Python objects."""
         try:
             return self._adapter.validate_json(compact(value))
         except self._refused:

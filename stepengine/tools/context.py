@@ -90,7 +90,7 @@ C = TypeVar("C", bound=Closable)
 
 
 class RunResources:
-    """The objects that tools keep for one run. They are closed at its end, the last one first."""
+    """The objects of tools for one run. They are closed at its end, the last one first."""
 
     __slots__ = ("_values",)
 

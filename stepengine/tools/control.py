@@ -148,7 +148,7 @@ def make_checked_tool(
     """Return a tool that a run executes. Inputs are repaired, then validated by the schema and *also*."""
     validate = make_validator(spec.name, spec.input_schema, also)
     mend = make_repairer(spec.input_schema, ALIASES)
-    return Tool.of_run(ToolBinding(spec, validate, mend, runs=runs, shorten_json=shorten_json))
+    return Tool.for_binding(ToolBinding(spec, validate, mend, runs=runs, shorten_json=shorten_json))
 
 
 def _message_issues(value: JsonDict) -> Iterator[str]:

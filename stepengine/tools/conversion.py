@@ -91,7 +91,7 @@ def _wrap_result(value: object, result_type: Any) -> ToolResult:
 
 
 def _encode_result(value: object, result_type: Any) -> JsonValue:
-    adapter = None if result_type is Any or not has_types(value) else _find_adapter(result_type)
+    adapter = None if result_type is Any or not is_more_than_json(value) else _find_adapter(result_type)
     # With what is computed, for readers of the JSON, where the type allows it.
     return (
         encode(value)
@@ -142,7 +142,7 @@ def _check_media(part: ImagePart | DocumentPart) -> ImagePart | DocumentPart:
 
 
 def error_text(error: BaseException) -> str:
-    """Return ``ClassName: message`` of an exception, at most 4,000 characters, whatever its ``__str__`` does."""
+    """Return ``ClassName: message`` of an exception, at most 4,000 characters, even if its ``__str__`` fails."""
     if isinstance(error, ToolError):
         return cut_error_text(error.message)
     name = type(error).__name__
@@ -156,7 +156,7 @@ def error_text(error: BaseException) -> str:
 
 
 def cut_error_text(text: str) -> str:
-    """Return an error message of at most 4,000 characters, which says how many are missing, without known secrets."""
+    """Return an error message without known secrets, cut to 4,000 characters with the number of missing ones."""
     from stepengine.redaction import KNOWN
 
     return replace_surrogates(cut_end(KNOWN.clean_beginning(text, ERROR_CHARS), ERROR_CHARS, len(text)))
@@ -239,7 +239,7 @@ class _Encoder:
         raise DataError(msg, path=path)
 
 
-def has_types(value: object) -> bool:
+def is_more_than_json(value: object) -> bool:
     """Return True for a value that is more than JSON, such as a model, a date or a tuple."""
     # Without recursion, and each container once: a body may return one of any depth, or one that contains itself.
     waiting, seen = [value], set()
@@ -256,7 +256,7 @@ def has_types(value: object) -> bool:
 
 
 def dump_typed(value: object, adapter: TypeAdapter[Any], *, by_alias: bool = True) -> Any:
-    """Return *value* as JSON by its type, without what is only computed."""
+    """Return *value* as JSON by its type, without computed fields."""
     return adapter.dump_python(value, mode="json", by_alias=by_alias, round_trip=True, warnings=False)
 
 
@@ -268,7 +268,7 @@ def encode_typed(
     dumps: Sequence[Callable[[Any], Any]] = (),
 ) -> JsonValue:
     """
-    Return *value* as the JSON that gives an equal value of its type back.
+    Return *value* as JSON that validates to an equal value of its type.
 
     What is not of its type is encoded as it is: it may be what its type accepts, such as a dict for a model.
 
@@ -284,7 +284,7 @@ def encode_typed(
     """
     from pydantic import ValidationError
 
-    is_plain = not has_types(value)
+    is_plain = not is_more_than_json(value)
     forms: tuple[Callable[[Any], Any], ...] = (
         *([freeze] if is_plain else dumps),
         partial(dump_typed, adapter=adapter),

@@ -87,4 +87,4 @@ def _make_tool(fn: Any, name: str | None, description: str | None, options: Tool
     text, parameters = read_docstring(fn.__doc__)
     inputs = FunctionInputs(name, signature, parameters)
     check_providers(name, inputs.schema)
-    return Tool.of_function(name, freeze(text if description is None else description), inputs, signature, options)
+    return Tool.from_function(name, freeze(text if description is None else description), inputs, signature, options)

@@ -70,7 +70,7 @@ class ToolPreview:
 
 class ToolOptions(TypedDict, total=False):
     """
-    What ``@tool(...)`` and ``Tool(...)`` take beside name and description.
+    The options of ``@tool(...)`` and ``Tool(...)`` in addition to name and description.
 
     Attributes:
         category: For permission rules: ``"read"``, ``"write"``, ``"execute"``, ``"network"`` or any other word; default ``""``.
@@ -282,7 +282,7 @@ class Tool(Generic[P, R]):
         self._inputs: FunctionInputs | None = None
 
     @classmethod
-    def of_function(
+    def from_function(
         cls, name: str, description: str, inputs: FunctionInputs, signature: Signature, options: ToolOptions
     ) -> Tool[P, R]:
         """Return the tool for a typed function; use ``@tool`` instead."""
@@ -294,7 +294,7 @@ class Tool(Generic[P, R]):
         return made
 
     @classmethod
-    def of_run(cls, binding: ToolBinding) -> Tool[P, R]:
+    def for_binding(cls, binding: ToolBinding) -> Tool[P, R]:
         """Return a tool that the run itself executes, as children or questions; its body always raises an error."""
         made = cls.__new__(cls)
         made.spec, made.in_thread, made.runs_inline = binding.spec, False, True

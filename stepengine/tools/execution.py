@@ -17,7 +17,7 @@ from stepengine.data.messages import CUT_OFF, SideEffect, ToolResult
 from stepengine.data.tools import ToolSpec, timeout_text
 from stepengine.errors import ToolError, UnknownOutcome
 from stepengine.tools.context import ToolContext
-from stepengine.tools.conversion import as_result, error_text, has_types
+from stepengine.tools.conversion import as_result, error_text, is_more_than_json
 from stepengine.tools.depends import Overrides, Resolver, is_asynchronous
 from stepengine.tools.leftovers import OWNER, CallMark, Checks, end_tasks
 from stepengine.tools.signatures import FunctionBody
@@ -74,7 +74,7 @@ async def execute(
                 from stepengine.data.events import Warned
 
                 ctx.emit(Warned(message=_wrong_annotation_text(spec.name, tool.returns)))
-            result_type = tool.result_type if has_types(outcome) and ctx.is_typed else Any
+            result_type = tool.result_type if is_more_than_json(outcome) and ctx.is_typed else Any
             return as_result(outcome, scoped.max_chars if body.wants_context else None, result_type)
         if isinstance(outcome.error, UnknownOutcome):
             raise outcome.error
@@ -103,7 +103,7 @@ async def _run_body_once(
                 return _call_body(bind_body(tool.body, ctx, arguments))
             return await _choose_runner(tool, arguments, ctx, overrides, seconds)
     finally:
-        if left := mark.tasks():
+        if left := mark.find_unfinished_tasks():
             await end_tasks(left, tool.spec.name, ctx)
 
 
@@ -148,7 +148,7 @@ def bind_body(
 
 
 def _call_body(body: Callable[..., object], /, **arguments: object) -> Any:
-    """Call a synchronous body and return its value or what it raised."""
+    """Call a synchronous body and return its value, or the error that it raised."""
     try:
         return body(**arguments)
     except (Exception, GeneratorExit) as error:  # noqa: BLE001  (a body may raise anything)
@@ -183,7 +183,7 @@ def _choose_runner(
 
 
 async def _await_with_limit(work: Callable[[], Awaitable[object]], limit: float | None) -> Any:
-    """Await *work* and return its value or what it raised."""
+    """Await *work* and return its value, or the error that it raised."""
     import asyncio
 
     clock = asyncio.timeout(None)

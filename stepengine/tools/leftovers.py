@@ -56,7 +56,7 @@ class CallMark:
     ) -> None:
         OWNER.reset(self._token)
 
-    def tasks(self) -> list[asyncio.Task[Any]]:
+    def find_unfinished_tasks(self) -> list[asyncio.Task[Any]]:
         """Return the unfinished tasks that were started inside of the block; call it after the block."""
         owner = self._owner()
         if owner is None:

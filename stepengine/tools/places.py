@@ -49,7 +49,7 @@ def _bundled_hints(fn: Callable[..., object]) -> dict[str, Any]:
 
 def evaluate_hints(fn: Callable[..., object], names: Mapping[str, object] | None = None) -> dict[str, Any]:
     """
-    Return the evaluated annotations of a function, ``Annotated`` kept.
+    Return the evaluated annotations of a function, including ``Annotated``.
 
     Args:
         fn: A function, method, class, partial or callable object.

@@ -48,7 +48,7 @@ def make_repairer(schema: Mapping[str, object], aliases: Aliases) -> Callable[[J
         if all(SCALARS.get(type(member)) in expected.get(name, NOTHING) for name, member in value.items()):
             return value
         try:
-            mended = mender.members(value, schema, "")
+            mended = mender.mend_members(value, schema, "")
             return value if mended is value else freeze_object(mended)
         except (DataError, RecursionError):
             return value
@@ -69,7 +69,7 @@ class _Mender:
         properties: Mapping[str, object] = self._root.get("properties", {})
         return {name: self._find_expected(schema)[1] for name, schema in properties.items()}
 
-    def members(self, value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
+    def mend_members(self, value: Mapping[str, Any], schema: Mapping[str, Any], path: str) -> Mapping[str, Any]:
         """Return an object with names and members corrected; the same object if nothing was wrong."""
         properties: Mapping[str, object] = schema.get("properties", {})
         if not value.keys() <= properties.keys():
@@ -120,7 +120,7 @@ class _Mender:
             form = next((f for f in forms if "properties" in f), None)
             if form is None:  # one object where a list of them is due, which some tools take
                 return next((self._mend_value(value, f["items"], path) for f in forms if "items" in f), value)
-            return self.members(value, form, path)
+            return self.mend_members(value, form, path)
         return value
 
     def _find_expected(self, schema: object) -> Expected:

@@ -102,7 +102,7 @@ class JsonSchema:
         old = OLD_DRAFTS.fullmatch(uri) if isinstance(uri, str) else None
         if old is not None and old[1] == "3":
             _raise_schema_error(where, "#/$schema", "draft 3 is not read; write it in draft 4, 6, 7 or 2020-12")
-        draft = _draft(old[1] if old else "202012")
+        draft = _load_draft(old[1] if old else "202012")
         self._rules = _Rules(draft.keywords, draft.is_type, outline.targets)
         for pattern, at in outline.patterns.items():
             self._rules.compile_pattern(pattern, where, at)
@@ -146,14 +146,10 @@ def _is_type_of_draft_4(value: object, name: str) -> bool:
     return _is_type(value, name) and not (name == "integer" and isinstance(value, float))
 
 
-def _type(walk: _Walk, types: str | list[str], instance: object, _: object) -> Sequence[None]:
+def _check_type(walk: _Walk, types: str | list[str], instance: object, _: object) -> Sequence[None]:
     if isinstance(types, str):
         return () if walk.is_type(instance, types) else MISFIT
     return () if any(walk.is_type(instance, one) for one in types) else MISFIT
-
-
-def _reject_all(_: _Walk, __: None, ___: object, ____: object) -> Sequence[None]:
-    return MISFIT
 
 
 def _with_work_count(decide: Keyword) -> Keyword:
@@ -168,7 +164,7 @@ def _with_work_count(decide: Keyword) -> Keyword:
     return decide_once
 
 
-def _multiple_of(walk: _Walk, of: float, instance: float, _: object) -> Sequence[None]:
+def _check_multiple_of(walk: _Walk, of: float, instance: float, _: object) -> Sequence[None]:
     if not walk.is_type(instance, "number"):
         return ()
     if isinstance(of, int) and isinstance(instance, int):
@@ -179,7 +175,7 @@ def _multiple_of(walk: _Walk, of: float, instance: float, _: object) -> Sequence
     return MISFIT if Fraction(str(instance)) % Fraction(str(of)) else ()  # by its digits, 0.3 is a multiple of 0.1
 
 
-def _unique_items(walk: _Walk, unique: object, instance: object, _: object) -> Sequence[None]:
+def _check_unique_items(walk: _Walk, unique: object, instance: object, _: object) -> Sequence[None]:
     if not unique or not isinstance(instance, list):
         return ()
     walk.judge.spend(4 * _count_work(instance))
@@ -187,14 +183,14 @@ def _unique_items(walk: _Walk, unique: object, instance: object, _: object) -> S
     return MISFIT if len(texts) < len(instance) else ()
 
 
-def _properties(walk: _Walk, properties: dict[str, Form], instance: object, _: object) -> Iterator[Any]:
+def _check_properties(walk: _Walk, properties: dict[str, Form], instance: object, _: object) -> Iterator[Any]:
     if isinstance(instance, dict):
         for name in walk.member_names(instance) if len(instance) <= len(properties) else properties:
             if name in properties and name in instance:
                 yield from walk.descend(instance[name], properties[name], name)
 
 
-def _pattern_properties(walk: _Walk, patterns: dict[str, Form], instance: object, _: object) -> Iterator[Any]:
+def _check_pattern_properties(walk: _Walk, patterns: dict[str, Form], instance: object, _: object) -> Iterator[Any]:
     if isinstance(instance, dict):
         for pattern, form in patterns.items():
             for name in walk.member_names(instance):
@@ -202,14 +198,14 @@ def _pattern_properties(walk: _Walk, patterns: dict[str, Form], instance: object
                     yield from walk.descend(instance[name], form, name)
 
 
-def _additional_properties(walk: _Walk, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
+def _check_additional_properties(walk: _Walk, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
     """Decide about all members, those of ``properties`` and ``patternProperties`` as well."""
     if not isinstance(instance, dict):
         return
     walk.judge.spend(len(instance))
     has_others = False
     for name in walk.member_names(instance):
-        forms = list(_forms_of_member(walk, name, schema))
+        forms = list(_find_member_schemas(walk, name, schema))
         has_others = has_others or not forms
         for form in forms or ([] if other is False else [other]):
             yield from walk.descend(instance[name], form, name)
@@ -217,7 +213,7 @@ def _additional_properties(walk: _Walk, other: Form, instance: object, schema: d
         yield None
 
 
-def _forms_of_member(walk: _Walk, name: str, schema: dict[str, Any]) -> Iterator[Form]:
+def _find_member_schemas(walk: _Walk, name: str, schema: dict[str, Any]) -> Iterator[Form]:
     """Yield the schemas that ``properties`` and ``patternProperties`` have for a member."""
     properties = schema.get("properties", {})
     if name in properties:
@@ -227,13 +223,13 @@ def _forms_of_member(walk: _Walk, name: str, schema: dict[str, Any]) -> Iterator
             yield form
 
 
-def _items(walk: _Walk, form: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
+def _check_items(walk: _Walk, form: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
     if isinstance(instance, list):
         for index in range(len(schema.get("prefixItems", ())), len(instance)):
             yield from walk.descend(instance[index], form, index)
 
 
-def _additional_items(walk: _Walk, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
+def _check_additional_items(walk: _Walk, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[Any]:
     listed = schema.get("items")
     if not isinstance(instance, list) or not isinstance(listed, list):
         return
@@ -243,39 +239,39 @@ def _additional_items(walk: _Walk, other: Form, instance: object, schema: dict[s
         yield from walk.descend(instance[index], other, index)
 
 
-def _property_names(walk: _Walk, names: Form, instance: object, _: object) -> Sequence[None]:
+def _check_property_names(walk: _Walk, names: Form, instance: object, _: object) -> Sequence[None]:
     if not isinstance(instance, dict):
         return ()
     return MISFIT if any(walk.judge.descend(name, names) for name in instance) else ()
 
 
-def _any_of(walk: _Walk, forms: list[Form], instance: object, _: object) -> Sequence[None]:
+def _check_any_of(walk: _Walk, forms: list[Form], instance: object, _: object) -> Sequence[None]:
     for form in forms:  # without a comprehension, whose frame would count where values are deep
         if not walk.judge.descend(instance, form):
             return ()
     return MISFIT
 
 
-def _one_of(walk: _Walk, forms: list[Form], instance: object, _: object) -> Sequence[None]:
+def _check_one_of(walk: _Walk, forms: list[Form], instance: object, _: object) -> Sequence[None]:
     fitting = 0
     for form in forms:
         fitting += not walk.judge.descend(instance, form)
     return () if fitting == 1 else MISFIT
 
 
-def _pattern(walk: _Walk, pattern: str, instance: object, _: object) -> Sequence[None]:
+def _check_pattern(walk: _Walk, pattern: str, instance: object, _: object) -> Sequence[None]:
     return MISFIT if isinstance(instance, str) and not walk.judge.matches(pattern, instance) else ()
 
 
-def _unevaluated(walk: _Walk, other: Form, instance: object, schema: dict[str, Any], of: type) -> Sequence[None]:
+def _check_unevaluated(walk: _Walk, other: Form, instance: object, schema: dict[str, Any], of: type) -> Sequence[None]:
     return MISFIT if isinstance(instance, of) and walk.judge.find_unevaluated(instance, other, schema) else ()
 
 
-def _content_encoding(walk: _Walk, encoding: str, instance: object, _: object) -> Sequence[None]:
+def _check_content_encoding(walk: _Walk, encoding: str, instance: object, _: object) -> Sequence[None]:
     return MISFIT if isinstance(instance, str) and _decode_content(walk, encoding, instance) is None else ()
 
 
-def _content_media_type(walk: _Walk, kind: str, instance: object, schema: dict[str, Any]) -> Sequence[None]:
+def _check_content_media_type(walk: _Walk, kind: str, instance: object, schema: dict[str, Any]) -> Sequence[None]:
     if kind != "application/json" or not isinstance(instance, str):
         return ()
     from pydantic_core import from_json
@@ -307,27 +303,30 @@ def _decode_content(walk: _Walk, encoding: str, text: str) -> bytes | None:
 
 
 OWN_KEYWORDS: dict[str, Keyword] = {
-    "type": _type,
-    "multipleOf": _multiple_of,
-    "uniqueItems": _unique_items,
-    "additionalItems": _additional_items,
-    "properties": _properties,
-    "patternProperties": _pattern_properties,
-    "additionalProperties": _additional_properties,
-    "propertyNames": _property_names,
-    "anyOf": _any_of,
-    "oneOf": _one_of,
-    "pattern": _pattern,
-    "unevaluatedProperties": functools.partial(_unevaluated, of=dict),
-    "unevaluatedItems": functools.partial(_unevaluated, of=list),
+    "type": _check_type,
+    "multipleOf": _check_multiple_of,
+    "uniqueItems": _check_unique_items,
+    "additionalItems": _check_additional_items,
+    "properties": _check_properties,
+    "patternProperties": _check_pattern_properties,
+    "additionalProperties": _check_additional_properties,
+    "propertyNames": _check_property_names,
+    "anyOf": _check_any_of,
+    "oneOf": _check_one_of,
+    "pattern": _check_pattern,
+    "unevaluatedProperties": functools.partial(_check_unevaluated, of=dict),
+    "unevaluatedItems": functools.partial(_check_unevaluated, of=list),
 }
 BELOW = frozenset({"items", "prefixItems", "dependencies", "dependentSchemas", "allOf", "if"})
 """Keywords of jsonschema's that only lead on, to what is below or to further schemas."""
-CONTENT: dict[str, Keyword] = {"contentEncoding": _content_encoding, "contentMediaType": _content_media_type}
+CONTENT: dict[str, Keyword] = {
+    "contentEncoding": _check_content_encoding,
+    "contentMediaType": _check_content_media_type,
+}
 
 
 @functools.cache
-def _draft(name: str) -> _Draft:
+def _load_draft(name: str) -> _Draft:
     """Return a draft of JSON Schema. This imports jsonschema."""
     import jsonschema
 
@@ -335,7 +334,7 @@ def _draft(name: str) -> _Draft:
     known = {word: decide if word in BELOW else _with_work_count(decide) for word, decide in theirs.VALIDATORS.items()}
     known |= {word: decide for word, decide in OWN_KEYWORDS.items() if word in known}
     if name == "202012":  # of which the draft says that it may be written as before
-        known |= {"items": _items, "dependencies": jsonschema.Draft7Validator.VALIDATORS["dependencies"]}
+        known |= {"items": _check_items, "dependencies": jsonschema.Draft7Validator.VALIDATORS["dependencies"]}
     elif name != "4":
         known |= CONTENT
     keywords = {word: known[word] for word in KEYWORDS if word in known}
@@ -380,7 +379,7 @@ class _Draft:
         if "$ref" in shape:
             name, _, pointer = shape["$ref"].partition("#")
             there = self._documents[name] if name else document
-            target = functools.reduce(_member, pointer.split("/")[1:], there)
+            target = functools.reduce(_get_member, pointer.split("/")[1:], there)
             found = {**self._expand(target, there), **found}
         return found
 
@@ -442,7 +441,7 @@ class _Rules:
         self, keywords: Mapping[str, Keyword], is_type: Callable[[Any, str], bool], targets: Mapping[str, _Target]
     ) -> None:
         self.is_type = is_type
-        self.steps = {id(True): _Steps((), None, 1), id(False): _Steps((("false", _reject_all, None),), None, 1)}
+        self.steps = {id(True): _Steps((), None, 1), id(False): _Steps((("false", lambda *_: MISFIT, None),), None, 1)}
         self._keywords = keywords
         self._targets = targets
         self._patterns: dict[str, tuple[int, SchemaValidator]] = {}
@@ -455,7 +454,7 @@ class _Rules:
         else:
             words -= {"properties", "patternProperties"}
         steps = [(word, decide, schema[word]) for word, decide in self._keywords.items() if word in words]
-        if _tells_required_late(schema):
+        if _lists_required_last(schema):
             places = [word for word, _, _ in steps]
             steps.insert(places.index("additionalProperties"), steps.pop(places.index("required")))
         target = self._targets[schema["$ref"]] if isinstance(schema.get("$ref"), str) else None
@@ -480,7 +479,7 @@ class _Rules:
 
     def find_issues(self, value: object, schema: Form, path: str) -> list[str]:
         """Return the issues of the value at *path*; none if it is valid."""
-        judge = _Judge(self)
+        judge = _ValueCheck(self)
         judge.known[id(schema), id(value)] = False
         try:
             if not judge.descend(value, schema):
@@ -489,7 +488,7 @@ class _Rules:
             return [f"{path}: {TOO_LONG}"]
         judge.left = MOST_WORK
         try:
-            said = _Teller(judge, path, {}).follow(value, _Target("#", schema))
+            said = _IssueReport(judge, path, {}).follow(value, _Target("#", schema))
         except _CheckLimitExceeded:
             return [f"{path}: {TOO_LONG}"]
         except RecursionError:
@@ -497,7 +496,7 @@ class _Rules:
         return [*said] or [f"{path}: does not fit its schema"]
 
 
-class _Judge:
+class _ValueCheck:
     """
     Decides whether one value is valid, and stops at the first violation.
 
@@ -571,19 +570,19 @@ class _Judge:
         if key in self._evaluated:
             return self._evaluated[key]
         self.spend(1 + len(instance))
-        named = self._find_named if isinstance(instance, dict) else self._find_listed
+        named = self._find_evaluated_members if isinstance(instance, dict) else self._find_evaluated_items
         found = self._evaluated[key] = named(instance, schema, is_inner=is_inner)
-        for form in self._find_beside(instance, schema):
+        for form in self._iter_applied_schemas(instance, schema):
             if not self.descend(instance, form):
                 found |= self._find_evaluated(instance, form)
         return found
 
-    def _find_named(self, instance: dict[str, Any], schema: dict[str, Any], *, is_inner: bool) -> set[Any]:
+    def _find_evaluated_members(self, instance: dict[str, Any], schema: dict[str, Any], *, is_inner: bool) -> set[Any]:
         if "additionalProperties" in schema or (is_inner and "unevaluatedProperties" in schema):
             return set(instance)
-        return {name for name in instance if any(True for _ in _forms_of_member(self, name, schema))}
+        return {name for name in instance if any(True for _ in _find_member_schemas(self, name, schema))}
 
-    def _find_listed(self, instance: list[Any], schema: dict[str, Any], *, is_inner: bool) -> set[Any]:
+    def _find_evaluated_items(self, instance: list[Any], schema: dict[str, Any], *, is_inner: bool) -> set[Any]:
         if "items" in schema or (is_inner and "unevaluatedItems" in schema):
             return set(range(len(instance)))
         found = set(range(len(schema.get("prefixItems", ()))))
@@ -591,7 +590,7 @@ class _Judge:
             found |= {index for index, one in enumerate(instance) if not self.descend(one, schema["contains"])}
         return found
 
-    def _find_beside(self, instance: Any, schema: dict[str, Any]) -> Iterator[Form]:
+    def _iter_applied_schemas(self, instance: Any, schema: dict[str, Any]) -> Iterator[Form]:
         """Yield the subschemas that apply to the same value, whether they match or not."""
         for word in ("allOf", "anyOf", "oneOf"):
             yield from schema.get(word, ())
@@ -607,7 +606,7 @@ class _Judge:
 class _SubschemaValidator:
     """The validator of one schema, in the form that keywords of jsonschema call."""
 
-    def __init__(self, judge: _Judge, schema: Form) -> None:
+    def __init__(self, judge: _ValueCheck, schema: Form) -> None:
         self._judge = judge
         self._schema = schema
 
@@ -616,15 +615,20 @@ class _SubschemaValidator:
         return not self._judge.descend(instance, self._schema)
 
 
-class _Teller:
+class _IssueReport:
     """
-    Describes what is wrong with the value at a path, in sentences.
+    Describes the problems of a value at a path, in sentences.
 
     To keywords it is a validator like the other; what they give is either a sentence or a sign that one is needed.
     """
 
     def __init__(
-        self, judge: _Judge, path: str, told: dict[tuple[int, int, str], Sequence[str]], *, is_referred: bool = False
+        self,
+        judge: _ValueCheck,
+        path: str,
+        told: dict[tuple[int, int, str], Sequence[str]],
+        *,
+        is_referred: bool = False,
     ) -> None:
         self.judge = judge
         self.path = path
@@ -638,7 +642,7 @@ class _Teller:
     ) -> Iterator[str]:
         """Yield a sentence for each issue."""
         place = self.path if path is None else member_path(self.path, path)
-        at = _Teller(self.judge, place, self._told, is_referred=self.is_referred)
+        at = _IssueReport(self.judge, place, self._told, is_referred=self.is_referred)
         steps = self.judge.rules.steps.get(id(schema)) or self.judge.rules.make_steps(schema)
         self.judge.spend(steps.work)
         for word, decide, value in steps.keywords:
@@ -650,7 +654,7 @@ class _Teller:
                     is_said = True
                     yield from at._keyword_issues(word, value, instance, schema)
         if steps.target is not None:
-            yield from _Teller(self.judge, place, self._told, is_referred=True).follow(instance, steps.target)
+            yield from _IssueReport(self.judge, place, self._told, is_referred=True).follow(instance, steps.target)
 
     def member_names(self, instance: dict[str, Any]) -> Iterable[str]:
         """Return the names of an object's members, in the order of the object; below a reference, sorted as in journals."""
@@ -681,7 +685,7 @@ class _Teller:
         return (f"{self.path}: {OTHERS[word]}",)
 
 
-_Walk: TypeAlias = "_Judge | _Teller"
+_Walk: TypeAlias = "_ValueCheck | _IssueReport"
 
 
 # --- a schema before it is used -------------------------------------------------------------------------------------
@@ -768,14 +772,14 @@ class _Outline:
         for pointer in (reference, unquote(reference)):
             target: object = self.root
             for part in pointer.split("/")[1:] if pointer != "#" else ():
-                target = _member(target, part.replace("~1", "/").replace("~0", "~"))
+                target = _get_member(target, part.replace("~1", "/").replace("~0", "~"))
             if isinstance(target, dict | bool) and (pointer == "#" or pointer.startswith("#/")):
                 self._visit(target, pointer)
                 return pointer
         return _raise_schema_error(self._where, at, f"{reference!r} does not exist; use '#/$defs/...'")
 
 
-def _member(value: object, part: str | int) -> Any:
+def _get_member(value: object, part: str | int) -> Any:
     """Return a member or item of a JSON value; ``None`` when there is none."""
     if isinstance(value, dict):
         return value.get(part)
@@ -817,7 +821,7 @@ def _count_work(value: object) -> int:
     return values + chars // CHARS
 
 
-def _tells_required_late(schema: dict[str, Any]) -> bool:
+def _lists_required_last(schema: dict[str, Any]) -> bool:
     """Return whether journals have the issues of ``required`` after those of ``additionalProperties``: if it has one name."""
     is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
     return is_closed and "properties" in schema and len(schema.get("required", ())) == 1
@@ -900,15 +904,15 @@ def _raise_schema_error(where: str, at: str, problem: str) -> NoReturn:
     raise DefinitionError(msg)
 
 
-Saying: TypeAlias = Callable[[_Teller, Any, Any, Any], Iterable[str]]
+Saying: TypeAlias = Callable[[_IssueReport, Any, Any, Any], Iterable[str]]
 
 
-def _type_issue(at: _Teller, types: str | list[str], instance: object, _: object) -> Iterator[str]:
+def _type_issue(at: _IssueReport, types: str | list[str], instance: object, _: object) -> Iterator[str]:
     wanted = [one for one in TYPES if one in ([types] if isinstance(types, str) else types)]
     yield f"{at.path}: should be {' or '.join(wanted)}, not {_json_type(instance)}"
 
 
-def _enum_issue(at: _Teller, options: list[object], instance: object, _: object) -> Iterator[str]:
+def _enum_issue(at: _IssueReport, options: list[object], instance: object, _: object) -> Iterator[str]:
     allowed, given = ", ".join(map(canonical, options)), canonical(instance)
     if not isinstance(instance, str):
         given = repr(_sort_members(instance))
@@ -924,19 +928,19 @@ def _limit_text(word: str, limit: float, instance: object, schema: Mapping[str, 
     return f"{LIMITS[word].format(limit)}, not {instance}"
 
 
-def _required_issues(at: _Teller, names: list[str], instance: dict[str, object], _: object) -> Iterator[str]:
+def _required_issues(at: _IssueReport, names: list[str], instance: dict[str, object], _: object) -> Iterator[str]:
     return (f"{member_path(at.path, name)}: is required" for name in names if name not in instance)
 
 
 def _dependent_issues(
-    at: _Teller, names: dict[str, list[str]], instance: dict[str, object], _: object
+    at: _IssueReport, names: dict[str, list[str]], instance: dict[str, object], _: object
 ) -> Iterator[str]:
     for name, others in names.items():
         if name in instance and isinstance(others, list):
             yield from _required_issues(at, others, instance, _)
 
 
-def _unexpected_issues(at: _Teller, names: Iterable[str | int], schema: dict[str, Any]) -> Iterator[str]:
+def _unexpected_issues(at: _IssueReport, names: Iterable[str | int], schema: dict[str, Any]) -> Iterator[str]:
     known = list(schema.get("properties", ()))
     return (
         f"{member_path(at.path, name)}: is not a parameter; the parameters are: {list_names(known, name)}"
@@ -944,35 +948,39 @@ def _unexpected_issues(at: _Teller, names: Iterable[str | int], schema: dict[str
     )
 
 
-def _additional_issues(at: _Teller, _: object, instance: dict[str, object], schema: dict[str, Any]) -> Iterator[str]:
+def _additional_issues(
+    at: _IssueReport, _: object, instance: dict[str, object], schema: dict[str, Any]
+) -> Iterator[str]:
     return _unexpected_issues(
-        at, [name for name in at.member_names(instance) if not [*_forms_of_member(at, name, schema)]], schema
+        at, [name for name in at.member_names(instance) if not [*_find_member_schemas(at, name, schema)]], schema
     )
 
 
-def _unevaluated_issues(at: _Teller, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[str]:
+def _unevaluated_issues(at: _IssueReport, other: Form, instance: object, schema: dict[str, Any]) -> Iterator[str]:
     strange = at.judge.find_unevaluated(instance, other, schema)
     if isinstance(instance, dict):
         return _unexpected_issues(at, [name for name in at.member_names(instance) if name in strange], schema)
     return _too_many_issue(at, "Unevaluated", len(strange))
 
 
-def _additional_item_issues(at: _Teller, _: object, instance: list[object], schema: dict[str, Any]) -> Iterator[str]:
+def _additional_item_issues(
+    at: _IssueReport, _: object, instance: list[object], schema: dict[str, Any]
+) -> Iterator[str]:
     return _too_many_issue(at, "Additional", len(instance) - len(schema["items"]))
 
 
-def _too_many_issue(at: _Teller, what: str, count: int) -> Iterator[str]:
+def _too_many_issue(at: _IssueReport, what: str, count: int) -> Iterator[str]:
     yield f"{at.path}: {what} items are not allowed ({count} item{'s' if count > 1 else ''})"
 
 
-def _name_issues(at: _Teller, names: Form, instance: dict[str, object], _: object) -> Iterator[str]:
+def _name_issues(at: _IssueReport, names: Form, instance: dict[str, object], _: object) -> Iterator[str]:
     for name in at.member_names(instance):
         for said in at.descend(name, names):
             place = at.path if names is False else member_path(at.path, name)
             yield f"{place}: {said.removeprefix(f'{at.path}: ')}"
 
 
-def _any_of_issues(at: _Teller, forms: list[Form], instance: object, _: object) -> Iterator[str]:
+def _any_of_issues(at: _IssueReport, forms: list[Form], instance: object, _: object) -> Iterator[str]:
     """Yield the sentence for a value that matches none of several schemas. Nested sentences are limited."""
     tries: list[list[str]] = []
     for form in forms:
@@ -983,7 +991,7 @@ def _any_of_issues(at: _Teller, forms: list[Form], instance: object, _: object) 
     yield f"{at.path}: fits none of the {len(tries)} allowed forms; the nearest one says: {told}"
 
 
-def _one_of_issues(at: _Teller, forms: list[Form], instance: object, _: object) -> Iterator[str]:
+def _one_of_issues(at: _IssueReport, forms: list[Form], instance: object, _: object) -> Iterator[str]:
     fitting = [at.judge.descend(instance, form) for form in forms].count(())
     if not fitting:
         return _any_of_issues(at, forms, instance, _)

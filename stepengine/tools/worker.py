@@ -5,9 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
-from stepengine.data.hooks import RunLogger
 from stepengine.tools.context import CallSignal, ToolContext
 
 if TYPE_CHECKING:
@@ -37,17 +37,10 @@ class OnLoop:
             fn(*args, **kwargs)
 
 
-class LoopLogger:
-    """A logger that logs its lines on the event loop."""
-
-    def __init__(self, logger: RunLogger, loop: OnLoop) -> None:
-        self.debug = loop.wrap(logger.debug)
-        self.info = loop.wrap(logger.info)
-        self.warning = loop.wrap(logger.warning)
-        self.error = loop.wrap(logger.error)
-
-
 def make_thread_context(ctx: ToolContext, loop: OnLoop) -> tuple[ToolContext, CallSignal]:
     """Return a copy of the context for a body in a thread, and the signal that cancels this call."""
     signal = CallSignal(ctx.cancelled)
-    return ctx.for_thread(signal, loop.wrap, LoopLogger(ctx.logger, loop)), signal
+    logger: Any = SimpleNamespace(
+        **{name: loop.wrap(getattr(ctx.logger, name)) for name in ("debug", "info", "warning", "error")}
+    )
+    return ctx.for_thread(signal, loop.wrap, logger), signal

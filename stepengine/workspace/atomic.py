@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -18,27 +17,13 @@ from pathlib import Path
 
 from stepengine.errors import ToolError
 from stepengine.workspace import calls
-from stepengine.workspace.after_fork import Lock, call_after_fork
+from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.calls import Fd
 from stepengine.workspace.open_files import too_many_files_advice
 from stepengine.workspace.remote_files import RemoteFile
 
-_locks: weakref.WeakValueDictionary[tuple[object, int, int, str], _Lock] = weakref.WeakValueDictionary()
+_locks: weakref.WeakValueDictionary[tuple[object, int, int, str], Lock] = weakref.WeakValueDictionary()
 _guard = Lock()
-
-
-class _Lock:
-    """A lock that can be referred to weakly."""
-
-    __slots__ = ("__weakref__", "lock")
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-
-
-@call_after_fork
-def _clear_locks() -> None:
-    _locks.clear()
 
 
 @contextmanager
@@ -47,8 +32,8 @@ def lock_for(folder: Fd, name: str) -> Iterator[None]:
     info = calls.fstat(folder)
     with _guard:
         where = folder.system if isinstance(folder, RemoteFile) else None
-        found = _locks.setdefault((where, info.st_dev, info.st_ino, name), _Lock())
-    with found.lock:
+        found = _locks.setdefault((where, info.st_dev, info.st_ino, name), Lock())
+    with found:
         yield
 
 

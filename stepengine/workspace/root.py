@@ -13,10 +13,10 @@ import os
 import stat
 import weakref
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing, contextmanager, suppress
 from functools import cached_property
-from typing import NoReturn, TypeVar
+from typing import NoReturn
 
 from attrs import frozen
 
@@ -36,7 +36,6 @@ SYMLINK_HOPS = 8
 SECRET_SCAN_ENTRIES = 200_000
 """Some seconds of looking for files to hide; a larger folder is refused rather than searched in part."""
 
-T = TypeVar("T")
 
 LINK = {errno.ELOOP, errno.ENOTDIR, errno.EMLINK}
 
@@ -227,88 +226,25 @@ class Root:
         if self.policy.refuse_hardlinks and opened.info.st_nlink > 1:
             msg = f"{path!r} has more than one name (a hard link), which this set of tools refuses"
             raise ToolError(msg)
-        if self._has_secret_name(opened.info):
+        if self._has_withheld_name(opened.info):
             msg = f"{path!r} is another name of a file that may hold secrets or that a rule denies, or of one that could not be told from them"
             raise ToolError(msg)
 
-    def _has_secret_name(self, info: os.stat_result) -> bool:
-        """Return whether a hard link of the file has a withheld name; True if the tree is too large to search."""
+    def _has_withheld_name(self, info: os.stat_result) -> bool:
+        """Return whether a hard link of a file has a withheld name; True if the tree is too large to search."""
         # Nothing in a file shows its other names, so only a walk finds them. If the tree is too large for that, the file
-        # counts as secret.
+        # counts as withheld.
         budget = WalkBudget(SECRET_SCAN_ENTRIES)
-        fd = calls.open_at(".", FOLDER, self.fd)
-        try:
-            with closing(walk(self.holds, fd, (), budget, lambda _, __: True)) as entries:
-                for place, entry in entries:
-                    if entry.inode() == info.st_ino and self.is_withheld(place):
-                        found = entry.stat(follow_symlinks=False)
-                        if stat.S_ISREG(found.st_mode) and os.path.samestat(found, info):
-                            return True
-        finally:
-            calls.close(fd)
-        return bool(budget.cut)
+        with closing(self.iter_files(self.is_withheld, budget)) as withheld:
+            return any(os.path.samestat(found, info) for _, found in withheld) or bool(budget.cut)
 
-    def find_linked_secrets(self) -> list[tuple[str, ...]]:
-        """
-        Return the paths of files that have a hard link with a withheld name, searching up to 200,000 entries.
-
-        Almost no tree has any, and that takes no ``stat`` of what is not withheld to find out.
-        """
-        linked = {(info.st_dev, info.st_ino) for place, info in self._iter_files(self.is_withheld) if info.st_nlink > 1}
-        if not linked:
-            return []
-        found = self._iter_files(lambda place: not self.is_withheld(place))
-        return [place for place, info in found if (info.st_dev, info.st_ino) in linked]
-
-    def list_withheld(self, folder: OpenedEntry, *, deep: bool) -> list[tuple[str, ...]]:
-        """
-        Return the withheld paths below an open folder, without the content of withheld folders.
-
-        Args:
-            folder: The folder; it stays open.
-            deep: Whether what folders in it hold counts, too.
-
-        Raises:
-            ToolError: when the tree is too large to tell.
-        """
-        found: list[tuple[str, ...]] = []
-        start = len(folder.parts)
-
-        def enter(place: tuple[str, ...], _: Fd) -> bool:
-            if not self.is_withheld(place):
-                return True
-            found.append(place[start:])
-            return False
-
-        budget = WalkBudget(SECRET_SCAN_ENTRIES)
-        with closing(walk(self.holds if deep else lambda _: False, folder.fd, folder.parts, budget, enter)) as entries:
-            found += [place[start:] for place, entry in entries if not entry.is_dir() and self.is_withheld(place)]
-        if budget.cut:
-            msg = f"what may be listed of it could not be told: {budget.cut}; name a smaller folder"
-            raise ToolError(msg)
-        return found
-
-    def has_visible_entry(self, folder: OpenedEntry, names: Collection[str], *, deep: bool) -> bool:
-        """
-        Return whether an open folder has a file or folder with one of these names that is not withheld.
-
-        Args:
-            folder: The folder; it stays open.
-            names: Single names.
-            deep: Whether what folders in it hold counts, too.
-        """
-        holds = self.holds if deep else lambda _: False
-        budget = WalkBudget(SECRET_SCAN_ENTRIES)
-        with closing(
-            walk(holds, folder.fd, folder.parts, budget, lambda place, _: not self.is_withheld(place))
-        ) as entries:
-            return any(entry.name in names and not self.is_withheld(place) for place, entry in entries)
-
-    def _iter_files(self, wanted: Callable[[Sequence[str]], bool]) -> Iterator[tuple[tuple[str, ...], os.stat_result]]:
+    def iter_files(
+        self, wanted: Callable[[Sequence[str]], bool], budget: WalkBudget
+    ) -> Generator[tuple[tuple[str, ...], os.stat_result], None, None]:
         """Yield path and status of the files that *wanted* selects."""
         fd = calls.open_at(".", FOLDER, self.fd)
         try:
-            with closing(walk(self.holds, fd, (), WalkBudget(SECRET_SCAN_ENTRIES), lambda _, __: True)) as entries:
+            with closing(walk(self.holds, fd, (), budget, lambda _, __: True)) as entries:
                 for place, entry in entries:
                     if entry.is_file(follow_symlinks=False) and wanted(place):
                         with suppress(OSError):
@@ -334,7 +270,9 @@ class Root:
                 except OSError as error:
                     todo.extendleft(reversed(self._resolve_link(error, folder, name, tuple(done), path)))
                     hops += 1
-                    self._check_hops(hops, path)
+                    if hops > SYMLINK_HOPS:
+                        msg = f"{path!r} goes through more than {SYMLINK_HOPS} symbolic links"
+                        raise ToolError(msg) from None
                     todo = todo or deque(["."])
                     # The target of a link is inserted before the rest of the path, and the walk restarts at the root. So it passes
                     # the same checks as a path in its place.
@@ -355,11 +293,6 @@ class Root:
         if target is None:
             self._raise_path_error(error, path)
         return resolve_link_target(done, target, self.real, path)
-
-    def _check_hops(self, hops: int, path: str) -> None:
-        if hops > SYMLINK_HOPS:
-            msg = f"{path!r} goes through more than {SYMLINK_HOPS} symbolic links"
-            raise ToolError(msg)
 
     def _make_opened_entry(self, fd: Fd, parts: tuple[str, ...], path: str) -> OpenedEntry:
         """Return the entry of an open descriptor; close it and raise for another file system."""

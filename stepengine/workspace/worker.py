@@ -145,7 +145,9 @@ class Worker:
         try:
             for old in head.pop("close", ()):
                 self.close(old)
-            made = getattr(self, "do_" + head.pop("do"))(data=data, number=number, **head)
+            do = head.pop("do")
+            more = {"list": {"number": number}, "replace": {"data": data}, "spawn": {"number": number, "data": data}}
+            made = getattr(self, "do_" + do)(**head, **more.get(do, {}))
             reply, content = made if isinstance(made, tuple) else (made, b"")
             reply = {"id": number, **(reply or {})}
         except OSError as error:
@@ -173,7 +175,7 @@ class Worker:
 
     # --- the system as a whole --------------------------------------------------------------------------------------
 
-    def do_begin(self, limits: Any, data: bytes, number: Any) -> Any:
+    def do_begin(self, limits: Any) -> Any:
         """Set the limits of this process and its children, and return facts about this system."""
         import resource
 
@@ -190,7 +192,7 @@ class Worker:
             "executable": sys.executable,
         }
 
-    def do_root(self, handle: int, path: str, data: bytes, number: Any) -> Any:
+    def do_root(self, handle: int, path: str) -> Any:
         """Open a root folder after resolving symbolic links in its path."""
         home = os.path.expanduser("~")
         path = home + path[1:] if path == "~" or path.startswith("~/") else path
@@ -206,7 +208,7 @@ class Worker:
             above = os.path.dirname(above)
         return {"info": stat_numbers(info), "real": os.path.realpath(path), "wide": wide, "mount": mount_of(fd)}
 
-    def do_variables(self, names: list[str], data: bytes, number: Any) -> Any:
+    def do_variables(self, names: list[str]) -> Any:
         """Return the values of the variables in *names*, the user's name and the home folder."""
         import pwd
 
@@ -217,7 +219,7 @@ class Worker:
         given = {name: os.environ[name] for name in names if name in os.environ}
         return {"variables": given, "user": user, "home": os.path.expanduser("~")}
 
-    def do_which(self, name: str, folders: list[str], root: list[str], data: bytes, number: Any) -> Any:
+    def do_which(self, name: str, folders: list[str], root: list[str]) -> Any:
         """Return the path of a program in *folders*, unless it is below the root."""
         import shutil
 
@@ -227,11 +229,11 @@ class Worker:
                 return {"found": found}
         return {"found": None}
 
-    def do_outside(self, paths: list[str], root: list[str], data: bytes, number: Any) -> Any:
+    def do_outside(self, paths: list[str], root: list[str]) -> Any:
         """Return the paths that are neither the root nor below it, both as written and resolved."""
         return {"outside": [path for path in paths if not is_within_root(path, root)]}
 
-    def do_private(self, data: bytes, number: Any) -> Any:
+    def do_private(self) -> Any:
         """Create a private folder for one command, and return its path."""
         import tempfile
 
@@ -239,12 +241,12 @@ class Worker:
         self.private.append(folder)
         return {"folder": folder}
 
-    def do_mkdirs(self, paths: list[str], data: bytes, number: Any) -> None:
+    def do_mkdirs(self, paths: list[str]) -> None:
         """Create folders that only this user can enter."""
         for path in paths:
             os.mkdir(path, 0o700)
 
-    def do_remove(self, path: str, data: bytes, number: Any) -> None:
+    def do_remove(self, path: str) -> None:
         """Remove a private folder, if this program created it."""
         import shutil
 
@@ -254,7 +256,7 @@ class Worker:
 
     # --- folders and files ------------------------------------------------------------------------------------------
 
-    def do_open(self, handle: int, folder: int, name: str, kind: str, data: bytes, number: Any) -> Any:
+    def do_open(self, handle: int, folder: int, name: str, kind: str) -> Any:
         """Open an entry of an open folder; for a file, its first bytes are returned too."""
         fd = os.open(name, KINDS[kind], dir_fd=self.fd(folder))
         self.open[handle] = fd
@@ -267,15 +269,15 @@ class Worker:
                 start = os.pread(fd, CHUNK_BYTES, 0)
         return {"info": stat_numbers(info)}, start
 
-    def do_fstat(self, handle: int, data: bytes, number: Any) -> Any:
+    def do_fstat(self, handle: int) -> Any:
         """Return the status of an open file or folder."""
         return {"info": stat_numbers(os.fstat(self.fd(handle))), "mount": mount_of(self.fd(handle))}
 
-    def do_pread(self, handle: int, offset: int, size: int, data: bytes, number: Any) -> Any:
+    def do_pread(self, handle: int, offset: int, size: int) -> Any:
         """Return bytes of an open file."""
         return {}, os.pread(self.fd(handle), min(size, 1024 * 1024), offset)
 
-    def do_list(self, handle: int, data: bytes, number: Any) -> Any:
+    def do_list(self, handle: int, number: Any) -> Any:
         """List an open folder."""
         part, size, count = [], 0, 0
         with os.scandir(self.fd(handle)) as entries:
@@ -299,32 +301,32 @@ class Worker:
                     part, size = [], 0
         return {}, json.dumps(part).encode()
 
-    def do_stat(self, folder: int, name: str, data: bytes, number: Any) -> Any:
+    def do_stat(self, folder: int, name: str) -> Any:
         """Return the status of an entry, without following links."""
         return {"info": stat_numbers(os.stat(name, dir_fd=self.fd(folder), follow_symlinks=False))}
 
-    def do_readlink(self, folder: int, name: str, data: bytes, number: Any) -> Any:
+    def do_readlink(self, folder: int, name: str) -> Any:
         """Return where a symbolic link points."""
         return {"target": os.readlink(name, dir_fd=self.fd(folder))}
 
-    def do_mkdir(self, folder: int, name: str, mode: Any, data: bytes, number: Any) -> None:
+    def do_mkdir(self, folder: int, name: str, mode: Any) -> None:
         """Create a folder."""
         os.mkdir(name, mode, dir_fd=self.fd(folder))
 
-    def do_rmdir(self, folder: int, name: str, data: bytes, number: Any) -> None:
+    def do_rmdir(self, folder: int, name: str) -> None:
         """Remove a folder that is empty."""
         os.rmdir(name, dir_fd=self.fd(folder))
 
-    def do_unlink(self, folder: int, name: str, data: bytes, number: Any) -> None:
+    def do_unlink(self, folder: int, name: str) -> None:
         """Remove a file, durably."""
         os.unlink(name, dir_fd=self.fd(folder))
         os.fsync(self.fd(folder))
 
-    def do_replace(self, folder: int, name: str, mode: Any, data: bytes, number: Any) -> None:
+    def do_replace(self, folder: int, name: str, mode: Any, data: bytes) -> None:
         """Replace the content of a file durably."""
         put(self.fd(folder), name, data, mode)
 
-    def do_sweep(self, folder: int, data: bytes, number: Any) -> None:
+    def do_sweep(self, folder: int) -> None:
         """Remove temporary files from processes that have ended."""
         sweep(self.fd(folder))
 
@@ -384,32 +386,32 @@ class Worker:
         threading.Thread(target=child.pump, daemon=True).start()
         return {}
 
-    def do_signal(self, child: int, pid: int, signal: int, data: bytes, number: Any) -> None:
+    def do_signal(self, child: int, pid: int, signal: int) -> None:
         """Send a signal to the process group of a program, unless its id was freed."""
         found = self.children.get(child)
         if found is not None and pid > 1 and found.popen.poll() is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, signal)
 
-    def do_end(self, child: int, data: bytes, number: Any) -> None:
+    def do_end(self, child: int) -> None:
         """Request the supervisor of a program to end all its processes."""
         found = self.children.get(child)
         if found is not None:
             found.end()
 
-    def do_kill(self, child: int, data: bytes, number: Any) -> None:
+    def do_kill(self, child: int) -> None:
         """Kill the supervisor of a program."""
         found = self.children.get(child)
         if found is not None:
             found.popen.kill()
 
-    def do_allow(self, child: int, size: int, data: bytes, number: Any) -> None:
+    def do_allow(self, child: int, size: int) -> None:
         """Permit a program to send *size* more bytes of output."""
         found = self.children.get(child)
         if found is not None:
             found.allow_output(size)
 
-    def do_end_marked(self, mark: Any, data: bytes, number: Any) -> None:
+    def do_end_marked(self, mark: Any) -> None:
         """Kill every process whose environment contains a text; repeat at most 40 times, until none is left."""
         import time
 

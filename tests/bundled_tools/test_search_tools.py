@@ -246,7 +246,7 @@ async def test_ripgrep_hits_are_shown_only_if_our_walk_confirms_them(root: Path,
 
     held = Root(root, PathPolicy())
     base = held.open_folder(".")
-    hits = list(ripgrep_module.Ripgrep(str(fake), held, base).hits("x", SearchFlags(), 15, WalkBudget(LIST_ENTRIES)))
+    hits = list(ripgrep_module.Ripgrep(str(fake), held, base).search("x", SearchFlags(), 15, WalkBudget(LIST_ENTRIES)))
     os.close(base.fd)
     held.close()
 

@@ -31,7 +31,7 @@ from stepengine.models import (
     OpenAIChatProvider,
     OpenAIProvider,
 )
-from stepengine.models._http import warn_once
+from stepengine.models._settings import warn_once
 from stepengine.tools.agent_tools import BUILT_IN
 from tests.faults.search_server import Searching, streamed
 from tests.faults.server import fault_server, json_answer, sse

@@ -58,7 +58,7 @@ async def sent_to(name, monkeypatch, **environment):
         return httpx2.Response(500, json={})
 
     provider = Models.standard()._get_provider(name)
-    provider._transport = httpx2.MockTransport(answer)
+    provider._connections.transport = httpx2.MockTransport(answer)
     with pytest.raises(Exception, match="500"):
         await provider.complete(ModelRequest(f"{name}/m"))
     await provider.close()

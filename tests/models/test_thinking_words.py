@@ -14,7 +14,7 @@ from stepengine.data.messages import UserMessage
 from stepengine.data.models import ModelRequest, ModelSettings, Thinking
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
-from stepengine.models._http import warn_once
+from stepengine.models._settings import warn_once
 from stepengine.models.openai import OpenAIProvider
 from stepengine.models.presets import PRESETS
 from tests.models.wires import provider_of

@@ -15,8 +15,9 @@ Must not be here: the tools themselves, MCP, and printing.
 Begin with ``agent`` and ``updates``; ``remote_agent`` for the other direction.
 """
 
-from stepengine.adapters.acp.agent import EditorAgent, MakeEngine
+from stepengine.adapters.acp.agent import EditorAgent
 from stepengine.adapters.acp.remote_agent import ExternalAgent, ExternalReply
+from stepengine.adapters.acp.session_engines import MakeEngine
 from stepengine.adapters.acp.stdio import redirect_stdout, serve
 
 __all__ = ("EditorAgent", "ExternalAgent", "ExternalReply", "MakeEngine", "redirect_stdout", "serve")

@@ -95,7 +95,7 @@ class KeptSession:
         first = self.turns[0].prompt if self.turns else ""
         return visible(" ".join(first.split()), strict=True)[:TITLE_CHARS]
 
-    def begin(self, prompt: str, *, servers: tuple[str, ...] = (), media: str = "") -> PromptRun:
+    def start_turn(self, prompt: str, *, servers: tuple[str, ...] = (), media: str = "") -> PromptRun:
         """Add a turn that starts now, and store it with the images of its prompt as JSON in *media*."""
         journal = self.folder / f"{len(self.turns) + 1:04}.jsonl"
         turn = PromptRun(prompt, journal, chosen=self.chosen, servers=servers)
@@ -207,7 +207,7 @@ class KeptSessions:
         except OSError as error:
             raise _make_storage_error(self._folder, error) from None
 
-    def all(self, cwd: Path | None) -> list[KeptSession]:
+    def list_sessions(self, cwd: Path | None) -> list[KeptSession]:
         """Return the sessions of a workspace, or with ``None`` all; the newest first, without unreadable ones."""
         found = []
         for folder in self._folder.iterdir() if self._folder.is_dir() else ():

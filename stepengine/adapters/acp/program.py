@@ -123,9 +123,9 @@ class AgentProgram:
             msg = f"the program {self._name!r} could not be started: {why}"
             raise ExternalAgentError(msg, kind="start")
         self._pid = int(number)
-        self._tasks.append(asyncio.create_task(self._end_with_program()))
+        self._tasks.append(asyncio.create_task(self._wait_for_program_end()))
 
-    async def _end_with_program(self) -> None:
+    async def _wait_for_program_end(self) -> None:
         """End the remaining processes when the program ends. They may hold the pipes open and hide its end."""
         with contextlib.suppress(OSError):
             said = await asyncio.get_running_loop().sock_recv(self._line, 64)

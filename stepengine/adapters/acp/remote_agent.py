@@ -23,10 +23,10 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
-import attrs
 from attrs import frozen
 
 from stepengine.adapters.acp.program import AgentProgram, select_environment
+from stepengine.adapters.acp.program_permissions import ProgramPermissions
 from stepengine.adapters.acp.workplace import (
     BorrowedTerminals,
     ProgramFileAccess,
@@ -37,7 +37,6 @@ from stepengine.adapters.acp.workplace import (
 from stepengine.adapters.external.turns import (
     ENTRY_CHARS,
     NAME_CHARS,
-    OPEN_ASKS,
     SHOWN_CHARS,
     TurnOutput,
     as_dict,
@@ -46,8 +45,8 @@ from stepengine.adapters.external.turns import (
     make_external_handler,
     make_failed_result,
     make_permission_input,
+    make_permission_tools,
     permission_kind,
-    permission_tools,
     start_of_json,
     start_of_text,
 )
@@ -191,7 +190,7 @@ class ExternalAgent(AgentDefinition[ExternalReply]):
             fields = {
                 "input_schema": InputSchema(prompt="What to do.", params=PARAMS),
                 **fields,
-                "tools": [_turn_tool(led, timeout), *permission_tools(id, _make_guard_callback(led))],
+                "tools": [_make_turn_tool(led, timeout), *make_permission_tools(id, _make_guard_callback(led))],
                 "handle_steps": make_external_handler(id, _start_inputs, _make_reply, carried=("session",)),
             }
         elif "handle_steps" not in fields:  # `attrs.evolve` makes one of its fields
@@ -243,7 +242,7 @@ def _make_reply(data: Mapping[str, Any]) -> ExternalReply:
 # --- a turn -----------------------------------------------------------------------------------------------------------
 
 
-def _turn_tool(led: _ProgramSettings, timeout: float | None) -> Tool[Any, Any]:
+def _make_turn_tool(led: _ProgramSettings, timeout: float | None) -> Tool[Any, Any]:
     schema = {
         "type": "object",
         "properties": {
@@ -296,15 +295,10 @@ class _ProgramConversation:
         self._connection: Connection | None = None
         self._session = ""
         self._prompting: asyncio.Future[Any] | None = None
-        self._asks: dict[int, _PermissionRequest] = {}
-        self._told = 0
-        self._asked = asyncio.Event()
-        self._given: dict[str, bool] = {}
+        self._permissions = ProgramPermissions()
         self.said = _ProgramOutput()
         self._files: ProgramFileAccess | None = None
         self._terminals: BorrowedTerminals | None = None
-        self._granted: set[str] = set()
-        self._granted_files: set[tuple[str, str]] = set()
         self.guards: dict[str, CallGuard | None] = {}
         self._methods: Sequence[str] = ()
         self._closes = False
@@ -328,13 +322,10 @@ class _ProgramConversation:
         if answers is None:
             await self._start_turn(ctx, given.get("session") or "", given.get("prompt") or "")
         elif self._prompting is not None:
-            for answer in answers:
-                ask = self._asks.pop(answer["id"], None)
-                if ask is not None and not ask.answer.done():
-                    ask.answer.set_result(answer["allowed"])
+            self._permissions.answer(answers)
         else:
             # The run was suspended, and the program with it.
-            self._given = {canonical(answer["input"]): answer["allowed"] for answer in answers}
+            self._permissions.store_early_answers(answers)
             await self._start_turn(ctx, given["session"], _resume_prompt(answers))
 
     async def _start_turn(self, ctx: ToolContext, session: str, prompt: str) -> None:
@@ -462,18 +453,17 @@ class _ProgramConversation:
         """Wait until the turn ends or the program asks for a permission."""
         prompting = self._prompting
         assert prompting is not None  # noqa: S101
-        asked = asyncio.ensure_future(self._asked.wait())
+        asked = asyncio.ensure_future(self._permissions.requested.wait())
         try:
             await asyncio.wait((prompting, asked), return_when=asyncio.FIRST_COMPLETED)
         finally:
             asked.cancel()
         if not prompting.done():
-            self._asked.clear()
-            asks = [{"id": ask.id, "kind": ask.kind, "input": ask.input} for ask in self._asks.values() if ask.is_open]
-            return self.said.result_so_far(self._session, asks)
+            self._permissions.requested.clear()
+            return self.said.make_partial_result(self._session, self._permissions.list_open())
         answer, session = prompting.result(), self._session
         await self._close()
-        return self.said.all(session, answer)
+        return self.said.make_final_result(session, answer)
 
     # --- what the program asks for ------------------------------------------------------------------------------------
 
@@ -482,21 +472,24 @@ class _ProgramConversation:
 
         given = as_dict(params)
         if method == "session/update":
-            self.said.take(as_dict(given.get("update")))
+            self.said.process_update(as_dict(given.get("update")))
             return None
         if is_notification:
             return None
-        doing: Callable[[Mapping[str, Any]], Any] | None = {
+        known: dict[str, Callable[[Mapping[str, Any]], Any]] = {
             "session/request_permission": self._answer_permission,
             "fs/read_text_file": self._read_file,
             "fs/write_text_file": self._write_file,
-        }.get(method)
-        if self._terminals is not None and method.startswith("terminal/"):
-            doing = (
-                self._create_terminal
-                if method == "terminal/create"
-                else self._terminal_methods(self._terminals).get(method)
-            )
+        }
+        if self._terminals is not None:
+            known |= {
+                "terminal/create": self._create_terminal,
+                "terminal/output": self._terminals.output,
+                "terminal/wait_for_exit": self._terminals.wait,
+                "terminal/kill": self._terminals.kill,
+                "terminal/release": self._terminals.release,
+            }
+        doing = known.get(method)
         if doing is None:
             raise RequestError.method_not_found(mended(method)[:SHOWN_CHARS])
         try:
@@ -508,15 +501,12 @@ class _ProgramConversation:
         call = as_dict(given.get("toolCall"))
         options = {str(one.get("kind")): one.get("optionId") for one in reversed(as_dicts(given.get("options")))}
         told = {**self.said.find_call(call.get("toolCallId")), **{k: v for k, v in call.items() if v is not None}}
-        asked = _asked_input(told)
+        asked = _make_input_for_rules(told)
         kind = permission_kind(_category_of_kind(told.get("kind")))
         allowed = await self._ask_person(kind, asked)
-        # The program names the kind, and rules judge by it: what was allowed as reading is no permission to run a command.
-        if allowed and kind == "execute" and isinstance(command := asked.get("command"), str | list):
-            # Once, so that nobody is asked twice about a command that we are told to run next.
-            self._granted.add(command if isinstance(command, str) else shlex.join(command))
         if allowed:
-            self._granted_files.update((kind, self._path_in_workspace(path)) for path in asked.get("paths", ()))
+            # Once, so that nobody is asked twice about what we are told to do next.
+            self._permissions.grant(kind, asked.get("command"), map(self._path_in_workspace, asked.get("paths", ())))
         chosen = next((options[kind] for kind in (ALLOWED if allowed else DENIED) if kind in options), None)
         if allowed is None or chosen is None:
             return {"outcome": {"outcome": "cancelled"}}
@@ -524,25 +514,7 @@ class _ProgramConversation:
 
     async def _ask_person(self, kind: str, input: dict[str, Any]) -> bool | None:
         """Return True if an action is allowed; ``None`` if there will be no answer."""
-        known = self._given.pop(canonical(input), None)
-        if known is not None:
-            return known
-        if not self.said.is_live or len(self._asks) >= OPEN_ASKS:
-            return None
-        self._told += 1
-        ask = _PermissionRequest(self._told, kind, input, asyncio.get_running_loop().create_future())
-        self._asks[ask.id] = ask
-        self._asked.set()
-        return await ask.answer
-
-    @staticmethod
-    def _terminal_methods(terminals: BorrowedTerminals) -> Mapping[str, Callable[[Mapping[str, Any]], Any]]:
-        return {
-            "terminal/output": terminals.output,
-            "terminal/wait_for_exit": terminals.wait,
-            "terminal/kill": terminals.kill,
-            "terminal/release": terminals.release,
-        }
+        return await self._permissions.request(kind, input, is_live=self.said.is_live)
 
     async def _create_terminal(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Run a command if it is allowed. Ask for permission if the program has not done so."""
@@ -552,7 +524,7 @@ class _ProgramConversation:
         around = {name: given[name] for name in ("cwd", "env") if given.get(name)}
         is_at_top = self._path_in_workspace(start_of_text(around.get("cwd"))) == "."
         variables = parse_variables(given)
-        if variables or not is_at_top or line not in self._granted:
+        if variables or not is_at_top or not self._permissions.has_command(line):
             # As our shell tool would be given it: a variable such as PATH decides which program runs.
             judged = ["env", *[f"{name}={value}" for name, value in variables.items()], *words] if variables else words
             asked: dict[str, Any] = {"title": f"Run {shlex.join(judged)}"[:SHOWN_CHARS], "command": judged}
@@ -561,7 +533,7 @@ class _ProgramConversation:
             if not await self._ask_person("execute", asked):
                 msg = "the command was not allowed"
                 raise ToolError(msg)
-        self._granted.discard(line)
+        self._permissions.use_command(line)
         assert self._terminals is not None  # noqa: S101 - else nobody comes here
         return await self._terminals.create(given)
 
@@ -605,9 +577,7 @@ class _ProgramConversation:
         Raises:
             ToolError: when it is not allowed.
         """
-        granted = {(kind, path) for path in file.paths}
-        if granted <= self._granted_files:
-            self._granted_files -= granted
+        if self._permissions.use_files(kind, file.paths):
             return GUARD.get()
         given = {**asked, "paths": list(file.paths)}
         if not await self._ask_person(kind, given):
@@ -632,9 +602,7 @@ class _ProgramConversation:
         if prompting is not None and not prompting.done() and connection is not None:
             with contextlib.suppress(Exception):
                 await connection.send_notification("session/cancel", {"sessionId": self._session})
-            for ask in self._asks.values():
-                if not ask.answer.done():
-                    ask.answer.set_result(None)
+            self._permissions.cancel()
             await asyncio.wait((prompting,), timeout=CANCEL_SECONDS)
         await self._close()
 
@@ -647,10 +615,8 @@ class _ProgramConversation:
     async def _close(self) -> None:
         program, connection, prompting = self._program, self._connection, self._prompting
         self._program = self._connection = self._prompting = None
-        self._granted.clear()
-        self._granted_files.clear()
+        self._permissions.clear()
         self.guards.clear()
-        self._asks.clear()
         self.said.finish()
         if connection is not None:
             await self._close_session(connection)
@@ -673,20 +639,6 @@ class _ProgramConversation:
                     await connection.send_request("session/close", {"sessionId": session})
 
 
-@attrs.define(eq=False)
-class _PermissionRequest:
-    """A permission that the program requested."""
-
-    id: int
-    kind: str
-    input: dict[str, Any]
-    answer: asyncio.Future[bool | None]
-
-    @property
-    def is_open(self) -> bool:
-        return not self.answer.done()
-
-
 def _resume_prompt(answers: Sequence[Mapping[str, Any]]) -> str:
     said = [
         f"- {'allowed' if one['allowed'] else 'denied'}: {as_dict(one.get('input')).get('title', '')}"
@@ -699,7 +651,7 @@ def _category_of_kind(kind: object) -> str:
     return KINDS.get(kind, "") if isinstance(kind, str) else ""
 
 
-def _asked_input(call: Mapping[str, Any]) -> dict[str, Any]:
+def _make_input_for_rules(call: Mapping[str, Any]) -> dict[str, Any]:
     """Return the input of a tool call for rules and people."""
     paths = [start_of_text(one.get("path")) for one in as_dicts(call.get("locations"))]
     details = _content_text(call.get("content"))
@@ -722,22 +674,22 @@ class _ProgramOutput(TurnOutput):
         self._cost: Decimal | None = None
         self._before: Decimal | None = None
 
-    def take(self, update: Mapping[str, Any]) -> None:
+    def process_update(self, update: Mapping[str, Any]) -> None:
         """Process an update from the program."""
         match update.get("sessionUpdate"):
             case "usage_update":
-                self._note_cost(as_dict(update.get("cost")))
+                self._record_cost(as_dict(update.get("cost")))
             case _ if not self.is_live:
                 pass  # what was said in an earlier turn, and is told again when its session is loaded
             case "agent_message_chunk":
-                self.more("text", start_of_text(as_dict(update.get("content")).get("text"), self.room))
+                self.add_text("text", start_of_text(as_dict(update.get("content")).get("text"), self.room))
             case "agent_thought_chunk":
-                self.more("thought", start_of_text(as_dict(update.get("content")).get("text"), self.room))
+                self.add_text("thought", start_of_text(as_dict(update.get("content")).get("text"), self.room))
             case "tool_call" | "tool_call_update":
                 self._update_call(update)
             case "plan":
                 told = as_dicts(update.get("entries"))[:200]
-                self.plan(
+                self.record_plan(
                     [
                         {"task": start_of_text(one.get("content")), "completed": one.get("status") == "completed"}
                         for one in told
@@ -746,7 +698,7 @@ class _ProgramOutput(TurnOutput):
             case _:
                 pass
 
-    def _note_cost(self, cost: Mapping[str, Any]) -> None:
+    def _record_cost(self, cost: Mapping[str, Any]) -> None:
         """Record the cost of the session so far. Only US dollars are counted."""
         with contextlib.suppress(InvalidOperation, ValueError, TypeError):
             amount = Decimal(str(cost["amount"])) if cost.get("currency") == "USD" else None
@@ -769,8 +721,8 @@ class _ProgramOutput(TurnOutput):
         self._input_left -= _count_json_chars(told)
         if self._input_left > 0:
             self._raw[call] = raw
-        given = _asked_input(raw)
-        self.tool(
+        given = _make_input_for_rules(raw)
+        self.update_call(
             call,
             name=start_of_text(raw.get("kind"), 40) or "other",
             category=_category_of_kind(raw.get("kind")),
@@ -783,15 +735,15 @@ class _ProgramOutput(TurnOutput):
 
     # --- results ------------------------------------------------------------------------------------------------------
 
-    def result_so_far(self, session: str, asks: Sequence[Mapping[str, Any]]) -> ToolResult:
+    def make_partial_result(self, session: str, asks: Sequence[Mapping[str, Any]]) -> ToolResult:
         """Return the output up to the program's permission requests as the result of the call."""
-        self.complete()
+        self.emit_full_text()
         data: Any = {"asks": list(asks), "session": session, "transcript": self.drain_record()}
         return ToolResult.json(data)
 
-    def all(self, session: str, answer: Mapping[str, Any]) -> ToolResult:
+    def make_final_result(self, session: str, answer: Mapping[str, Any]) -> ToolResult:
         """Return the output up to the end of the turn as the result of the call."""
-        text = self.complete()
+        text = self.emit_full_text()
         reason = start_of_text(answer.get("stopReason"), 100) or "end_turn"
         data: Any = {"text": text, "session": session, "stop_reason": reason, "transcript": self.drain_record()}
         usage, cost = _parse_usage(answer.get("usage")), self._current_cost()
@@ -806,7 +758,7 @@ class _ProgramOutput(TurnOutput):
 
 
 def _count_json_chars(value: object) -> int:
-    """Return the length of a value as JSON; that of all that is kept for one that is nested too deep."""
+    """Return the length of a value as JSON; ``INPUT_CHARS`` for one that is nested too deep."""
     try:
         return len(json.dumps(value))
     except (ValueError, RecursionError):

@@ -67,15 +67,15 @@ class OfferedChoices:
             raise DefinitionError(msg)
 
     @property
-    def first(self) -> SessionChoices:
+    def defaults(self) -> SessionChoices:
         """The initial choices."""
         return SessionChoices(self.modes[0] if self.modes else "", self.models[0] if self.models else "")
 
-    def again(self, kept: SessionChoices) -> SessionChoices:
+    def replace_unoffered(self, kept: SessionChoices) -> SessionChoices:
         """Return earlier choices, with the default in place of each one that is no longer offered."""
         # A kept choice may be of a time when more was offered. What is no longer offered is not in force, whatever an
         # editor remembers.
-        first = self.first
+        first = self.defaults
         return SessionChoices(
             kept.mode if kept.mode in self.modes else first.mode,
             kept.model if kept.model in self.models else first.model,

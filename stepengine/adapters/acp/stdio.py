@@ -16,8 +16,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
-from stepengine.adapters.acp.agent import EditorAgent, MakeEngine
+from stepengine.adapters.acp.agent import EditorAgent
 from stepengine.adapters.acp.servers import McpMaker
+from stepengine.adapters.acp.session_engines import MakeEngine
 from stepengine.errors import DefinitionError
 
 KNOWN_PROMPTS = 1_000

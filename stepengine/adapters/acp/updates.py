@@ -85,7 +85,7 @@ class ShownTurn:
         show = self.SHOWN.get(type(event))
         return iter(()) if show is None else show(self, event)
 
-    def filled(self, state: AgentState, model: str) -> Iterator[object]:
+    def make_context_update(self, state: AgentState, model: str) -> Iterator[object]:
         """Yield an update with the estimated context size of a conversation that continues from *state*."""
         return self._make_usage_update(state.context_tokens, model, self._cost)
 
@@ -121,7 +121,7 @@ class ShownTurn:
             raw_input=plain(event.input),
         )
 
-    def in_terminal(self, path: str, call_id: str, terminal: str) -> object:
+    def show_terminal(self, path: str, call_id: str, terminal: str) -> object:
         """Return the update that shows a call with its terminal, whose output stays visible after the end of the call."""
         call = self._call_id(path, call_id)
         self._diffed.add(call)
@@ -150,7 +150,7 @@ class ShownTurn:
         yield from self._show_items(self._texts.end(event.path, discarded="all"))
 
     def _show_output(self, event: RunFinished) -> Iterator[object]:
-        """Yield the output of a run that its handler returned and its model did not say."""
+        """Yield the output of a run if its handler returned it and no model wrote it."""
         yield from self._show_items(self._texts.show_output(event, event.result.text))
 
     def _show_notice(self, event: Compacted | Warned | WaitStarted) -> Iterator[object]:
@@ -311,7 +311,7 @@ def _plan_entry(todo: Mapping[str, object]) -> Any:
 
 
 def _describe_preview(preview: Mapping[str, Any]) -> Iterator[str]:
-    """Yield paragraphs that describe to a person what a call would do."""
+    """Yield paragraphs that describe the effect of a call to a person."""
     for kind, name, value in preview_parts(preview):
         text, label = (
             visible(_readable_text(value), strict=kind == "action"),

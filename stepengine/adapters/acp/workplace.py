@@ -74,7 +74,7 @@ class RequestedFile:
 
 
 class ProgramFileAccess:
-    """Gives an external program access to files of the workspace: those that our own tools may read or write."""
+    """Access of an external program to the files of the workspace that our own tools may read or write."""
 
     def __init__(self, folder: Path, may: str) -> None:
         self.folder = folder
@@ -189,7 +189,7 @@ class _Terminal:
     is_cut: bool = False
     ended: tuple[int | None, str | None] | None = None
 
-    def hear(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Append output of the command."""
         self.output += data
         if len(self.output) > self.kept:
@@ -240,14 +240,14 @@ class BorrowedTerminals:
                     argv=tuple(words),
                     env=env,
                     folder=opened,
-                    sink=lambda data: heard[0].hear(data) if heard else early.append(data),
+                    sink=lambda data: heard[0].feed(data) if heard else early.append(data),
                 )
             )
         finally:
             calls.close(opened)
         made = _Terminal(process, kept)
         for data in early:
-            made.hear(data)
+            made.feed(data)
         heard.append(made)
         name = f"t{next(self._ids)}"
         self._open[name] = made

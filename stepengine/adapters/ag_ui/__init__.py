@@ -189,12 +189,12 @@ async def connected(
         async for shown in _show_events(handle.events(), page):
             yield shown
         return
-    for shown in page.rest():
+    for shown in page.show_idle_session():
         yield shown
 
 
 def _messages_before_run(session: Session, handle: RunHandle | RunningTurn | None) -> Sequence[Message]:
-    """Return the messages of a session and the prompt of the running turn; what the turn adds is in its events."""
+    """Return the messages of a session and the prompt of the running turn. The other messages of the turn are in its events."""
     more = [] if handle is None else handle.history[len(session.messages) :]
     return [*session.messages, *takewhile(lambda message: isinstance(message, UserMessage), more)]
 
@@ -305,7 +305,7 @@ class _EventTranslator:
         for warning in () if self._page is None else self._page.warnings:
             yield self.core.CustomEvent(name="stepengine.warned", value={"message": warning})
 
-    def rest(self) -> Iterator[BaseEvent]:
+    def show_idle_session(self) -> Iterator[BaseEvent]:
         """Yield an empty run that ends like the last one, for a page of a session in which no run executes."""
         state = None if self._page is None else self._page.session.state
         self._root = "" if state is None else state.run_id
@@ -385,7 +385,7 @@ class _EventTranslator:
         yield from self._end_lanes(event.child_path, event.status, event.error)
 
     def _end_lanes(self, path: str, status: RunStatus, error: str = "") -> Iterator[BaseEvent]:
-        """End a run of the tree and what is open below it, the deepest first."""
+        """End a run of the tree and the open runs below it, the deepest first."""
         inside = [lane for lane in self._lanes if lane == path or not path or lane.startswith(f"{path}.")]
         for each in sorted(inside, key=lambda lane: lane.count(".") if lane else -1, reverse=True):
             yield from self._end_blocks(each)
@@ -484,7 +484,7 @@ class _EventTranslator:
         yield from self._end_blocks("")
         yield from self._show_items(self._texts.show_output(event, said))
 
-    def _note_page_call(self, event: QuestionAsked) -> Iterator[BaseEvent]:
+    def _record_page_call(self, event: QuestionAsked) -> Iterator[BaseEvent]:
         if page_tool_of(event.question):
             self._pages.add(self._last_call.get(event.path, ""))
         yield from ()
@@ -551,7 +551,7 @@ class _EventTranslator:
 
     def _discard_reply(self, event: ReplyDiscarded) -> Iterator[BaseEvent]:
         yield from self._show_items(self._texts.end(event.path, discarded=event.seq))
-        calls = self._calls.pop_coming(event.path, are_over=False)
+        calls = self._calls.end_incomplete(event.path, are_over=False)
         for call in calls:
             yield self._make_custom_event(event.path, "discarded", {"toolCallId": self._call_id(event.path, call)})
         yield from self._end_blocks(event.path)
@@ -559,7 +559,7 @@ class _EventTranslator:
 
     def _end_blocks(self, path: str) -> Iterator[BaseEvent]:
         yield from self._show_items(self._texts.end(path))
-        yield from self._end_calls(path, self._calls.pop_coming(path, are_over=True))
+        yield from self._end_calls(path, self._calls.end_incomplete(path, are_over=True))
 
     def _end_calls(self, path: str, calls: Iterable[str]) -> Iterator[BaseEvent]:
         for call in calls:
@@ -683,7 +683,7 @@ class _EventTranslator:
         ToolProgress: _show_progress,
         ToolLog: _show_progress,
         TodosChanged: _show_todos,
-        QuestionAsked: _note_page_call,
+        QuestionAsked: _record_page_call,
         PermissionRequested: _show_permission_request,
         AnswerReceived: _show_answer,
         PermissionDecided: _show_answer,

@@ -16,6 +16,7 @@ import os
 import re
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self
 from urllib.parse import urlsplit
 
@@ -35,8 +36,8 @@ from stepengine.adapters.external.turns import (
     make_external_handler,
     make_failed_result,
     make_permission_input,
+    make_permission_tools,
     permission_kind,
-    permission_tools,
     start_of_json,
     start_of_text,
 )
@@ -156,8 +157,10 @@ class RemoteAgent(AgentDefinition[Any]):
             fields = {
                 "input_schema": InputSchema(prompt=PROMPT, params=params),
                 **fields,
-                "tools": [_turn_tool(led, timeout), *permission_tools(id)],
-                "handle_steps": make_external_handler(id, _start_inputs, _parse_output, carried=("run", "place")),
+                "tools": [_make_turn_tool(led, timeout), *make_permission_tools(id)],
+                "handle_steps": make_external_handler(
+                    id, _start_inputs, itemgetter("output"), carried=("run", "place")
+                ),
             }
         elif "handle_steps" not in fields:  # `attrs.evolve` makes one of its fields
             msg = f"agent {id!r}: a RemoteAgent needs its server, such as url='https://agents.example.com'"
@@ -213,14 +216,10 @@ def _start_inputs(ctx: StepContext) -> dict[str, Any]:
     return {"prompt": ctx.prompt, "params": dict(given) if isinstance(given, Mapping) and given else None}
 
 
-def _parse_output(data: Mapping[str, Any]) -> Any:
-    return data["output"]
-
-
 # --- a turn -----------------------------------------------------------------------------------------------------------
 
 
-def _turn_tool(led: _RemoteSettings, timeout: float | None) -> Tool[Any, Any]:
+def _make_turn_tool(led: _RemoteSettings, timeout: float | None) -> Tool[Any, Any]:
     schema = {
         "type": "object",
         "properties": {
@@ -309,7 +308,7 @@ class _RemoteRun:
                 self._is_over = True
                 return self._make_result(view)
             if asks := self._open_questions(view):
-                self._said.complete()
+                self._said.emit_full_text()
                 told: Any = {
                     "asks": asks,
                     "run": self._run,
@@ -339,10 +338,12 @@ class _RemoteRun:
     async def _post_run(self) -> bool:
         assert self._start is not None  # noqa: S101
         start = self._start
-        made = await self._server.ask("POST", "/runs", start["body"], headers={"idempotency-key": start["key"]})
+        made = await self._server.send_request(
+            "POST", "/runs", start["body"], headers={"idempotency-key": start["key"]}
+        )
         run, is_new = made.get("run_id"), made.get("is_new")
         if not isinstance(run, str) or RUN_ID.fullmatch(run) is None or not isinstance(is_new, bool):
-            self._server.refuse("POST /runs without the id of a run")
+            self._server.raise_invalid_reply("POST /runs without the id of a run")
         self._run = run
         return is_new
 
@@ -351,7 +352,7 @@ class _RemoteRun:
         name = given["id"]
         answer = given.get("answer", given.get("allowed"))
         told: Any = {"declined": True} if answer == "" else answer
-        refused = await self._server.ask(
+        refused = await self._server.send_request(
             "POST", f"/runs/{self._run}/answers", {"answers": {name: told}}, may_be=(409, 404)
         )
         self._answered[name] = asyncio.get_running_loop().time()
@@ -371,14 +372,14 @@ class _RemoteRun:
                 if not self._run:
                     await self._post_run()
                 body = {"reason": "the run that leads it was cancelled"}
-                await self._server.ask("POST", f"/runs/{self._run}/cancel", body, may_be=(404, 409))
+                await self._server.send_request("POST", f"/runs/{self._run}/cancel", body, may_be=(404, 409))
 
     # --- what it says -------------------------------------------------------------------------------------------------
 
     async def _fetch_run(self) -> Mapping[str, Any]:
-        view = await self._server.ask("GET", f"/runs/{self._run}")
+        view = await self._server.send_request("GET", f"/runs/{self._run}")
         if view.get("status") not in (*ENDED, *OPEN) or not isinstance(view.get("questions"), list):
-            self._server.refuse(f"a run whose status is {view.get('status')!r:.60}")
+            self._server.raise_invalid_reply(f"a run whose status is {view.get('status')!r:.60}")
         return view
 
     async def _read_events(self) -> bool:
@@ -424,7 +425,7 @@ class _RemoteRun:
         if is_whole and place in self._told:
             return
         self._told.add(place)
-        self._said.more(what, start_of_text(event.get("text"), self._said.room))
+        self._said.add_text(what, start_of_text(event.get("text"), self._said.room))
 
     def _process_call(self, kind: str, event: Mapping[str, Any]) -> None:
         call = start_of_text(event.get("tool_call_id"))
@@ -434,7 +435,7 @@ class _RemoteRun:
         given = event.get("input")
         status = "" if kind == "tool_started" else "completed" if result.get("status") in (None, "ok") else "failed"
         kept = {"input": start_of_json(given)} if kind == "tool_started" and given else {}
-        self._said.tool(
+        self._said.update_call(
             f"{start_of_text(event.get('path'), 100)}/{call}",
             name=start_of_text(event.get("tool_name"), 100) or "other",
             category=start_of_text(event.get("category"), 40),
@@ -448,7 +449,7 @@ class _RemoteRun:
     def _process_todos(self, event: Mapping[str, Any]) -> None:
         todos = as_dicts(event.get("todos"))[:200]
         if event.get("path") == "":
-            self._said.plan(
+            self._said.record_plan(
                 [{"task": start_of_text(one.get("task")), "completed": one.get("completed") is True} for one in todos]
             )
 
@@ -461,12 +462,12 @@ class _RemoteRun:
         for one in as_dicts(view["questions"])[:OPEN_ASKS]:
             name = one.get("id")
             if not isinstance(name, str) or not name or len(name) > ENTRY_CHARS:
-                self._server.refuse("a question without an id")
+                self._server.raise_invalid_reply("a question without an id")
             if now - self._answered.get(name, -math.inf) > TAKEN_SECONDS:
-                found.append(self._make_ask(name, one))
+                found.append(self._make_permission_request(name, one))
         return found
 
-    def _make_ask(self, name: str, one: Mapping[str, Any]) -> dict[str, Any]:
+    def _make_permission_request(self, name: str, one: Mapping[str, Any]) -> dict[str, Any]:
         tool, details = start_of_text(one.get("tool_name"), 200), one.get("details")
         if tool and self._led.permissions == "policy":
             action = start_of_text(as_dict(one.get("preview")).get("action"))
@@ -496,7 +497,7 @@ class _RemoteRun:
         return {"id": mended(name), "kind": QUESTION, "input": asked}
 
     def _make_result(self, view: Mapping[str, Any]) -> ToolResult:
-        self._said.complete()
+        self._said.emit_full_text()
         spent = {"usage": _parse_usage(view.get("usage")), "cost": _parse_cost(view.get("cost_usd"))}
         if view["status"] != "completed":
             why = start_of_text(view.get("error")) or "it did not say why"
@@ -588,14 +589,14 @@ class _ServerClient:
         except DefinitionError as error:
             raise ExternalAgentError(error.message, kind="auth_required") from None
 
-    def refuse(self, what: str) -> NoReturn:
+    def raise_invalid_reply(self, what: str) -> NoReturn:
         """Raise the error for an invalid reply of the server."""
         msg = f"{self._led.url} is not a server of stepengine, or one of a version that this one does not understand: {what}"
         raise ExternalAgentError(_clean_text(msg), kind="protocol") from None
 
     # --- questions and answers ----------------------------------------------------------------------------------------
 
-    async def ask(
+    async def send_request(
         self, method: str, path: str, body: Any = None, *, headers: Mapping[str, str] = {}, may_be: Sequence[int] = ()
     ) -> Mapping[str, Any]:
         """
@@ -615,13 +616,13 @@ class _ServerClient:
                 async with self._client.stream(method, f"{self._led.url}{path}", headers=headers, **given) as response:
                     if response.status_code not in AWAY:
                         content = await self._read_content(response)
-                        self._note_contact()
+                        self._record_contact()
                         return self._parse_answer(f"{method} {path}", response, content, may_be)
                     why = f"it answered {response.status_code}"
             except httpx2.TransportError as error:
                 why = type(error).__name__
             except (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError) as error:
-                self.refuse(f"{type(error).__name__} for {method} {path}")
+                self.raise_invalid_reply(f"{type(error).__name__} for {method} {path}")
             pause = await self._wait_for_server(why, pause)
 
     async def _read_content(self, response: httpx2.Response) -> bytes:
@@ -629,7 +630,7 @@ class _ServerClient:
         async for piece in response.aiter_raw():
             found += piece
             if len(found) > ANSWER_BYTES:
-                self.refuse(f"an answer of more than {ANSWER_BYTES:,} bytes")
+                self.raise_invalid_reply(f"an answer of more than {ANSWER_BYTES:,} bytes")
         return bytes(found)
 
     def _parse_answer(
@@ -646,7 +647,7 @@ class _ServerClient:
         if status in OK and isinstance(told, dict):
             return told
         if status in OK:
-            self.refuse(f"{what} was answered by {status} without a JSON object")
+            self.raise_invalid_reply(f"{what} was answered by {status} without a JSON object")
         if status in may_be:
             return as_dict(told)
         detail = start_of_text(as_dict(told).get("detail")) or f"it answered {status}"
@@ -655,7 +656,7 @@ class _ServerClient:
             _clean_text(msg), kind=PROBLEMS.get(status, "start" if what == "POST /runs" else "failed")
         )
 
-    def _note_contact(self) -> None:
+    def _record_contact(self) -> None:
         self._last_seen, self._was_seen = asyncio.get_running_loop().time(), True
 
     async def _wait_for_server(self, why: str, pause: float) -> float:
@@ -680,27 +681,27 @@ class _ServerClient:
                     return
                 if response.status_code != 200 or "event-stream" not in response.headers.get("content-type", ""):  # noqa: PLR2004
                     self._parse_answer(f"GET {path}", response, await self._read_content(response), ())
-                    self.refuse("events that are no event stream")
+                    self.raise_invalid_reply("events that are no event stream")
                 async for place, event in self._parse_stream(response):
                     yield place, event
         except httpx2.TransportError:
             return
         except (httpx2.HTTPError, httpx2.StreamError) as error:
-            self.refuse(f"{type(error).__name__} in the events")
+            self.raise_invalid_reply(f"{type(error).__name__} in the events")
 
     async def _parse_stream(self, response: httpx2.Response) -> AsyncGenerator[tuple[str, Mapping[str, Any]]]:
         parser, waiting = SSEParser(), 0
         async for piece in response.aiter_raw():
-            self._note_contact()
+            self._record_contact()
             # One line at a time: each event has its own id.
             for line in piece.splitlines(keepends=True):
                 waiting += len(line)
                 if waiting > EVENT_BYTES:
-                    self.refuse(f"an event of more than {EVENT_BYTES:,} bytes")
+                    self.raise_invalid_reply(f"an event of more than {EVENT_BYTES:,} bytes")
                 for _, data in parser.feed(line):
                     waiting = 0
                     if EVENT_ID.fullmatch(parser.id) is None:
-                        self.refuse("an event id that no header can hold")
+                        self.raise_invalid_reply("an event id that no header can hold")
                     yield parser.id, self._parse_event(data)
 
     def _parse_event(self, data: bytes) -> Mapping[str, Any]:
@@ -708,5 +709,5 @@ class _ServerClient:
         with contextlib.suppress(ValueError):
             told = jiter.from_json(data, allow_inf_nan=False)
         if not isinstance(told, dict) or not isinstance(told.get("type"), str):
-            self.refuse("an event that is no JSON object with a type")
+            self.raise_invalid_reply("an event that is no JSON object with a type")
         return told

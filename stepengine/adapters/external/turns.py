@@ -80,7 +80,7 @@ def make_external_handler(
             said = (yield ToolCall(name, wanted, include_tool_call=False)).tool_result
             data = said.data if isinstance(said.data, Mapping) else {}
             if said.is_error or "error" in data:
-                raise _as_error(said.text if said.is_error else data["error"])
+                raise _error_from_json(said.text if said.is_error else data["error"])
             if "asks" not in data:
                 break
             asks = data["asks"]
@@ -115,7 +115,7 @@ def _make_answer(ask: Mapping[str, Any], decided: Any) -> dict[str, Any]:
     return {"id": ask["id"], "allowed": not decided.is_error, "input": ask["input"]}
 
 
-def _as_error(told: Any) -> ExternalAgentError:
+def _error_from_json(told: Any) -> ExternalAgentError:
     if isinstance(told, Mapping):
         return ExternalAgentError(str(told.get("message", "")), kind=str(told.get("kind", "")))
     return ExternalAgentError(str(told), kind="failed")
@@ -131,7 +131,7 @@ def permission_kind(category: str) -> str:
     return next((name for name, one in ASKED.items() if one == category), OTHER)
 
 
-def permission_tools(
+def make_permission_tools(
     name: str, on_allowed: Callable[[ToolContext, JsonDict], None] | None = None
 ) -> list[Tool[Any, Any]]:
     """
@@ -141,10 +141,10 @@ def permission_tools(
         name: The id of the agent.
         on_allowed: Called with the context and the input of each allowed call, while that call runs.
     """
-    return [_permission_tool(name, kind, on_allowed) for kind in (*ASKED, OTHER)]
+    return [_make_permission_tool(name, kind, on_allowed) for kind in (*ASKED, OTHER)]
 
 
-def _permission_tool(
+def _make_permission_tool(
     name: str, kind: str, on_allowed: Callable[[ToolContext, JsonDict], None] | None
 ) -> Tool[Any, Any]:
     """Return the tool whose call represents one kind of permission request of an agent."""
@@ -238,7 +238,7 @@ class TurnOutput:
         self.ctx = ctx
         self._completed = len(self._text)
 
-    def complete(self) -> str:
+    def emit_full_text(self) -> str:
         """Emit the full text of this call, and return the text of the turn."""
         if text := "".join(self._text[self._completed :]):
             self._emit(TextCompleted(text=text))
@@ -257,7 +257,7 @@ class TurnOutput:
         """The number of characters that can still be stored."""
         return max(0, self._left)
 
-    def more(self, kind: str, text: str) -> None:
+    def add_text(self, kind: str, text: str) -> None:
         """Append to the ``"text"`` or to a ``"thought"``."""
         if not text or not self.reserve_room(len(text)):
             return
@@ -286,7 +286,7 @@ class TurnOutput:
             self._text.append(f"\n[{LEFT_OUT}]")
         return True
 
-    def tool(
+    def update_call(
         self,
         call: str,
         *,
@@ -354,7 +354,7 @@ class TurnOutput:
         result = ToolResult.text(entry.get("output", ""), status=status, tool_name=name, tool_call_id=entry["id"])
         self._emit(ToolFinished(tool_name=name, tool_call_id=entry["id"], result=result))
 
-    def plan(self, plan: list[dict[str, Any]]) -> None:
+    def record_plan(self, plan: list[dict[str, Any]]) -> None:
         """Record a plan: the ``task`` of each part, and whether it is ``completed``."""
         if self.reserve_room(len(json.dumps(plan))):
             self._record.append({"plan": plan})

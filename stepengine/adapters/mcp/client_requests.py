@@ -46,6 +46,10 @@ FORMATS = {
 }
 
 
+AskPerson: TypeAlias = Callable[[Ask], Generator[Any, Any, str]]
+"""Asks one question of a form; raises ``_Closed`` if the server has stopped waiting."""
+
+
 class _Closed(Exception):
     """The server does not wait for the answers any more."""
 
@@ -64,7 +68,7 @@ class ServerQuestions:
         self._roots = roots
         self.rounds = MAX_ROUNDS
 
-    def answered(
+    def answer_requests(
         self, requests: Mapping[str, Any], is_open: IsOpen | None = None
     ) -> Generator[Any, Any, dict[str, Any]]:
         """
@@ -111,7 +115,16 @@ class ServerQuestions:
         fields, required = schema.get("properties") or {}, _as_list(schema.get("required"))
         if not _is_form(fields):
             return DECLINED
-        ask = _Asker(is_open)
+        has_asked = False
+
+        def ask(question: Ask) -> Generator[Any, Any, str]:
+            nonlocal has_asked
+            # The process that had the call may be gone since the first question, and nobody is asked for nothing.
+            if has_asked and is_open is not None and not (yield from is_open()):
+                raise _Closed
+            has_asked = True
+            return (yield from question)
+
         if not fields or len(fields) > FIELDS:
             many = f"a form of {len(fields):,} fields; fill it in?" if fields else ""
             said = yield from ask(Ask(self._question_text(message, many), [YES, NO]))
@@ -123,7 +136,7 @@ class ServerQuestions:
             return DECLINED
 
     def _fill_form(
-        self, message: str, fields: Mapping[str, Any], required: Sequence[object], ask: _Asker
+        self, message: str, fields: Mapping[str, Any], required: Sequence[object], ask: AskPerson
     ) -> Generator[Any, Any, Mapping[str, Any]]:
         content: dict[str, object] = {}
         for name, field in fields.items():
@@ -134,15 +147,15 @@ class ServerQuestions:
                 return DECLINED
         return {"action": "accept", "content": content}
 
-    def _ask_field(self, message: str, field: _FormField, ask: _Asker) -> Generator[Any, Any, object]:
+    def _ask_field(self, message: str, field: _FormField, ask: AskPerson) -> Generator[Any, Any, object]:
         """Ask for one field; ``None`` if the person declines or gives three invalid answers."""
         problem = ""
         for _ in range(MAX_ATTEMPTS):
-            text = self._question_text(message, field.title, field.description, field.hints(), problem)
-            said = yield from ask(Ask(text, field.options(), multi_select=field.is_list))
+            text = self._question_text(message, field.title, field.description, field.describe_input(), problem)
+            said = yield from ask(Ask(text, field.list_options(), multi_select=field.is_list))
             if not said:
                 return None
-            value, problem = field.value(said)
+            value, problem = field.parse_value(said)
             if not problem:
                 return value
         return None
@@ -173,7 +186,7 @@ class ServerQuestions:
 
     # --- back to the server ---------------------------------------------------------------------------------------------
 
-    def response(self, answer: Mapping[str, Any]) -> Any:
+    def make_response(self, answer: Mapping[str, Any]) -> Any:
         """Return a JSON answer as an object of the package; an error answer becomes an error object."""
         import mcp_types as types
 
@@ -184,9 +197,9 @@ class ServerQuestions:
         kind = types.ElicitResult if "action" in answer else types.CreateMessageResult
         return kind.model_validate(answer, by_name=False)
 
-    def responses(self, answers: Mapping[str, Any]) -> dict[str, Any]:
+    def make_responses(self, answers: Mapping[str, Any]) -> dict[str, Any]:
         """Return all JSON answers as objects of the package; an error answer becomes a declined one."""
-        return {key: self.response(DECLINED if "error" in one else one) for key, one in answers.items()}
+        return {key: self.make_response(DECLINED if "error" in one else one) for key, one in answers.items()}
 
 
 def mark_oversized_requests(server: str, requests: Mapping[str, Any], state: str | None) -> dict[str, Any]:
@@ -231,22 +244,6 @@ def _is_form(fields: object) -> bool:
     return isinstance(fields, Mapping) and all(isinstance(field, Mapping) for field in fields.values())
 
 
-class _Asker:
-    """Asks one question of a form after the other, as long as the server waits."""
-
-    def __init__(self, is_open: IsOpen | None) -> None:
-        self._is_open = is_open
-        self._has_asked = False
-
-    def __call__(self, question: Ask) -> Generator[Any, Any, str]:
-        """Return the answer; raise ``_Closed`` if it would be asked for in vain."""
-        # The process that had the call may be gone since the first question, and nobody is asked for nothing.
-        if self._has_asked and self._is_open is not None and not (yield from self._is_open()):
-            raise _Closed
-        self._has_asked = True
-        return (yield from question)
-
-
 @frozen
 class _FormField:
     """
@@ -278,7 +275,7 @@ class _FormField:
     def description(self) -> str:
         return str(self.schema.get("description") or "")
 
-    def choices(self) -> dict[str, object]:
+    def find_choices(self) -> dict[str, object]:
         """Return the allowed values by their titles."""
         choices: object = self.schema.get("items") if self.is_list else self.schema
         given: object = None
@@ -298,16 +295,16 @@ class _FormField:
     @property
     def has_default(self) -> bool:
         """Whether ``"default"`` selects the value that the server proposes; not if a choice has this name."""
-        return self.schema.get("default") is not None and DEFAULT not in map(str.lower, self.choices())
+        return self.schema.get("default") is not None and DEFAULT not in map(str.lower, self.find_choices())
 
-    def options(self) -> Sequence[str]:
+    def list_options(self) -> Sequence[str]:
         """Return the options that a person can choose from; empty if the answer is free text."""
-        options = [YES, NO] if self.kind == "boolean" else list(self.choices())
+        options = [YES, NO] if self.kind == "boolean" else list(self.find_choices())
         if not 1 < len(options) <= OPTIONS:
             return ()
         return [*options, DEFAULT] if self.has_default else options
 
-    def hints(self) -> str:
+    def describe_input(self) -> str:
         """Return a description of valid values and of the default."""
         said = [*self._describe_limits(), *([] if self.is_required else ["may be left out"])]
         if self.schema.get("default") is not None:
@@ -332,11 +329,11 @@ class _FormField:
         default = self.schema["default"]
         if isinstance(default, bool):
             return YES if default else NO
-        names = {str(value): shown for shown, value in self.choices().items()}
+        names = {str(value): shown for shown, value in self.find_choices().items()}
         each = default if self.is_list and isinstance(default, list | tuple) else [default]
         return ", ".join([names.get(str(one), str(one)) for one in each])
 
-    def value(self, said: str) -> tuple[object, str]:
+    def parse_value(self, said: str) -> tuple[object, str]:
         """Return the value in the text of an answer, and the problem with it or ``""``."""
         text = said.strip()
         if text.lower() == DEFAULT and self.has_default:
@@ -344,7 +341,7 @@ class _FormField:
         if self.kind == "boolean":
             return text.lower() in (YES, "y", "true"), ""
         if self.is_list:
-            chosen = _parse_choices(text, self.choices())
+            chosen = _parse_choices(text, self.find_choices())
             if DEFAULT in chosen and self.has_default:
                 return chosen, f"{DEFAULT!r} stands alone, without other choices"
             return chosen, self._find_problem(chosen, len(chosen), "minItems", "maxItems")
@@ -354,7 +351,7 @@ class _FormField:
             except (ValueError, DataError):
                 return None, f"{text[:50]!r} is no {self.kind}"
             return number, self._find_problem(text, number, "minimum", "maximum")
-        choices = self.choices()
+        choices = self.find_choices()
         if choices:
             value = choices.get(text, text if text in [str(one) for one in choices.values()] else None)
             return value, "" if value is not None else f"{text[:50]!r} is none of {_list_choices(choices)}"

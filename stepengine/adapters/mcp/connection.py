@@ -39,7 +39,7 @@ from stepengine.adapters.mcp.lenient_messages import (
     MessageRepair,
     describe_mismatch,
     list_left_out,
-    result_as_sent,
+    read_result_as_sent,
 )
 from stepengine.adapters.mcp.notices import LogLevel, Notice, Notices
 from stepengine.adapters.mcp.stdio import Pipe, ServerProgram
@@ -216,7 +216,7 @@ class _Live:
     @property
     def refusal(self) -> str:
         """The reason why the endpoint refuses requests, with a remedy; ``""`` if it does not."""
-        return "" if self.answers is None else self.answers.refusal()
+        return "" if self.answers is None else self.answers.describe_refusal()
 
     def _make_client(self) -> Client:
         from mcp import Client
@@ -227,10 +227,10 @@ class _Live:
         repair = MessageRepair(self._protocol_version)
         if isinstance(server, ServerProgram):
             self.pipe = Pipe(server, self._over.set, repair)
-            server = self.pipe.opened()
+            server = self.pipe.open_streams()
         elif isinstance(server, str):
             self.answers = EndpointAnswers(server, options.headers or {}, auth=options.auth, repair=repair)
-            server = self.answers.opened()
+            server = self.answers.open_streams()
         asked: Any = self._answer_server_request
         roots: Any = None if options.roots is None else self._list_roots
         lowest: LogLevel | None = "debug" if options.on_notice is not None else None
@@ -240,9 +240,9 @@ class _Live:
             elicitation_callback=asked if options.elicitation else None,
             sampling_callback=asked if options.sampling else None,
             list_roots_callback=roots,
-            logging_callback=self._notices.log,
+            logging_callback=self._notices.handle_log_line,
             log_level=options.log_level or lowest,
-            message_handler=self._notices.take,
+            message_handler=self._notices.handle_notification,
             client_info=Implementation(name="stepengine", version=installed_version("stepengine") or "0"),
         )
 
@@ -357,8 +357,8 @@ class _Live:
             said = pipe.problem
         elif isinstance(leaf, TimeoutError):
             said = self._timeout_text()
-        elif self.answers is not None and self.answers.failure():
-            said = self.answers.failure()
+        elif self.answers is not None and self.answers.describe_failure():
+            said = self.answers.describe_failure()
         else:
             said = visible(cut_middle(f"{type(leaf).__name__}: {leaf}", ERROR_CHARS), strict=True)
         words = pipe.stderr_tail() if pipe is not None else ""
@@ -439,7 +439,7 @@ class ServerConnection:
 
     # --- starting and ending ------------------------------------------------------------------------------------------
 
-    async def session(self, run: str = "") -> ClientSession:
+    async def open_session(self, run: str = "") -> ClientSession:
         """
         Return an open session. The server is restarted at most twice for the root run *run*.
 
@@ -456,7 +456,7 @@ class ServerConnection:
         if before is not None:
             await before.end_and_wait()
             await self._wait_to_restart(run, before.why)
-        self._live = live = _Live(self._options, self._answer_server, self._mark_stale)
+        self._live = live = _Live(self._options, self._answer_unnamed_request, self._mark_stale)
         try:
             await live.wait_until_ready()
             self._was_up = True
@@ -513,7 +513,7 @@ class ServerConnection:
             ToolError: when the server cannot be started, or gives no list of tools.
         """
         self._restarts.pop("", None)
-        session = await self.session()
+        session = await self.open_session()
         self.is_stale = False
         can = session.server_capabilities
         has_tools = can is None or can.tools is not None
@@ -582,11 +582,11 @@ class ServerConnection:
         except MCPError as error:
             raise self._make_answer_error(live, answer, error.code, error.message) from error
         except (BrokenResourceError, ClosedResourceError) as error:
-            raise self._note_loss(live) from error
+            raise self._record_loss(live) from error
         except asyncio.CancelledError as error:
             if _is_cancelled():
                 raise
-            raise self._note_loss(live) from error  # somebody closed the connection, and nobody cancelled the caller
+            raise self._record_loss(live) from error  # somebody closed the connection, and nobody cancelled the caller
         except ValidationError as error:
             msg = f"the MCP server {name!r} answered with what the protocol does not know: {describe_mismatch(error)}"
             raise ToolError(msg) from error
@@ -598,13 +598,13 @@ class ServerConnection:
         name = self._options.name
         answers = None if live is None else live.answers
         if answers is not None and answers.is_about_sign_in(answer):
-            return ToolServerError(f"the MCP server {name!r} refused the request: {answers.refusal(answer)}")
+            return ToolServerError(f"the MCP server {name!r} refused the request: {answers.describe_refusal(answer)}")
         if code == CLOSED_CODE:
-            return self._note_loss(live)
+            return self._record_loss(live)
         kind = NoSuchMethod if code == NO_METHOD_CODE else ToolError
         return kind(f"the MCP server {name!r} answered with an error: {_clean_error_text(message)}")
 
-    def _note_loss(self, live: _Live | None) -> ConnectionLost:
+    def _record_loss(self, live: _Live | None) -> ConnectionLost:
         """Record that *live* has ended, without affecting a client that was started since."""
         if live is not None:
             live.end()
@@ -631,7 +631,7 @@ class ServerConnection:
         task = (result.meta or {}).get(TASK)
         if task is not None:
             result = await self._await_task_result(session, task, progress)
-        said = result_as_sent(result)
+        said = read_result_as_sent(result)
         if isinstance(result, types.InputRequiredResult):
             return ServerRequests(said.get("inputRequests") or {}, result.request_state or "")
         return said
@@ -689,7 +689,7 @@ class ServerConnection:
         if call is not None:
             await call.end()
 
-    async def _answer_server(self, params: object) -> object:
+    async def _answer_unnamed_request(self, params: object) -> object:
         """Pass a request of the server, which does not name its call, to the first free open call, and return the answer."""
         import mcp_types as types
 

@@ -77,7 +77,7 @@ ELSE = "its reply is a message of the protocol, and none to what was asked"
 
 
 async def _send_signed(give: Callable[[McpRun], Any], request: Any) -> AsyncGenerator[Any, Any]:
-    """Send a request with the headers that *give* returns for the run; it is called once more when they are refused."""
+    """Send a request with the headers of *give* for the run; *give* is called again if they are refused."""
     before: dict[str, str] | None = None
     for _ in range(2):
         given = give(RUN.get())
@@ -121,7 +121,7 @@ async def _read_body(response: Any) -> None:
         await stream.aclose()
 
 
-def _reread_events(response: Any, reread: Callable[[bytes], bytes]) -> None:
+def _repair_events(response: Any, reread: Callable[[bytes], bytes]) -> None:
     """Pass each line of a stream of events through *reread* before the package reads it."""
     import httpx2
 
@@ -195,7 +195,7 @@ class EndpointAnswers:
         self._failed = ""
 
     @asynccontextmanager
-    async def opened(self) -> Any:
+    async def open_streams(self) -> Any:
         """Connect to the endpoint, and yield its streams of messages."""
         import anyio
         import httpx2
@@ -206,7 +206,7 @@ class EndpointAnswers:
         headers = {"accept-encoding": "identity", **self._headers}
         timeout = httpx2.Timeout(REQUEST_SECONDS, read=READ_SECONDS)
         async with httpx2.AsyncClient(headers=headers, auth=self._make_auth(), timeout=timeout) as client:
-            client.event_hooks["response"].append(partial(self._note_answer, incoming))
+            client.event_hooks["response"].append(partial(self._record_answer, incoming))
             async with streamable_http_client(self._url, http_client=client) as (received, write):
                 passing = asyncio.create_task(_forward_messages(received, incoming, self._repair))
                 try:
@@ -251,7 +251,7 @@ class EndpointAnswers:
 
         return Signing()
 
-    async def _note_answer(self, incoming: Any, response: Any) -> None:
+    async def _record_answer(self, incoming: Any, response: Any) -> None:
         """Record the answer to a message. Answers to the optional stream are ignored."""
         if response.request.method != "POST":
             return
@@ -263,19 +263,19 @@ class EndpointAnswers:
         asked = _parse_message(response.request.content)
         kind = response.headers.get("content-type", "").lower()
         if self._repair is not None:
-            self._repair.note_request(asked)
+            self._repair.record_request(asked)
             if kind.startswith("text/event-stream"):
-                _reread_events(response, partial(self._reread_line, asked))
+                _repair_events(response, partial(self._repair_line, asked))
         if kind.startswith("application/json"):
             await self._answer_instead(incoming, response, asked)
 
-    def _reread_line(self, asked: Any, line: bytes) -> bytes:
+    def _repair_line(self, asked: Any, line: bytes) -> bytes:
         """Return a line of events; one with a reply that the package cannot parse becomes one that it can."""
         name, _, content = line.partition(b":")
         number = getattr(asked, "id", None)
         if name != b"data" or number is None or self._repair is None or _parse_message(content.strip()) is not None:
             return line
-        reply = self._repair.reread(content.strip(), number)
+        reply = self._repair.repair_reply(content.strip(), number)
         return line if reply is None else b"data: " + reply.model_dump_json(by_alias=True, exclude_unset=True).encode()
 
     async def _answer_instead(self, incoming: Any, response: Any, asked: Any) -> None:
@@ -296,7 +296,7 @@ class EndpointAnswers:
             content = await response.aread()
             reply = _parse_message(content)
             if reply is None and self._repair is not None:
-                readable = self._repair.reread(content, number)
+                readable = self._repair.repair_reply(content, number)
                 if readable is not None:
                     await incoming.send(self._repair(SessionMessage(readable)))
                 return
@@ -317,13 +317,13 @@ class EndpointAnswers:
         """Return True if a message was refused because of its credentials."""
         return answer.status in SIGN_IN
 
-    def failure(self, answer: HttpAnswer | None = None) -> str:
+    def describe_failure(self, answer: HttpAnswer | None = None) -> str:
         """Return a description of a failure status; ``""`` for a success."""
         status = (answer or self._last).status
         phrase = f" {HTTPStatus(status).phrase}" if status in [*HTTPStatus] else ""
         return f"it answered {status}{phrase}" if status >= HTTPStatus.BAD_REQUEST else ""
 
-    def refusal(self, answer: HttpAnswer | None = None) -> str:
+    def describe_refusal(self, answer: HttpAnswer | None = None) -> str:
         """Return why a message was refused, with a remedy; ``""`` if it was not, or a retry may succeed."""
         answer = answer or self._last
         status = answer.status
@@ -332,7 +332,7 @@ class EndpointAnswers:
         if not HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR or status in TRANSIENT:
             return ""
         said = visible(cut_middle(answer.challenge, CHALLENGE_CHARS), strict=True)
-        return f"{self.failure(answer)}{f' ({said})' if said else ''}{self._find_remedy(status)}"
+        return f"{self.describe_failure(answer)}{f' ({said})' if said else ''}{self._find_remedy(status)}"
 
     def _find_remedy(self, status: int) -> str:
         given = "in headers=" if any(name.lower() == "authorization" for name in self._headers) else ""

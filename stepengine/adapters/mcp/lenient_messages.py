@@ -47,13 +47,13 @@ class MessageRepair:
     version: Callable[[], str | None]
     _methods: dict[int | str, str] = attrs.field(factory=dict, init=False)
 
-    def note_request(self, request: Any) -> None:
+    def record_request(self, request: Any) -> None:
         """Store the method of a request, so that its reply can be repaired."""
         method, number = getattr(request, "method", None), getattr(request, "id", None)
         if number is not None and (method in RESULTS or method in LIST_METHODS):
             self._methods[number] = method
 
-    def reread(self, content: bytes, number: int | str) -> Any:
+    def repair_reply(self, content: bytes, number: int | str) -> Any:
         """
         Return the reply to a list request from bytes that the package cannot parse; ``None`` for any other reply.
 
@@ -71,7 +71,7 @@ class MessageRepair:
         return reply if getattr(reply, "id", None) == number and not hasattr(reply, "method") else None
 
     def __call__(self, message: Any) -> Any:
-        """Return a message of a session, or one like it without what is odd."""
+        """Return a message of a session, repaired if a parser could reject it."""
         inner = getattr(message, "message", None)
         result = getattr(inner, "result", None)
         number = None if inner is None or hasattr(inner, "method") else inner.id
@@ -150,7 +150,7 @@ def describe_mismatch(error: Any, skip: int = 0) -> str:
     return visible(cut_middle(f"{where}: {first['msg']}" if where else first["msg"], ODD_CHARS), strict=True)
 
 
-def result_as_sent(result: Any) -> dict[str, Any]:
+def read_result_as_sent(result: Any) -> dict[str, Any]:
     """Return a result of the package as JSON; as the server sent it, if the package would have rejected it."""
     sent = (result.meta or {}).get(AS_SENT)
     if isinstance(sent, Mapping):
@@ -166,7 +166,7 @@ def list_left_out(page: Any) -> list[dict[str, Any]]:
 
 
 def _cut_depth(text: str) -> str:
-    """Return JSON without what is nested too deep for any parser."""
+    """Return JSON without values that are nested too deep for any parser."""
     made, start, depth = list[str](), 0, 0
     for token in TOKEN.finditer(text):
         if token[0] in "[{":

@@ -82,7 +82,7 @@ class Notices:
         """Whether the application or the log receives log lines of the server."""
         return self._level is not None or self._told is not None
 
-    async def log(self, params: Any) -> None:
+    async def handle_log_line(self, params: Any) -> None:
         """Process a log line of the server."""
         try:
             line = Notice(
@@ -111,7 +111,7 @@ class Notices:
         if self._logged == LOG_LINES:
             LOGGER.warning("the MCP server %r has said %d lines; no more of them are logged", self._server, LOG_LINES)
 
-    async def take(self, message: Any) -> None:
+    async def handle_notification(self, message: Any) -> None:
         """Process a notification of any kind."""
         method = getattr(message, "method", "")
         if method == "notifications/tools/list_changed":

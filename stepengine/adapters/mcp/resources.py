@@ -7,14 +7,14 @@ from typing import Any
 
 from stepengine.adapters.mcp._caps import DESCRIPTION_CHARS, PARTS
 from stepengine.adapters.mcp.connection import ServerConnection
-from stepengine.adapters.mcp.lenient_messages import result_as_sent
+from stepengine.adapters.mcp.lenient_messages import read_result_as_sent
 from stepengine.adapters.mcp.results import (
     as_list,
     binary_side_effects,
     content_parts,
     failed_result,
+    make_recordable,
     readable_blocks,
-    recordable,
     resource_part,
     without_excess_media,
 )
@@ -53,7 +53,7 @@ def make_resource_tools(server: str, session: Session) -> list[ToolLike]:
             result = await connection.await_response(client.read_resource(input["uri"]))
         except ToolError as error:
             return failed_result(server, error)
-        found = as_list(recordable(result_as_sent(result)).get("contents"))
+        found = as_list(make_recordable(read_result_as_sent(result)).get("contents"))
         contents = [{"type": "resource", "resource": one} for one in found[:PARTS]]
         blocks = without_excess_media(readable_blocks(contents))
         parts = [resource_part(b["resource"]) if b["type"] == "resource" else TextPart(b["text"]) for b in blocks]
@@ -92,7 +92,7 @@ def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], sessi
             result = await connection.await_response(client.get_prompt(input["name"], input.get("arguments") or {}))
         except ToolError as error:
             return failed_result(server, error)
-        found = as_list(recordable(result_as_sent(result)).get("messages"))
+        found = as_list(make_recordable(read_result_as_sent(result)).get("messages"))
         said = [(role, block) for message in found[:PARTS] for role, block in _read_message(message)]
         kept = without_excess_media([block for _, block in said])
         parts: list[ResultPart] = []
@@ -115,7 +115,7 @@ def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], sessi
 
 
 def _list_resource(one: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a model reads of a resource or template; of one that cannot be read, why."""
+    """Return the entry of a resource or template for a model; for an unreadable one, the reason."""
     if odd := find_recorded_problem(one):
         return {"name": visible(one["name"], strict=True), "left_out": odd}
     about = clean_server_text(one.get("description") or "")

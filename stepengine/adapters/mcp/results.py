@@ -158,7 +158,7 @@ def make_result(raw: Mapping[str, Any], channel: Channel = "once", *, page: str 
         channel: What is shown of texts and a structured value.
         page: The ``ui://`` address of the page of its tool; ``""`` for none.
     """
-    raw = recordable(raw)
+    raw = make_recordable(raw)
     given = readable_blocks(raw.get("content"))
     content = without_excess_media(given)
     parts = content_parts(content)
@@ -176,7 +176,7 @@ def make_result(raw: Mapping[str, Any], channel: Channel = "once", *, page: str 
         else:
             parts = _add_structured(parts, structured, given)
     is_unread = bool(given) and structured is None and all(block["type"] == UNREAD for block in given)
-    if is_unread or says_error(raw):
+    if is_unread or is_error_result(raw):
         return _make_error(raw, parts)
     effects = (*binary_side_effects(content), *page_side_effects(content, page))
     return as_result(ToolResult(tuple(parts), side_effects=effects, structured=data))
@@ -187,21 +187,21 @@ def _make_error(raw: Mapping[str, Any], parts: Sequence[ResultPart]) -> ToolResu
     texts = [
         p.text if isinstance(p, TextPart) else compact(p.value) for p in parts if isinstance(p, TextPart | JsonPart)
     ]
-    if not says_error(raw):
+    if not is_error_result(raw):
         texts.insert(0, "the call was carried out, but nothing of its result can be read:")
     elif not isinstance(raw["isError"], bool):
         texts.append(f"[isError is {_shorten(raw['isError'])}, which is taken for an error]")
     return error_result("\n".join(texts) or "the server says that the call failed, and not why")
 
 
-def says_error(raw: Mapping[str, Any]) -> bool:
-    """Return whether a result says that the call failed; what is no boolean counts as most clients read it."""
+def is_error_result(raw: Mapping[str, Any]) -> bool:
+    """Return whether a result reports a failed call. Another value than a boolean counts as most clients read it."""
     said = raw.get("isError")
     return bool(said) and str(said).strip().lower() not in NO
 
 
 def readable_blocks(content: object) -> list[dict[str, Any]]:
-    """Return the content of a result as blocks that can be read; another one has the type ``UNREAD`` and says why."""
+    """Return the content of a result as readable blocks; an unreadable one has the type ``UNREAD`` and the reason."""
     return [_readable_block(block) for block in as_list(content)]
 
 
@@ -214,16 +214,20 @@ def _readable_block(block: object) -> dict[str, Any]:
     if isinstance(block, str):
         return {"type": "text", "text": block}
     if not isinstance(block, Mapping):
-        return _unread(f"{_shorten(block)} is no block of content")
+        return _make_left_out_block(f"{_shorten(block)} is no block of content")
     kind = block.get("type")
     if not isinstance(kind, str):
         text = block.get("text")
-        return {"type": "text", "text": text} if isinstance(text, str) else _unread("a block of content has no type")
+        return (
+            {"type": "text", "text": text}
+            if isinstance(text, str)
+            else _make_left_out_block("a block of content has no type")
+        )
     missing = [member for member in REQUIRED.get(kind, ()) if not isinstance(block.get(member), str)]
     if missing:
-        return _unread(f"a block of the type {kind!r} has no text as its {missing[0]!r}")
+        return _make_left_out_block(f"a block of the type {kind!r} has no text as its {missing[0]!r}")
     if kind == "resource" and not _has_content(block.get("resource")):
-        return _unread("a resource has neither a text nor a blob")
+        return _make_left_out_block("a resource has neither a text nor a blob")
     return dict(block)
 
 
@@ -231,7 +235,7 @@ def _has_content(resource: object) -> bool:
     return isinstance(resource, Mapping) and any(isinstance(resource.get(member), str) for member in ("text", "blob"))
 
 
-def _unread(why: str) -> dict[str, Any]:
+def _make_left_out_block(why: str) -> dict[str, Any]:
     return {"type": UNREAD, "text": f"[{why}, so it was left out]"}
 
 
@@ -240,14 +244,14 @@ def _shorten(value: object) -> str:
     return cut_middle(visible(json.dumps(value, ensure_ascii=False), strict=True), BLOCK_CHARS)
 
 
-def recordable(value: Any, levels: int = RESULT_DEPTH) -> Any:
+def make_recordable(value: Any, levels: int = RESULT_DEPTH) -> Any:
     """Return JSON of a server in a form that a record can hold: too large numbers and too deep values become words, NaN ``None``."""
     if isinstance(value, Mapping | list | tuple) and not levels:
         return "[nested too deep]"
     if isinstance(value, Mapping):
-        return {name: recordable(each, levels - 1) for name, each in value.items()}
+        return {name: make_recordable(each, levels - 1) for name, each in value.items()}
     if isinstance(value, list | tuple):
-        return [recordable(each, levels - 1) for each in value]
+        return [make_recordable(each, levels - 1) for each in value]
     if isinstance(value, int) and not MIN_NUMBER <= value <= MAX_NUMBER:
         return f"[a number of more than {MAX_DIGITS:,} digits]"
     return None if isinstance(value, float) and not math.isfinite(value) else value
@@ -450,7 +454,7 @@ def find_schema_mismatch(name: str, schema: Mapping[str, object], raw: Mapping[s
 
     A promise that cannot be checked without risk, such as an expression that has to be tried out, is taken as kept.
     """
-    if says_error(raw):
+    if is_error_result(raw):
         return ""
     try:
         check = JsonSchema(f"the output schema of {name!r}", schema)

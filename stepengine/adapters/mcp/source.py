@@ -32,8 +32,8 @@ from stepengine.adapters.mcp.results import (
     error_result,
     failed_result,
     find_schema_mismatch,
+    make_recordable,
     make_result,
-    recordable,
 )
 from stepengine.adapters.mcp.stdio import ServerProgram
 from stepengine.adapters.mcp.tool_list import (
@@ -319,9 +319,9 @@ class McpTools:
         listed = [ListedTool.from_json(one) for one in recorded["tools"]]
         known = _ServerOfRun(run, {one.name: one.digest for one in listed}, frozenset(ctx.state.tool_definitions))
         known.reported.update(recorded["left_out"])
-        known.count(len(listed), recorded)
+        known.use_room(len(listed), recorded)
         tools = self._make_tools(listed, known)
-        session = partial(self.session, run)
+        session = partial(self.open_session, run)
         beside: list[ToolLike] = (
             [make_prompt_tool(self.name, recorded["prompts"], session)] if recorded["prompts"] else []
         )
@@ -363,10 +363,10 @@ class McpTools:
 
     # --- outside of the machine -----------------------------------------------------------------------------------------
 
-    async def session(self, run: McpRun) -> tuple[ServerConnection, Any]:
+    async def open_session(self, run: McpRun) -> tuple[ServerConnection, Any]:
         """Return the connection for a run in the running event loop, and its session."""
         connection = self._connection(run)
-        return connection, await connection.session()
+        return connection, await connection.open_session()
 
     def _connection(self, run: McpRun) -> ServerConnection:
         return self._connections.connect(run, self)
@@ -438,7 +438,7 @@ class McpTools:
             percent = min(100.0, max(0.0, 100 * done / total)) if total else None
             ctx.emit(ToolProgress(message=visible(message or ""), percent=percent))
 
-        session = await connection.session((*ctx.ancestor_run_ids, ctx.run_id)[0])
+        session = await connection.open_session((*ctx.ancestor_run_ids, ctx.run_id)[0])
         refusal = await self._find_change(connection, listed, run)
         if refusal:
             return error_result(refusal)
@@ -510,7 +510,7 @@ class McpTools:
                 LOGGER.warning("%s", LEFT_OUT_TEXT.format(server=self.name, reason=reason))
         listed = [ListedTool.from_json(one) for one in recorded["tools"]]
         new = [one for one in listed if known.is_new(one)]
-        kept = known.count(len(new), recorded)
+        kept = known.use_room(len(new), recorded)
         if kept < len(new):
             LOGGER.warning(
                 "the MCP server %r has more tools than one run keeps (%d, and %d bytes of lists): %d are left out, and later lists "
@@ -532,7 +532,7 @@ class McpTools:
         if isinstance(given.structured, Mapping) and GREW in given.structured:
             return (yield from self._list_and_add_new_tools(known, given, given.structured))
         for _ in range(self._asking.rounds):
-            answers = yield from self._asking.answered(
+            answers = yield from self._asking.answer_requests(
                 waits["requests"], _make_open_check(partial(self._connection, known.run), waits)
             )
             outcome: Any = yield from Perform(
@@ -570,11 +570,11 @@ class McpTools:
                         "error": f"the MCP server {self.name!r} does not wait for the answer any more; the outcome is unknown"
                     }
                 connection.remove_call(ticket)
-                more = {"input_responses": self._asking.responses(answers), "request_state": state or None}
-                session = await connection.session()
+                more = {"input_responses": self._asking.make_responses(answers), "request_state": state or None}
+                session = await connection.open_session()
                 ticket, call = connection.start_call(connection.request(session, listed.name, input, None, **more))
             else:
-                call.answer(self._asking.response(answers["asked"]))
+                call.answer(self._asking.make_response(answers["asked"]))
             async with asyncio.timeout(self._options.timeout):
                 outcome = await call.outcome()
             if isinstance(outcome, ServerRequests):
@@ -589,7 +589,7 @@ class McpTools:
             if call is not None and call.task.done():
                 connection.remove_call(ticket)
         wrong = _find_schema_problem(connection, listed, outcome)
-        return {"error": wrong} if wrong else {"result": recordable(outcome)}
+        return {"error": wrong} if wrong else {"result": make_recordable(outcome)}
 
     def _next_round(self, wanted: ServerRequests, ticket: str) -> dict[str, Any]:
         """Return the requests of a server for the journal; raise ``ToolError`` if they are too large."""
@@ -651,7 +651,7 @@ class _ServerOfRun:
     bytes_left: int = RUN_LIST_BYTES
     reported: set[str] = attrs.field(factory=set)
 
-    def count(self, tools: int, recorded: Mapping[str, Any]) -> int:
+    def use_room(self, tools: int, recorded: Mapping[str, Any]) -> int:
         """Count a recorded list with *tools* new tools, and return how many of them the run may add."""
         self.bytes_left -= len(compact(freeze_object(recorded)))
         kept = min(tools, self.tools_left) if self.bytes_left >= 0 else 0

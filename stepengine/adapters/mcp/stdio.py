@@ -102,7 +102,7 @@ class Pipe:
         return visible(text)
 
     @asynccontextmanager
-    async def opened(
+    async def open_streams(
         self,
     ) -> AsyncIterator[
         tuple[MemoryObjectReceiveStream[SessionMessage | Exception], MemoryObjectSendStream[SessionMessage]]
@@ -175,7 +175,7 @@ class Pipe:
             return SessionMessage(message)
         except (ValueError, RecursionError):
             number = self._answered_id(line)
-            reply = None if number is None or self._repair is None else self._repair.reread(line, number)
+            reply = None if number is None or self._repair is None else self._repair.repair_reply(line, number)
             if reply is not None:
                 return SessionMessage(reply)
             if number is not None:
@@ -209,7 +209,7 @@ class Pipe:
                 if getattr(sent.message, "method", None) and (number := getattr(sent.message, "id", None)) is not None:
                     self._waiting.add(number)
                     if self._repair is not None:
-                        self._repair.note_request(sent.message)
+                        self._repair.record_request(sent.message)
                 process.stdin.write(text.encode() + b"\n")
                 await process.stdin.drain()
         except (ConnectionError, RuntimeError):

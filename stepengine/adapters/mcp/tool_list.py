@@ -76,7 +76,7 @@ class ListedTool:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> ListedTool:
-        """Return what ``to_json`` made; members that it does not know are left out."""
+        """Return the tool from the JSON of ``to_json``; unknown members are ignored."""
         return cls(**{field.name: value[field.name] for field in attrs.fields(cls) if field.name in value})
 
 

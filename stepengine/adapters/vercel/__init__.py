@@ -327,7 +327,7 @@ class _ChunkTranslator:
     def _discard_reply(self, event: ReplyDiscarded) -> Iterator[Chunk]:
         resets = self._version >= RESET_FROM and self._in_step
         yield from self._end_blocks(None if resets else "all")
-        for call in self._calls.pop_coming("", are_over=False):
+        for call in self._calls.end_incomplete("", are_over=False):
             if not resets:
                 yield {
                     "type": "tool-output-error",

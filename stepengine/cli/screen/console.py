@@ -22,7 +22,7 @@ from datetime import UTC, datetime
 from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
-from stepengine.adapters.display_items import find_unsaid
+from stepengine.adapters.display_items import drop_if_shown
 from stepengine.cli.screen.confirm import NO, YES, has_result_prefix, is_about_doubt, parse_result_answer
 from stepengine.cli.screen.progress import COLORS, ProgressDisplay, diff_lines
 from stepengine.cli.screen.render import (
@@ -268,7 +268,7 @@ class Screen(ProgressDisplay):
     def finish(self, result: RunResult) -> None:
         """Print the output of the run if its model did not print it, and the summary line."""
         came_to = _format_output(result)
-        if result.status is RunStatus.COMPLETED and find_unsaid(came_to, self._said):
+        if result.status is RunStatus.COMPLETED and drop_if_shown(came_to, self._said):
             self.close_line()
             self.add_text("", came_to)
         self._said.clear()

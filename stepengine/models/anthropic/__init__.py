@@ -15,12 +15,14 @@ from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ModelSe
 from stepengine.data.server_tools import Programs
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
+from stepengine.models._api import NO_KEY, RequestBody, read_batch_id
 from stepengine.models._byte_reader import HttpExchange
-from stepengine.models._http import NO_KEY, HttpProvider, RequestBody, warn_once
+from stepengine.models._http import HttpProvider
 from stepengine.models._json import object_at, parse_token_count
 from stepengine.models._programs import merge_programs
 from stepengine.models._schemas import count_optional_members
 from stepengine.models._sdks import ANTHROPIC
+from stepengine.models._settings import warn_once
 from stepengine.models._thinking_levels import CANNOT
 from stepengine.models._wire import ToolsCache, merge_headers, parse_extra_headers
 from stepengine.models.anthropic.families import AnthropicFamily, find_family, with_capabilities
@@ -129,8 +131,13 @@ class AnthropicProvider(HttpProvider):
         )
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        return self._load_sdk().AsyncAnthropic(
-            api_key=NO_KEY if credentials.key is None else credentials.key.reveal(),
+        key = NO_KEY if credentials.key is None else credentials.key.reveal()
+        return self._create_client("AsyncAnthropic", base_url, http_client, api_key=key)
+
+    def _create_client(self, name: str, base_url: str, http_client: Any, **access: Any) -> Any:
+        """Return a client of the SDK's class *name*."""
+        return getattr(self._load_sdk(), name)(
+            **access,
             base_url=base_url,
             max_retries=0,
             timeout=http_client.timeout,
@@ -191,7 +198,7 @@ class AnthropicProvider(HttpProvider):
             headers = {**headers, **part.headers}
             parts.append(b'{"custom_id":"%s","params":%s}' % (name.encode(), part.content))
         content = b'{"requests":[%s]}' % b",".join(parts)
-        return self._read_batch_id(await self._call_batch_api(BATCHES, content, **headers))
+        return read_batch_id(self.name, await self._call_api("batches", BATCHES, content, **headers))
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
@@ -201,7 +208,7 @@ class AnthropicProvider(HttpProvider):
             ModelError: when the query fails.
         """
         path = f"{BATCHES}/{quote(batch, safe='')}"
-        if (await self._call_batch_api(path)).get("processing_status") != "ended":
+        if (await self._call_api("batches", path)).get("processing_status") != "ended":
             return None
         # Results without a name are dropped: the name "" means a result for all requests.
         lines = await self._fetch_batch_lines(f"{path}/results")
@@ -233,9 +240,7 @@ class AnthropicProvider(HttpProvider):
         """
         model = self.strip_prefix(model)
         if model not in self._described:
-            body = RequestBody(b"", path=f"/v1/models/{quote(model, safe='')}", is_question=True)
-            request = ModelRequest(f"{self.name}/{model}")
-            answer = await self._answer(body, request)
+            answer = await self._call_api(model, f"/v1/models/{quote(model, safe='')}")
             self._described[model] = self._parse_model(answer, model)
         return self._described[model][0]
 

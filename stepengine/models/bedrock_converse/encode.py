@@ -269,7 +269,7 @@ def _encode_assistant(message: AssistantMessage, flags: ConverseEncodeOptions, o
     # With manual thinking, Claude rejects calls that do not follow a thought, including those of another model's server tools.
     keeps_calls = flags.calls and not (flags.manual and blocks and "reasoningContent" not in blocks[0])
     if not keeps_calls:
-        blocks = [block for block in blocks if not _is_call(block)]
+        blocks = [block for block in blocks if not block.keys() & {"toolUse", "toolResult"}]
     made = list_generated_media(message)
     shown = _add_text_for_documents([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else []
     more: Json = {"after": join_json(shown), "kinds": _block_kinds(shown), "last": _last_block_kind(shown)}
@@ -281,10 +281,6 @@ def _encode_assistant(message: AssistantMessage, flags: ConverseEncodeOptions, o
     return ConverseEncoded(
         "assistant", join_json(blocks), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, **more
     )
-
-
-def _is_call(block: Json) -> bool:
-    return "toolUse" in block or "toolResult" in block
 
 
 def _drop_trailing_thoughts(blocks: list[Json]) -> list[Json]:

@@ -8,11 +8,13 @@ from urllib.parse import quote
 
 from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
+from stepengine.models._api import NO_KEY, RequestBody, read_batch_id
 from stepengine.models._byte_reader import Accumulator
 from stepengine.models._failures import RequestLabel, error_from_body, error_from_transport
-from stepengine.models._http import NO_KEY, HttpProvider, RequestBody, warn_once
+from stepengine.models._http import HttpProvider
 from stepengine.models._json import parse_token_count
 from stepengine.models._sdks import GOOGLE
+from stepengine.models._settings import warn_once
 from stepengine.models._thinking_levels import thinking_for_gemini
 from stepengine.models._wire import ToolsCache, resolve_tool_choice
 from stepengine.models.base import BatchMember, ModelInfo, ProviderSettings, Timeouts
@@ -129,8 +131,7 @@ class GoogleProvider(HttpProvider):
         """
         model = self.strip_prefix(model)
         if model not in self._described:
-            body = RequestBody(b"", path=quote(make_request_path(model, "")[:-1]), is_question=True)
-            told = await self._answer(body, ModelRequest(f"{self.name}/{model}"))
+            told = await self._call_api(model, quote(make_request_path(model, "")[:-1]))
             thinks = told.get("thinking")
             self._described[model] = ModelInfo(
                 parse_token_count(told.get("inputTokenLimit")),
@@ -163,9 +164,8 @@ class GoogleProvider(HttpProvider):
         content = b'{"batch":{"displayName":"stepengine","inputConfig":{"requests":{"requests":[%s]}}}}' % b",".join(
             parts
         )
-        return self._read_batch_id(
-            await self._call_batch_api(make_request_path(model, "batchGenerateContent"), content), "name"
-        )
+        answer = await self._call_api("batches", make_request_path(model, "batchGenerateContent"), content)
+        return read_batch_id(self.name, answer, "name")
 
     async def batch_results(self, batch: str) -> Mapping[str, object] | None:
         """
@@ -174,7 +174,7 @@ class GoogleProvider(HttpProvider):
         Raises:
             ModelError: when the query fails, or the batch failed as a whole.
         """
-        told = await self._call_batch_api(f"batches/{quote(batch.rpartition('/')[2], safe='')}")
+        told = await self._call_api("batches", f"batches/{quote(batch.rpartition('/')[2], safe='')}")
         metadata = told.get("metadata")
         about = metadata if isinstance(metadata, Mapping) else {}
         state = str(about.get("state")).rpartition("_STATE_")[2]

@@ -8,12 +8,13 @@ from functools import partial
 
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.server_tools import Programs
+from stepengine.models._api import RequestBody
 from stepengine.models._cloud_auth import TokenSource
-from stepengine.models._http import RequestBody, warn_once
 from stepengine.models._preset_provider import PresetProvider
 from stepengine.models._programs import merge_programs
 from stepengine.models._reply import cut_at_stops
 from stepengine.models._schemas import has_unsupported_strict_tool
+from stepengine.models._settings import warn_once
 from stepengine.models._thinking_levels import thinking_for_responses
 from stepengine.models._wire import ToolsCache
 from stepengine.models.base import Timeouts
@@ -93,7 +94,7 @@ class OpenAIProvider(PresetProvider):
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         dropped = encode_special_settings(request, self.strip_prefix(request.model), self._preset).dropped
-        return (*dropped, "strict") if has_unsupported_strict_tool(request.tools, "openai") else dropped
+        return (*dropped, "strict") if has_unsupported_strict_tool(request.tools) else dropped
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
         request = self._prepare_request(request, after)

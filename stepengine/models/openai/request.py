@@ -128,9 +128,9 @@ def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
 
 def encode_special_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return the body members for the settings that only some wires support."""
-    several = len(request.settings.server_tools) > 1
+    several, tiers = len(request.settings.server_tools) > 1, dict(preset.tiers)
     ways: dict[str, Way] = {
-        "service_tier": lambda tier: _member_if_set("service_tier", dict(preset.tiers).get(tier)),
+        "service_tier": lambda tier: {"service_tier": tiers[tier]} if tier in tiers else None,
         "logprobs": lambda most: {"top_logprobs": most, "include": ["message.output_text.logprobs"]},
         "store": lambda keep: {"store": keep},
         "cache": lambda lifetime: cache_members(lifetime, model, preset),
@@ -138,10 +138,6 @@ def encode_special_settings(request: ModelRequest, model: str, preset: Preset) -
         "server_tools": lambda items: _encode_server_tools(items, request, model, preset, several=several),
     }
     return convert_settings(request.settings, ways)
-
-
-def _member_if_set(name: str, value: object) -> Json | None:
-    return None if value is None else {name: value}
 
 
 def _encode_server_tools(

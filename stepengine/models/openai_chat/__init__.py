@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cached_property
 
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.errors import ModelError
 from stepengine.machine.blocks import find_call_mark
-from stepengine.models._http import RequestBody, warn_once
+from stepengine.models._api import RequestBody
 from stepengine.models._json import parse_token_count
 from stepengine.models._preset_provider import PresetProvider
 from stepengine.models._reply import cut_at_stops, find_objects, find_text
 from stepengine.models._schemas import has_unsupported_strict_tool
+from stepengine.models._settings import warn_once
 from stepengine.models._wire import ToolsCache
 from stepengine.models.base import ModelInfo
 from stepengine.models.openai_chat.decode import ChatAccumulator
@@ -107,8 +108,7 @@ class OpenAIChatProvider(PresetProvider):
         if not self._preset.describes:
             return None
         if self._listed is None:
-            body = RequestBody(b"", path="/models", is_question=True)
-            told = await self._answer(body, ModelRequest(f"{self.name}/models"))
+            told = await self._call_api("models", "/models")
             self._listed = {find_text(entry, "id"): _parse_listed_model(entry) for entry in find_objects(told, "data")}
         name = self.strip_prefix(model)
         # A suffix after a colon may select the server. Such names are not in the list.
@@ -130,7 +130,7 @@ class OpenAIChatProvider(PresetProvider):
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model, preset = self.strip_prefix(request.model), self._preset
         dropped = encode_special_settings(request, model, preset).dropped
-        if has_unsupported_strict_tool(request.tools, "openai") or (
+        if has_unsupported_strict_tool(request.tools) or (
             not supports_strict(preset, model) and any(t.strict for t in request.tools)
         ):
             dropped = (*dropped, "strict")
@@ -152,8 +152,8 @@ class OpenAIChatProvider(PresetProvider):
         content = encode(request, model, preset, tools, stream=stream, after=after)
         return RequestBody(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
 
-    def _make_thought_filter(self) -> WrittenThoughtFilter | None:
-        return WrittenThoughtFilter() if self._preset.written_thoughts else None
+    def _make_delta_filters(self) -> Sequence[WrittenThoughtFilter]:
+        return [WrittenThoughtFilter()] if self._preset.written_thoughts else []
 
     def _finish_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         if self._preset.written_thoughts:

@@ -89,24 +89,19 @@ NO_TOOLS = b"[]"
 
 def encode_special_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return the body members for the settings that only some services support."""
+    tiers = dict(preset.tiers)
     ways: dict[str, Way] = {
-        "service_tier": lambda tier: _member_if_set("service_tier", dict(preset.tiers).get(tier)),
+        "service_tier": lambda tier: {"service_tier": tiers[tier]} if tier in tiers else None,
         "seed": lambda seed: {preset.seed_member: seed} if preset.seed_member else None,
-        "logprobs": lambda most: _encode_logprobs(most) if preset.logprobs else None,
+        "logprobs": lambda most: (
+            {"logprobs": True, **({"top_logprobs": most} if most else {})} if preset.logprobs else None
+        ),
         "store": lambda keep: {"store": keep} if preset.supports_store else None,
         "cache": lambda lifetime: _encode_cache(lifetime, model, preset),
         "cache_key": lambda key: {preset.key_member: key} if preset.key_member else None,
         "server_tools": lambda items: _encode_server_tools(items, model, preset),
     }
     return convert_settings(request.settings, ways)
-
-
-def _member_if_set(name: str, value: object) -> Json | None:
-    return None if value is None else {name: value}
-
-
-def _encode_logprobs(most: int) -> Json:
-    return {"logprobs": True, "top_logprobs": most} if most else {"logprobs": True}
 
 
 def _encode_cache(lifetime: str, model: str, preset: Preset) -> Json | None:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
     from stepengine.tools.bundled.web.search_queries import DocsBackend, SearchBackend
     from stepengine.tools.definition import Tool
     from stepengine.workspace.buffers import Buffers
-    from stepengine.workspace.root import Root
     from stepengine.workspace.terminals import Terminals
 
 COMMAND_SECONDS = 30.0
@@ -93,37 +92,20 @@ class FileTools(PathPolicy):
         if self.delete and not self.write:
             msg = "file_tools(delete=True) goes with write=True: what may delete files may change them"
             raise DefinitionError(msg)
+        from stepengine.tools.bundled.files.proposals import make_proposal_tools
+        from stepengine.tools.bundled.files.read_tools import make_read_tools
+        from stepengine.tools.bundled.files.write_tools import make_write_tools
+        from stepengine.tools.bundled.search.overview import make_subtree_tool
         from stepengine.workspace.root import Root
 
         _check_local_options(root, buffers=self.buffers)
         held = Root(root, self)
         return [
-            *self._make_reading_tools(held),
-            *_make_subtree_tools(held),
-            *(self._make_writing_tools(held) if self.write else ()),
-            *(self._make_proposing_tools(held) if self.propose else ()),
+            *make_read_tools(held, self.buffers),
+            make_subtree_tool(held),
+            *(make_write_tools(held, delete=self.delete, buffers=self.buffers) if self.write else ()),
+            *(make_proposal_tools(held, self.buffers) if self.propose else ()),
         ]
-
-    def _make_reading_tools(self, root: Root) -> list[Tool]:
-        from stepengine.tools.bundled.files.read_tools import make_read_tools
-
-        return make_read_tools(root, self.buffers)
-
-    def _make_writing_tools(self, root: Root) -> list[Tool]:
-        from stepengine.tools.bundled.files.write_tools import make_write_tools
-
-        return make_write_tools(root, delete=self.delete, buffers=self.buffers)
-
-    def _make_proposing_tools(self, root: Root) -> list[Tool]:
-        from stepengine.tools.bundled.files.proposals import make_proposal_tools
-
-        return make_proposal_tools(root, self.buffers)
-
-
-def _make_subtree_tools(root: Root) -> list[Tool]:
-    from stepengine.tools.bundled.search.overview import make_subtree_tool
-
-    return [make_subtree_tool(root)]
 
 
 @frozen(kw_only=True)
@@ -149,14 +131,10 @@ class SearchTools(PathPolicy):
 
     def make_tools(self, root: Folder) -> list[Tool]:
         """Return the tools for a root folder."""
+        from stepengine.tools.bundled.search.tools import make_search_tools
         from stepengine.workspace.root import Root
 
-        return self._make_search_tools(Root(root, self))
-
-    def _make_search_tools(self, root: Root) -> list[Tool]:
-        from stepengine.tools.bundled.search.tools import make_search_tools
-
-        return make_search_tools(root, prefer_python=self.prefer_python)
+        return make_search_tools(Root(root, self), prefer_python=self.prefer_python)
 
 
 @frozen(kw_only=True)
@@ -253,7 +231,7 @@ class ShellTools:
     def make_tools(self, root: Folder) -> list[Tool]:
         """Return the tools for a root folder."""
         self._check_options()
-        from stepengine.tools.bundled.shell.commands import Shell, limits_text
+        from stepengine.tools.bundled.shell.commands import Shell, encode_limits
         from stepengine.tools.bundled.shell.sandbox import make_bubblewrap_runner
         from stepengine.tools.bundled.shell.tools import make_command_tools
         from stepengine.tools.bundled.shell.watch_tool import make_watch_tool
@@ -278,7 +256,7 @@ class ShellTools:
             timeout=float(self.timeout),
             max_timeout=float(self.max_timeout),
             allow_unlimited=self.allow_unlimited,
-            limits=limits_text(self.limits or {}),
+            limits=encode_limits(self.limits or {}),
             runner=make_bubblewrap_runner(held.real) if self.sandbox else self.runner,
             terminals=self.terminals,
         )
@@ -419,10 +397,6 @@ def change_hook_tools(
 
 def followup_tools() -> list[Tool]:
     """Return ``suggest_followups``, which suggests the user's next messages in an event."""
-    return _make_followup_tools()
-
-
-def _make_followup_tools() -> list[Tool]:
     from stepengine.tools.bundled.followups import followup_tool
 
     return [followup_tool()]
@@ -435,14 +409,9 @@ def recall_history_tool() -> Tool:
     Its agent's runs keep what is left out: ``AgentState.left_out`` holds it, and so does a stored session. Whoever may not read
     what was once said gives an agent no such tool.
     """
-    (made,) = _make_recall_tools()
-    return made
-
-
-def _make_recall_tools() -> list[Tool]:
     from stepengine.tools.bundled.history_tool import make_recall_tool
 
-    return [make_recall_tool()]
+    return make_recall_tool()
 
 
 def skill_tools(root: str | os.PathLike[str] | None = None, *, user: bool = True) -> list[Tool]:

@@ -14,7 +14,7 @@ COMMAND_MAX_SECONDS = 600.0
 """A build or a test suite of ten minutes is the longest that somebody waits for; a longer one is a background job."""
 
 
-def _argv(value: Sequence[str]) -> tuple[str, ...]:
+def _to_argv(value: Sequence[str]) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value)
 
 
@@ -35,7 +35,7 @@ class FileChangeHook:
     """
 
     name: str
-    command: tuple[str, ...] = attrs.field(converter=_argv)
+    command: tuple[str, ...] = attrs.field(converter=_to_argv)
     pattern: str = "**"
     cwd: str = "."
     timeout: float = COMMAND_MAX_SECONDS

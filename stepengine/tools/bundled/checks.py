@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Annotated, Any
 
-from attrs import frozen
 from pydantic import Field
 
 from stepengine.data.tools import ToolAnnotations
@@ -21,20 +20,13 @@ from stepengine.workspace.root import Root
 RUNS = ToolAnnotations(destructive=True, open_world=True)
 
 
-@frozen
-class _Check:
-    """A hook and the compiled form of its pattern."""
-
-    hook: FileChangeHook
-    pattern: GlobPattern
-
-
-def _compile_hooks(hooks: Sequence[FileChangeHook]) -> list[_Check]:
+def _compile_hooks(hooks: Sequence[FileChangeHook]) -> list[tuple[FileChangeHook, GlobPattern]]:
+    """Return the hooks with their compiled patterns."""
     if not hooks:
         msg = 'change_hook_tools needs hooks, such as FileChangeHook("types", ["mypy", "src"], pattern="**/*.py")'
         raise DefinitionError(msg)
     try:
-        return [_Check(hook, GlobPattern(hook.pattern)) for hook in hooks]
+        return [(hook, GlobPattern(hook.pattern)) for hook in hooks]
     except ToolError as error:
         raise DefinitionError(error.message) from None
 
@@ -76,7 +68,7 @@ def make_check_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool) -> T
             files: The files, relative to the root folder.
         """
         changed = [root.parts(path) for path in files]
-        found = [check.hook for check in checks if any(check.pattern.match(parts) for parts in changed)]
+        found = [hook for hook, pattern in checks if any(pattern.match(parts) for parts in changed)]
         return [await _run_hook(ctx, hook, run) for hook in found]
 
     return run_file_change_hooks

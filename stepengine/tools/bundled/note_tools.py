@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeAlias, cast, get_args
 
-from attrs import frozen
 from pydantic import Field
 
 from stepengine.data.tools import ToolAnnotations
@@ -53,19 +52,12 @@ def project_scope(folder: Path) -> str:
     return f"project:{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
 
 
-@frozen
-class _SharedNotes:
-    """The memory store and the allowed scopes of one set of memory tools."""
-
-    store: MemoryStore
-    scopes: tuple[Scope, ...]
-
-    def place(self, ctx: ToolContext, scope: str) -> str:
-        """Return a scope as the store knows it; raise ``ToolError`` if it is not allowed."""
-        if scope not in self.scopes:
-            msg = f"there are no notes of the scope {scope!r} here; {', '.join(self.scopes)} would be fine"
-            raise ToolError(msg)
-        return "user" if scope == "user" else project_scope(working_folder(None, ctx))
+def _resolve_scope(ctx: ToolContext, scope: str, allowed: Sequence[str]) -> str:
+    """Return a scope as the store knows it; raise ``ToolError`` if it is not allowed."""
+    if scope not in allowed:
+        msg = f"there are no notes of the scope {scope!r} here; {', '.join(allowed)} would be fine"
+        raise ToolError(msg)
+    return "user" if scope == "user" else project_scope(working_folder(None, ctx))
 
 
 def make_memory_tools(store: MemoryStore | None, scopes: Sequence[str]) -> list[Tool]:
@@ -76,12 +68,12 @@ def make_memory_tools(store: MemoryStore | None, scopes: Sequence[str]) -> list[
             f"memory_tools(scopes={scopes!r}) is no list of scopes; {known!r}, or one of them in a list, would be fine"
         )
         raise DefinitionError(msg)
-    notes = _SharedNotes(FileMemory() if store is None else store, cast("tuple[Scope, ...]", tuple(scopes)))
-    return [_make_remember_tool(notes), _make_recall_tool(notes), _make_forget_tool(notes)]
+    notes, allowed = FileMemory() if store is None else store, cast("tuple[Scope, ...]", tuple(scopes))
+    return [make(notes, allowed) for make in (_make_remember_tool, _make_recall_tool, _make_forget_tool)]
 
 
-def _make_remember_tool(notes: _SharedNotes) -> Tool:
-    first = notes.scopes[0]
+def _make_remember_tool(notes: MemoryStore, scopes: tuple[Scope, ...]) -> Tool:
+    first = scopes[0]
 
     @tool(category="memory", annotations=ToolAnnotations(destructive=False), destinations=())
     async def remember(  # noqa: D417  (the context is no parameter of the tool)
@@ -111,7 +103,7 @@ def _make_remember_tool(notes: _SharedNotes) -> Tool:
             scope: "project" for this repository, "user" for everything that the user does.
             tags: Up to five words that it is found by.
         """
-        where = notes.place(ctx, scope)
+        where = _resolve_scope(ctx, scope, scopes)
         clean = make_redactor("all", os.environ).text(" ".join(visible(text).split()))
         if not clean:
             msg = "the note is blank; say what to remember"
@@ -120,13 +112,13 @@ def _make_remember_tool(notes: _SharedNotes) -> Tool:
             msg = f"the note has {len(clean):,} characters, with hidden ones written out; at most {NOTE_CHARS:,} would be fine"
             raise ToolError(msg)
         origin = f"run {re.sub(r'[^A-Za-z0-9_.-]', '-', ctx.run_id)[:80]}" if ctx.run_id else ""
-        note = await notes.store.write(where, clean, tags, origin)
+        note = await notes.write(where, clean, tags, origin)
         return f"Remembered as {note.id} ({scope})."
 
     return remember
 
 
-def _make_recall_tool(notes: _SharedNotes) -> Tool:
+def _make_recall_tool(notes: MemoryStore, scopes: tuple[Scope, ...]) -> Tool:
     @tool(
         category="read",
         annotations=ToolAnnotations(read_only=True, idempotent=True),
@@ -165,8 +157,8 @@ def _make_recall_tool(notes: _SharedNotes) -> Tool:
         parts: list[str] = []
         bounded = [f"({note})" for note in note_excess("limit", limit, MAX_RECALLED_NOTES)]
         left = ANSWER_BYTES
-        for one in notes.scopes if scope is None else (scope,):
-            for note in await notes.store.search(notes.place(ctx, one), query, min(limit, MAX_RECALLED_NOTES)):
+        for one in scopes if scope is None else (scope,):
+            for note in await notes.search(_resolve_scope(ctx, one, scopes), query, min(limit, MAX_RECALLED_NOTES)):
                 line = f"{one} {visible(note.line)}"
                 left -= len(line.encode()) + 1
                 if left < 0:
@@ -177,8 +169,8 @@ def _make_recall_tool(notes: _SharedNotes) -> Tool:
     return recall
 
 
-def _make_forget_tool(notes: _SharedNotes) -> Tool:
-    first = notes.scopes[0]
+def _make_forget_tool(notes: MemoryStore, scopes: tuple[Scope, ...]) -> Tool:
+    first = scopes[0]
 
     @tool(category="memory", annotations=ToolAnnotations(destructive=True, idempotent=True), destinations="id")
     async def forget(  # noqa: D417  (the context is no parameter of the tool)
@@ -206,7 +198,7 @@ def _make_forget_tool(notes: _SharedNotes) -> Tool:
             id: The note.
             scope: Where it is kept.
         """
-        if await notes.store.forget(notes.place(ctx, scope), id):
+        if await notes.forget(_resolve_scope(ctx, scope, scopes), id):
             return f"Forgot {id} ({scope})."
         msg = f"there is no note {id!r} in the scope {scope!r}; recall shows the ids"
         raise ToolError(msg)

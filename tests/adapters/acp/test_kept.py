@@ -22,7 +22,7 @@ def kept(tmp_path: Path) -> KeptSessions:
 @pytest.mark.spec("interfaces:IF50")
 def test_session_is_reloaded_unchanged_and_a_copy_diverges(kept: KeptSessions, tmp_path: Path) -> None:
     session = kept.new(tmp_path)
-    turn = session.begin("Fix\n\x1b[2J it")
+    turn = session.start_turn("Fix\n\x1b[2J it")
     turn.journal.write_text("recorded")
     session.end_turn(turn, is_in_conversation=True)
 
@@ -31,14 +31,14 @@ def test_session_is_reloaded_unchanged_and_a_copy_diverges(kept: KeptSessions, t
     assert "Fix \\x1b[2J it" == found.title
     time.sleep(0.002)
     copy = kept.copy(found, tmp_path)
-    copy.begin("Go on")
+    copy.start_turn("Go on")
     assert ("recorded", 1, 2) == (
         copy.turns[0].journal.read_text(),
         len(kept.find(session.id).turns),
         len(kept.find(copy.id).turns),
     )
-    assert [copy.id, session.id] == [each.id for each in kept.all(tmp_path)]
-    assert [] == kept.all(tmp_path / "elsewhere")
+    assert [copy.id, session.id] == [each.id for each in kept.list_sessions(tmp_path)]
+    assert [] == kept.list_sessions(tmp_path / "elsewhere")
 
 
 def test_failed_session_write_raises_and_adds_no_turn(kept: KeptSessions, tmp_path: Path) -> None:
@@ -47,7 +47,7 @@ def test_failed_session_write_raises_and_adds_no_turn(kept: KeptSessions, tmp_pa
     (session.folder / "session.json").mkdir()
 
     with pytest.raises(SessionError, match=r"cannot be kept in .*: Is a directory"):
-        session.begin("Fix it")
+        session.start_turn("Fix it")
     assert [] == session.turns
 
 
@@ -69,7 +69,7 @@ def test_unreadable_session_raises_and_is_not_listed(kept: KeptSessions, tmp_pat
 
     with pytest.raises(SessionError):
         kept.find(session.id)
-    assert [] == kept.all(None)
+    assert [] == kept.list_sessions(None)
 
 
 def test_session_files_stay_inside_their_folder(kept: KeptSessions, tmp_path: Path) -> None:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from stepengine.data.models import ModelRequest
-from stepengine.models._http import RequestBody, warn_once
+from stepengine.models._api import RequestBody
+from stepengine.models._settings import warn_once
 from stepengine.models._wire import ToolsCache
 from stepengine.models.base import BatchMember, Provider, Timeouts
 from stepengine.models.google import GoogleProvider, transport

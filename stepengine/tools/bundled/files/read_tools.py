@@ -124,7 +124,7 @@ def make_read_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
             if len(seen) > READ_PATHS:
                 entries.append({"path": one.path, "error": TOO_MANY.format(READ_PATHS)})
                 continue
-            entry = _FileReader(ctx, root, one, left, line_numbers=line_numbers, buffers=buffers).entry()
+            entry = _FileReader(ctx, root, one, left, line_numbers=line_numbers, buffers=buffers).read_entry()
             left -= len(compact(entry)) + 1
             entries.append(entry)
             if ctx.cancelled.is_set():
@@ -222,7 +222,7 @@ class _FileReader:
         self._line_numbers = line_numbers
         self._hash = ""
 
-    def entry(self) -> dict[str, Any]:
+    def read_entry(self) -> dict[str, Any]:
         wanted = self._wanted
         try:
             self._check_room(has_room=self._left > 0)

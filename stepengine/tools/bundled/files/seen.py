@@ -33,21 +33,21 @@ class _SeenFiles:
 def record_hash(ctx: ToolContext, real: Parts, parts: Parts, digest: str) -> None:
     """Record the hash of a file that a run has read or written below the root *real*; ``""`` if it has none."""
     if ctx.is_of_run:
-        _seen_in_run(ctx, real).hashes[parts] = digest
+        _get_seen_files(ctx, real).hashes[parts] = digest
 
 
 def find_hash(ctx: ToolContext, real: Parts, parts: Parts) -> str:
     """Return the hash of a file when the run last read or wrote it; ``""`` if it did not, and outside of a run."""
-    return _seen_in_run(ctx, real).hashes.get(parts, "") if ctx.is_of_run else ""
+    return _get_seen_files(ctx, real).hashes.get(parts, "") if ctx.is_of_run else ""
 
 
-def _seen_in_run(ctx: ToolContext, real: Parts) -> _SeenFiles:
+def _get_seen_files(ctx: ToolContext, real: Parts) -> _SeenFiles:
     return ctx.of_run(
-        ("files seen", real), lambda: _SeenFiles(_read_from_history(ctx.agent_state.message_history, real))
+        ("files seen", real), lambda: _SeenFiles(_find_hashes_in_history(ctx.agent_state.message_history, real))
     )
 
 
-def _read_from_history(history: Iterable[Message], real: Parts) -> dict[Parts, str]:
+def _find_hashes_in_history(history: Iterable[Message], real: Parts) -> dict[Parts, str]:
     """Return the file hashes in a history. A file that was written after it was read has the hash ``""``."""
     found: dict[Parts, str] = {}
     for message in history:

@@ -188,7 +188,7 @@ class SearchFiles:
         self._root = root
         self._ignore = ignore
 
-    def lines(self, parts: tuple[str, ...]) -> list[str] | None:
+    def read_lines(self, parts: tuple[str, ...]) -> list[str] | None:
         """Return the lines of a file; ``None`` if the search excludes the file."""
         if self._root.is_withheld(parts) or self._ignore.is_hidden(parts):
             return None

@@ -90,7 +90,7 @@ def search_in_python(
                 continue
             if entry.stat(follow_symlinks=False).st_size > SEARCH_FILE_BYTES:
                 continue
-            lines = sources.lines(place)
+            lines = sources.read_lines(place)
             if lines is not None:
                 found = _find_spans(lines, test, flags, per_file, budget)
                 if found[0]:
@@ -222,7 +222,7 @@ class Ripgrep:
         """The error output of ripgrep: its first 4,000 characters."""
         return cut_end(self._errors.decode("utf-8", "replace").strip(), ERROR_CHARS)
 
-    def hits(
+    def search(
         self, pattern: str, flags: SearchFlags, per_file: int, budget: WalkBudget
     ) -> Generator[FileHits, None, None]:
         """
@@ -290,7 +290,7 @@ class Ripgrep:
         """Return the reported matches that our own walk finds on the same lines."""
         names = tuple(path.removeprefix("./").split("/"))
         parts = (*self._base.parts, *names)
-        lines = sources.lines(parts)
+        lines = sources.read_lines(parts)
         if lines is None:
             return None
         same = [(first, n) for first, text in spans if (n := _count_lines_if_equal(lines, first, text))]

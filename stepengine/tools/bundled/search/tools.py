@@ -177,7 +177,7 @@ def _search_files(  # noqa: PLR0917  (one call, spelled out)
         hits = (
             search_in_python(root, opened, pattern, flags, per_file=most, budget=budget)
             if engine is None
-            else engine.hits(pattern, flags, most, budget)
+            else engine.search(pattern, flags, most, budget)
         )
         with closing(hits):
             for found in hits:

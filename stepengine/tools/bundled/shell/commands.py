@@ -90,7 +90,7 @@ class Slots:
         return slots._by_loop.setdefault(asyncio.get_running_loop(), asyncio.Semaphore(COMMANDS_AT_ONCE))
 
 
-def limits_text(limits: Mapping[str, int]) -> str:
+def encode_limits(limits: Mapping[str, int]) -> str:
     """
     Return limits in the format of the supervisor. Core dumps are always disabled.
 
@@ -152,7 +152,7 @@ class Shell:
     runner: Runner | None
     terminals: Terminals | None = None
 
-    def read(self, command: str | list[str]) -> Argv | Script:
+    def parse(self, command: str | list[str]) -> Argv | Script:
         """
         Parse *command* into a program call or a shell script.
 
@@ -183,7 +183,7 @@ class Shell:
         calls.close(opened.fd)
         return guard.confine(self.root, opened.parts, command)
 
-    def seconds(self, asked: float) -> float | None:
+    def resolve_timeout(self, asked: float) -> float | None:
         """Return the time limit of a command for *asked* requested seconds; ``None`` means no limit."""
         if asked == -1:
             return None if self.allow_unlimited else self.max_timeout
@@ -216,7 +216,7 @@ class Shell:
         finally:
             calls.close(opened.fd)
 
-    async def in_terminal(
+    async def run_in_terminal(
         self, ctx: ToolContext, command: Argv | Script, cwd: str | None, private: PrivateFolders, seconds: float | None
     ) -> TerminalResult | None:
         """
@@ -263,7 +263,7 @@ class Shell:
             return do(*args, **kwargs)
         return await asyncio.to_thread(do, *args, **kwargs)
 
-    async def private(self) -> PrivateFolders:
+    async def create_private_folders(self) -> PrivateFolders:
         """Create the private folder of a command."""
         return await self._call_system(PrivateFolders.create, self.root.system)
 

@@ -127,7 +127,7 @@ async def start_command(what: CommandStart) -> CommandProcess:
     """
     process = await _start_with_retry(what)
     try:
-        await process.check(what)
+        await process.wait_until_started(what)
     except BaseException:
         await finish_shielded(asyncio.create_task(process.end()))
         raise
@@ -251,17 +251,17 @@ class _Pipe:
 class SupervisedChild(Protocol):
     """The supervisor of a command, on this or a remote system."""
 
-    def begin(self, process: CommandProcess) -> None:
+    def forward_to(self, process: CommandProcess) -> None:
         """Start to forward output, reports and the end of the command to *process*."""
 
     @property
-    def is_told(self) -> bool:
+    def has_ended_messages(self) -> bool:
         """Whether the supervisor has ended its messages."""
 
-    async def streams_closed(self) -> None:
+    async def wait_for_streams(self) -> None:
         """Wait until no process holds the streams of the command open."""
 
-    async def silent(self) -> None:
+    async def wait_for_messages_end(self) -> None:
         """Wait until the supervisor has ended its messages."""
 
     def drain(self) -> None:
@@ -270,13 +270,13 @@ class SupervisedChild(Protocol):
     def signal(self, pid: int, number: int) -> None:
         """Send a signal to the process group of the command, unless its id was freed."""
 
-    def ask_end(self) -> None:
+    def request_end(self) -> None:
         """Ask the supervisor to end the command and all its processes."""
 
     def kill_all(self, command_pid: int) -> None:
         """Kill the command, if it has started (*command_pid* is not 0), and its unresponsive supervisor."""
 
-    async def leave(self) -> None:
+    async def wait_for_supervisor(self) -> None:
         """Wait for the supervisor. If it was killed, kill the remaining processes by their marker."""
 
     def close(self) -> None:
@@ -293,26 +293,26 @@ class _LocalChild:
         self._fds = out, err, line
         self._env = env
 
-    def begin(self, process: CommandProcess) -> None:
+    def forward_to(self, process: CommandProcess) -> None:
         """Read from the event loop."""
         out, err, line = self._fds
         self._out = _Pipe(out, lambda data: process.feed(process.out, data))
         self._err = _Pipe(err, lambda data: process.feed(process.err, data))
-        self._line = _Pipe(line, process.receive, process.silent)
+        self._line = _Pipe(line, process.receive, process.handle_messages_end)
         self._captures = process.out, process.err
 
     @property
-    def is_told(self) -> bool:
-        """Whether the supervisor will say nothing more."""
+    def has_ended_messages(self) -> bool:
+        """Whether the supervisor has ended its messages."""
         return self._line.closed.is_set()
 
-    async def streams_closed(self) -> None:
+    async def wait_for_streams(self) -> None:
         """Wait until no process holds the streams of the command open."""
         await self._out.closed.wait()
         await self._err.closed.wait()
 
-    async def silent(self) -> None:
-        """Wait until the supervisor will say nothing more."""
+    async def wait_for_messages_end(self) -> None:
+        """Wait until the supervisor has ended its messages."""
         await self._line.closed.wait()
 
     def drain(self) -> None:
@@ -331,7 +331,7 @@ class _LocalChild:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(pid, number)
 
-    def ask_end(self) -> None:
+    def request_end(self) -> None:
         """Ask the supervisor to end the command and all its processes."""
         with contextlib.suppress(OSError):  # it has ended just now
             os.write(self._fds[2], b"end\n")
@@ -343,10 +343,10 @@ class _LocalChild:
         self._supervisor.kill()
         self._line.close()
 
-    async def leave(self) -> None:
+    async def wait_for_supervisor(self) -> None:
         """Wait for the supervisor."""
         if self._supervisor.wait():
-            await end_marked(self._env)
+            await kill_marked_processes(self._env)
 
     def close(self) -> None:
         """Stop reading."""
@@ -387,7 +387,7 @@ class _FarChild:
 
     # --- on the event loop ----
 
-    def begin(self, process: CommandProcess) -> None:
+    def forward_to(self, process: CommandProcess) -> None:
         """Start to forward events to *process*."""
         self._process = process
 
@@ -408,7 +408,7 @@ class _FarChild:
             return
         if stream == "line":
             self._line_closed.set()
-            process.silent()
+            process.handle_messages_end()
         elif stream == "out":
             self._out_closed.set()
             process.out.end()
@@ -425,16 +425,16 @@ class _FarChild:
         self._is_left.set()
 
     @property
-    def is_told(self) -> bool:
-        """Whether the supervisor will say nothing more."""
+    def has_ended_messages(self) -> bool:
+        """Whether the supervisor has ended its messages."""
         return self._line_closed.is_set()
 
-    async def streams_closed(self) -> None:
+    async def wait_for_streams(self) -> None:
         """Wait until no process holds the streams of the command open."""
         await self._out_closed.wait()
         await self._err_closed.wait()
 
-    async def silent(self) -> None:
+    async def wait_for_messages_end(self) -> None:
         """Wait until the supervisor has ended. All output has arrived by then."""
         await self._is_left.wait()
 
@@ -446,7 +446,7 @@ class _FarChild:
         if self.spawned is not None:
             self.spawned.signal(pid, number)
 
-    def ask_end(self) -> None:
+    def request_end(self) -> None:
         """Ask the supervisor to end the command and all its processes."""
         if self.spawned is not None:
             self.spawned.end()
@@ -457,7 +457,7 @@ class _FarChild:
             self.spawned.kill()
         self._line_closed.set()
 
-    async def leave(self) -> None:
+    async def wait_for_supervisor(self) -> None:
         """If the supervisor was killed, kill the remaining processes by their marker."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DEATH_SECONDS):
@@ -504,7 +504,7 @@ class CommandProcess:
         self._errno = 0
         self._ending: Ending | None = None
         self._known = asyncio.Event()
-        child.begin(self)
+        child.forward_to(self)
 
     def feed(self, capture: Capture, data: bytes) -> None:
         """Process output of the command."""
@@ -520,7 +520,7 @@ class CommandProcess:
         if self.out.total + self.err.total > COMMAND_OUTPUT_BYTES:
             self.flooded = True
             self.over.set()
-            self.send(signal.SIGKILL)
+            self.send_signal(signal.SIGKILL)
         self.news.set()
 
     # --- what the supervisor says ------------------------------------------------------------
@@ -543,7 +543,7 @@ class CommandProcess:
                     self._record_end(Ending(None, _signal_name(int(number))))
         self._known.set()
 
-    def silent(self) -> None:
+    def handle_messages_end(self) -> None:
         """Record that the supervisor has ended; a command whose end it did not report was killed with it."""
         self._known.set()
         self._record_end(self._ending or Ending(None, _signal_name(signal.SIGKILL)))
@@ -566,7 +566,7 @@ class CommandProcess:
 
     # --- what somebody does with it ----------------------------------------------------------
 
-    async def check(self, what: CommandStart) -> None:
+    async def wait_until_started(self, what: CommandStart) -> None:
         """
         Wait until the program has started; raise an error if it has not.
 
@@ -579,18 +579,18 @@ class CommandProcess:
                 await self._known.wait()
         if self._errno:
             _raise_start_error(what, self._errno)
-        self.check_known(what.argv[0])
+        self.raise_if_lost(what.argv[0])
         if not self.pid:
             msg = f"{what.argv[0]!r} was ended: the process that supervises it was stopped or killed, maybe by itself"
             raise ToolError(msg)
 
-    def check_known(self, command: str) -> None:
+    def raise_if_lost(self, command: str) -> None:
         """Raise ``UnknownOutcome`` if the connection ended before the command did."""
         if self.is_lost:
             msg = f"nobody knows how {command!r} ended: the connection to where it ran was lost in the middle of it"
             raise UnknownOutcome(msg)
 
-    def send(self, number: int) -> None:
+    def send_signal(self, number: int) -> None:
         """Send a signal to the process group."""
         if self.pid:
             self._child.signal(self.pid, number)
@@ -611,7 +611,7 @@ class CommandProcess:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._gone.wait()
-                await self._child.streams_closed()
+                await self._child.wait_for_streams()
 
     def drain(self) -> None:
         """Read the data in the pipes, without waiting for more."""
@@ -620,7 +620,7 @@ class CommandProcess:
     async def end(self, number: int = signal.SIGTERM) -> Ending:
         """End the command and all its processes, first with *number*, and return how it ended."""
         if not self._gone.is_set():
-            self.send(number)
+            self.send_signal(number)
             await self._wait_for_streams(COMMAND_TERM_SECONDS)
         how = self._ending or Ending(None, _signal_name(signal.SIGKILL))
         await self._end_supervisor()
@@ -632,14 +632,14 @@ class CommandProcess:
     async def _end_supervisor(self) -> None:
         """Have the supervisor end the remaining processes, or kill them without it if it does not respond."""
         child = self._child
-        if not child.is_told:
-            child.ask_end()
+        if not child.has_ended_messages:
+            child.request_end()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(DEATH_SECONDS):
-                await child.silent()
-        if not child.is_told:
+                await child.wait_for_messages_end()
+        if not child.has_ended_messages:
             child.kill_all(self.pid)
-        await child.leave()
+        await child.wait_for_supervisor()
 
 
 def _signal_name(number: int) -> str:
@@ -662,7 +662,7 @@ PAUSE_SECONDS = 0.01
 """About as long as the kernel takes to end some processes."""
 
 
-def find_marked(marker: str) -> list[int]:
+def find_marked_processes(marker: str) -> list[int]:
     """Return the ids of this user's running processes whose environment contains the marker."""
     wanted, user = f"{MARKER}={marker}".encode(), os.getuid()
     found: list[int] = []
@@ -680,10 +680,10 @@ def find_marked(marker: str) -> list[int]:
     return found
 
 
-async def end_marked(env: Mapping[str, str]) -> None:
+async def kill_marked_processes(env: Mapping[str, str]) -> None:
     """Kill every process with the marker of *env*, again until none is left; a fork bomb may outlast the attempts."""
     for _ in range(KILL_ROUNDS):
-        left = find_marked(env[MARKER])
+        left = find_marked_processes(env[MARKER])
         if not left:
             return
         for pid in left:

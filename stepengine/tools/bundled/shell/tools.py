@@ -64,7 +64,7 @@ class OutputLog:
         self.is_full = self.is_full or len(kept) < len(data)
         self.size += os.pwrite(self._fd, kept, self.size)
 
-    def holds(self, text: bytes, start: int) -> bool:
+    def contains(self, text: bytes, start: int) -> bool:
         """Return True if the file contains *text* at or after the byte *start*."""
         return text in os.pread(self._fd, self.size - start, start)
 
@@ -109,7 +109,7 @@ class BackgroundCommand:
             ending = self.ending
             if ending is not None:
                 self.process.drain()
-            if wanted and self.log.holds(wanted, max(0, seen - len(wanted))):
+            if wanted and self.log.contains(wanted, max(0, seen - len(wanted))):
                 return True
             seen = self.log.size
             left = end - asyncio.get_running_loop().time()
@@ -245,16 +245,16 @@ def make_command_tools(shell: Shell) -> list[Tool]:
             cwd: The folder to run it in, relative to the root folder; the root folder by default.
             timeout_seconds: How long it may take. Has no effect in the background.
         """
-        read = shell.read(command)
+        read = shell.parse(command)
         runs = await asyncio.to_thread(shell.restrict_command, read, cwd)
         if process_type == "BACKGROUND":
             return await _run_in_background(ctx, shell, read, runs, cwd)
         async with Slots.get_semaphore(ctx):
             if shell.terminals is not None and runs == read:
-                ran = await _run_in_editor(ctx, shell, read, cwd, shell.seconds(timeout_seconds))
+                ran = await _run_in_editor(ctx, shell, read, cwd, shell.resolve_timeout(timeout_seconds))
                 if ran is not None:
                     return ran
-            return await _run_to_end(ctx, shell, read, runs, cwd, shell.seconds(timeout_seconds))
+            return await _run_to_end(ctx, shell, read, runs, cwd, shell.resolve_timeout(timeout_seconds))
 
     @tool(category="execute", annotations=LOOKS, timeout=FOREVER)
     async def check_job(  # noqa: D417  (the context is no parameter of the tool)
@@ -339,7 +339,7 @@ async def _run_to_end(  # noqa: PLR0917  (one call, spelled out)
     seconds: float | None,
 ) -> ToolResult:
     """Run a command in its restricted form *runs* until it ends. Its processes and files are always removed."""
-    private, progress = await shell.private(), CommandProgress(ctx)
+    private, progress = await shell.create_private_folders(), CommandProgress(ctx)
     process: CommandProcess | None = None
     in_time = True
     try:
@@ -349,7 +349,7 @@ async def _run_to_end(  # noqa: PLR0917  (one call, spelled out)
         await finish_shielded(asyncio.create_task(end_and_clean_up(process, private)))
         progress.flush()
     ending = process.ending() or Ending(None, None)
-    process.check_known(cut_middle(command_text(command), ACTION_CHARS))
+    process.raise_if_lost(cut_middle(command_text(command), ACTION_CHARS))
     late = "" if in_time else f"it was stopped because it took longer than {seconds:g} s; this is what it had printed"
     notes = (FLOODED if process.flooded else late, "" if runs == command else CONFINED)
     _log_command(ctx, runs, process, ending)
@@ -361,9 +361,9 @@ async def _run_in_editor(
     ctx: ToolContext, shell: Shell, command: Argv | Script, cwd: str | None, seconds: float | None
 ) -> ToolResult | None:
     """Run a command to its end in a terminal of an editor; ``None`` where there is none for it."""
-    private, began = await shell.private(), time.monotonic()
+    private, began = await shell.create_private_folders(), time.monotonic()
     try:
-        ran = await shell.in_terminal(ctx, command, cwd, private, seconds)
+        ran = await shell.run_in_terminal(ctx, command, cwd, private, seconds)
     finally:
         private.remove()
     if ran is None:
@@ -395,7 +395,7 @@ async def _run_in_background(
 
     async def make() -> BackgroundCommand:
         with ExitStack() as undo:
-            private = await shell.private()
+            private = await shell.create_private_folders()
             undo.callback(private.remove)
             log = OutputLog(private.folder / "output", is_here=private.system is None)
             undo.callback(log.close)
@@ -461,7 +461,7 @@ def preview_command(shell: Shell, input: JsonDict) -> ToolPreview:
     """Return the complete command as a preview for the person who approves the call."""
     given: Any = input.get("command", "")
     try:
-        command = shell.read(given)
+        command = shell.parse(given)
     except ToolError as error:
         details = {"command": given, "problem": error.message}
         return ToolPreview("Run a command that will be refused", details, problem=error.message)

@@ -109,7 +109,7 @@ def _find_issues(shell: Shell, given: JsonDict) -> Iterator[str]:
     if (given["until"] == "contains") != ("text" in given):
         yield 'text: goes with until="contains", and only with it'
     try:
-        shell.read(_thaw_command(given))
+        shell.parse(_thaw_command(given))
     except ToolError as error:
         yield f"command: {error.message}"
 
@@ -205,7 +205,7 @@ class OutputScan:
         self._wanted = wanted.encode("utf-8", "surrogatepass")
         self._end = b""
 
-    def hear(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Search the next bytes of the output."""
         self.digest.update(data)
         if self._wanted and not self.holds:
@@ -261,20 +261,20 @@ def _make_poll_tool(shell: Shell) -> Tool:
 
 async def _run_poll(ctx: ToolContext, shell: Shell, given: JsonDict) -> PollResult:
     """Run the command once, confined like ``run_terminal_command``. Its processes and files are always removed."""
-    command, cwd, wanted = shell.read(_thaw_command(given)), given.get("cwd"), given.get("text", "")
+    command, cwd, wanted = shell.parse(_thaw_command(given)), given.get("cwd"), given.get("text", "")
     runs = await asyncio.to_thread(shell.restrict_command, command, cwd)
     heard = OutputScan(wanted)
     async with Slots.get_semaphore(ctx):
-        private = await shell.private()
+        private = await shell.create_private_folders()
         process: CommandProcess | None = None
         in_time = True
         try:
-            process = await shell.start(runs, cwd, private, reads=heard.hear)
+            process = await shell.start(runs, cwd, private, reads=heard.feed)
             in_time = await process.wait(shell.timeout)
         finally:
             await finish_shielded(asyncio.create_task(end_and_clean_up(process, private)))
     ending = process.ending() or Ending(None, None)
-    process.check_known(cut_middle(command_text(command), 80))
+    process.raise_if_lost(cut_middle(command_text(command), 80))
     out, err = process.out.take(), process.err.take()
     how = heard.digest.hexdigest(), err, process.err.total, ending.code, ending.signal
     late = "" if in_time else f"it was stopped because it took longer than {shell.timeout:g} s"

@@ -281,7 +281,7 @@ class SafeFetcher:
 
     async def fetch(self, url: str, *, method: str = "GET") -> Fetched:
         """
-        Return what is at *url*.
+        Return the content at *url*.
 
         Args:
             url: An http or https address.

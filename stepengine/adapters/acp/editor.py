@@ -1,0 +1,89 @@
+"""The connected editor: its capabilities, and the updates and questions that a session sends to it."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from stepengine.adapters.acp import questions
+from stepengine.adapters.acp.editor_files import EditorBuffers, EditorTerminals, EditorTools
+from stepengine.data.choices import answer_for_choice
+from stepengine.data.questions import Answer, Question
+
+if TYPE_CHECKING:
+    from acp import schema
+    from acp.interfaces import Client
+
+
+class ConnectedEditor:
+    """
+    The editor, as one session of an agent reaches it.
+
+    Attributes:
+        client: The connection; ``None`` before there is one.
+        capabilities: The capabilities that the editor named; ``None`` before it did.
+    """
+
+    def __init__(self) -> None:
+        self.client: Client | None = None
+        self.capabilities: Any = None
+        self._later: set[asyncio.Task[None]] = set()
+
+    async def send_update(self, session_id: str, update: Any) -> None:
+        """Show an update in a session."""
+        await self._get_client().session_update(session_id, update)
+
+    def send_after_reply(self, sending: Awaitable[None]) -> None:
+        """Start *sending* after the reply to the current request, since the editor does not know the session before."""
+        task: asyncio.Task[None] = asyncio.create_task(_send_if_connected(sending))
+        self._later.add(task)
+        task.add_done_callback(self._later.discard)
+
+    def cancel_pending(self) -> None:
+        """Cancel the updates that ``send_after_reply`` has not sent yet."""
+        for task in self._later:
+            task.cancel()
+
+    def shows_forms(self) -> bool:
+        """Return whether the editor can ask a person by a form."""
+        can = getattr(self.capabilities, "elicitation", None)
+        return can is not None and can.form is not None
+
+    async def ask_to_choose(self, session_id: str, question: Question, call: schema.ToolCallUpdate) -> Answer:
+        """Return the answer that a person chose among the options of a permission request."""
+        response = await self._get_client().request_permission(session_id, call, questions.permission_options(question))
+        return answer_for_choice(question, getattr(response.outcome, "option_id", None))
+
+    async def ask_by_form(self, session_id: str, question: Question) -> Answer:
+        """Return the answer that a person gave in a form."""
+        from acp import schema
+
+        mode = schema.ElicitationFormSessionMode(
+            session_id=session_id, requested_schema=questions.question_form(question)
+        )
+        response = await self._get_client().create_elicitation(question.text, mode)
+        return questions.parse_form_answer(question, response)
+
+    def make_tools(
+        self, session_id: str, cwd: Path, show_terminal: Callable[[str, str, str], Awaitable[None]]
+    ) -> EditorTools:
+        """Return the files and terminals that the editor offers to the tools of a session."""
+        can, client = self.capabilities, self.client
+        if can is None or client is None:
+            return EditorTools()
+        fs = getattr(can, "fs", None)
+        reads, writes = bool(getattr(fs, "read_text_file", False)), bool(getattr(fs, "write_text_file", False))
+        buffers = EditorBuffers(client, session_id, cwd, reads=reads, writes=writes) if reads or writes else None
+        return EditorTools(buffers, EditorTerminals(client, session_id, cwd, show_terminal) if can.terminal else None)
+
+    def _get_client(self) -> Client:
+        assert self.client is not None  # noqa: S101 - somebody is connected, or nothing would run
+        return self.client
+
+
+async def _send_if_connected(sending: Awaitable[None]) -> None:
+    with contextlib.suppress(ConnectionError):
+        await sending

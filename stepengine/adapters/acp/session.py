@@ -1,0 +1,407 @@
+"""
+An open session of an editor: its turns, each of which is a run.
+
+What must not be here: the requests of the protocol, and which sessions there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from stepengine.adapters.acp import prompts, questions
+from stepengine.adapters.acp.editor import ConnectedEditor
+from stepengine.adapters.acp.editor_files import EditorTools
+from stepengine.adapters.acp.kept import KeptSession, PromptRun
+from stepengine.adapters.acp.protocol_errors import INTERNAL, make_protocol_error
+from stepengine.adapters.acp.session_engines import SessionEngines
+from stepengine.adapters.acp.shown_questions import ShownQuestions
+from stepengine.data.definition import ToolSource
+from stepengine.data.events import Event, PermissionRequested, QuestionAsked, RunFinished
+from stepengine.data.questions import Question
+from stepengine.data.state import AgentState, RunResult, RunStatus
+from stepengine.data.waits import describe_waits
+from stepengine.errors import InputError, MissingKey, ReplayDivergence, StepEngineError
+from stepengine.runtime.handle import RunHandle
+from stepengine.runtime.logs import LOGGER
+
+if TYPE_CHECKING:
+    from acp import schema
+
+    from stepengine.adapters.acp.updates import ShownTurn
+
+PATIENCE = 10 * 365 * 86_400.0
+"""Seconds that a question stays open: for ever, but that a run which only waits for a time or a message is suspended."""
+RESUME = "/resume"
+"""What a person says to a run that sleeps, to have it go on now."""
+REASONS = {
+    RunStatus.CANCELLED: "cancelled",
+    RunStatus.MAX_STEPS: "max_turn_requests",
+    RunStatus.TRUNCATED: "max_tokens",
+}
+
+
+@attrs.define(eq=False)
+class _LiveRun:
+    """
+    The run of a turn.
+
+    Attributes:
+        handle: Controls the run.
+        turn: Its turn.
+        events: Its events that are not shown yet.
+        shown: Converts the events to updates.
+        question: The question that the next prompt answers.
+    """
+
+    handle: RunHandle
+    turn: PromptRun
+    events: AsyncGenerator[Event, None]
+    shown: ShownTurn
+    question: Question | None = None
+
+
+class EditorSession:
+    """
+    A session that is open.
+
+    Attributes:
+        kept: What is stored of it.
+        state: The state that its next turn continues from.
+        broken: Why it cannot continue; ``""`` if it can.
+        free: Set while no turn is running.
+        is_given_up: Whether the turn that is running was cancelled.
+        run: The current run, also one that a turn left for a question.
+        asleep: The last turn and its result, while that waits for no person.
+    """
+
+    def __init__(self, editor: ConnectedEditor, engines: SessionEngines, kept: KeptSession) -> None:
+        self._editor = editor
+        self._engines = engines
+        self.kept = kept
+        self._made_for = kept.chosen
+        self._engine = engines.make(kept.cwd, kept.chosen, self._make_editor_tools())
+        self._agent = engines.get_agent(self._engine)
+        self._sources: tuple[ToolSource, ...] = ()
+        self._questions = ShownQuestions(editor, kept.id)
+        self.state: AgentState | None = None
+        self._cost: Decimal | None = Decimal(0)
+        self.broken = ""
+        self.free = asyncio.Event()
+        self.free.set()
+        self.is_given_up = False
+        self.run: _LiveRun | None = None
+        self.asleep: tuple[PromptRun, RunResult] | None = None
+
+    def add_servers(self, named: Any) -> None:
+        """Add the tools of the MCP servers that the editor named."""
+
+        def warn(message: str) -> None:
+            self._editor.send_after_reply(self._send_text(f"({message})\n\n"))
+
+        self._sources = self._engines.make_sources(named or (), self._agent, self.kept.cwd, warn)
+        self._agent = self._engines.get_agent(self._engine, self._sources)
+
+    async def close(self) -> None:
+        """End the turn, and close the engine."""
+        self._questions.cancel()
+        if self.run is not None:
+            await self.run.handle.shutdown()
+        await self._engine.aclose()
+
+    async def send_update(self, update: Any) -> None:
+        """Show an update in the editor."""
+        await self._editor.send_update(self.kept.id, update)
+
+    async def _send_text(self, text: str) -> None:
+        import acp
+
+        await self.send_update(acp.update_agent_message_text(text))
+
+    async def send_commands(self) -> None:
+        """Show the skills of the workspace as commands."""
+        from acp import schema
+
+        try:
+            commands = await asyncio.to_thread(prompts.list_skill_commands, self.kept.cwd)
+        except StepEngineError as error:
+            LOGGER.warning("the skills of the workspace cannot be told: %s", error.message)
+            return
+        await self.send_update(
+            schema.AvailableCommandsUpdate(session_update="available_commands_update", available_commands=commands)
+        )
+
+    def _make_editor_tools(self) -> EditorTools:
+        async def show_terminal(path: str, call_id: str, terminal: str) -> None:
+            if self.run is not None:
+                await self.send_update(self.run.shown.show_terminal(path, call_id, terminal))
+
+        return self._editor.make_tools(self.kept.id, self.kept.cwd, show_terminal)
+
+    def _make_shown_turn(self, *, number: int, is_live: bool) -> ShownTurn:
+        from stepengine.adapters.acp.updates import ShownTurn
+
+        return ShownTurn(number, self.kept.cwd, is_live=is_live, cost=self._cost)
+
+    # --- stored turns -------------------------------------------------------------------------------------------------
+
+    async def replay(self, *, shows: bool) -> None:
+        """Load the state of the stored turns, and show them. If nothing is shown, only the last state is loaded."""
+        turns = self.kept.turns
+        last = max([number for number, turn in enumerate(turns) if turn.is_kept], default=-1)
+        for number, turn in enumerate(turns):
+            if shows or number == last:
+                await self._replay_turn(number, turn, shows=shows, is_last=number == last)
+        if shows and self.state is not None:
+            model = self._made_for.model or self._agent.model or ""
+            for update in self._make_shown_turn(number=0, is_live=False).make_context_update(self.state, model):
+                await self.send_update(update)
+
+    async def _replay_turn(self, number: int, turn: PromptRun, *, shows: bool, is_last: bool) -> None:
+        import acp
+
+        shown = self._make_shown_turn(number=number + 1, is_live=False)
+        updates: list[object] = prompts.replay_prompt(turn.prompt, turn.media)
+
+        def observe(event: Event) -> None:
+            updates.extend(shown.make_updates(event))
+
+        engine = self._engines.make(self.kept.cwd, turn.chosen, EditorTools(), (observe,))
+        try:
+            agent = self._engines.get_agent(engine, self._engines.make_replay_sources(turn.servers))
+            result = await engine.replay(turn.journal, agent=agent, complete=False)
+            if is_last:
+                self.state = result.state
+                self.asleep = _find_suspended_turn(turn, result)
+            self._cost = _add_costs(self._cost, result.cost)
+        except StepEngineError as error:
+            why = "by another version of the agent" if isinstance(error, ReplayDivergence) else "and cannot be repeated"
+            updates.append(
+                acp.update_agent_message_text(f"(This turn was recorded {why}; what follows is missing here.)")
+            )
+            if is_last:
+                self.broken = f"its last turn was recorded {why}: {error.message}"
+        finally:
+            await engine.aclose()
+        for update in updates if shows else ():
+            await self.send_update(update)
+
+    # --- turns --------------------------------------------------------------------------------------------------------
+
+    async def run_turn(self, said: prompts.EditorPrompt) -> schema.PromptResponse:
+        """Start, resume or answer a run by a prompt, and show the run while it runs."""
+        from acp import schema
+
+        self.free.clear()
+        try:
+            if (self.run is None or self.run.handle.done) and self.asleep is not None:
+                is_over = await self._show_finished_run(*self.asleep)
+                if (is_over and _is_resume_command(said)) or not (is_over or await self._wake_run(said, *self.asleep)):
+                    return schema.PromptResponse(stop_reason="end_turn")
+                if is_over:
+                    await self._start_turn(said)
+            elif self.run is None or self.run.handle.done:
+                await self._start_turn(said)
+            else:
+                self._answer_question(self.run, said)
+            if self.is_given_up and self.run is not None:
+                self.run.handle.interrupt()
+            return await self._show_run()
+        finally:
+            self.is_given_up = False
+            self.free.set()
+
+    def raise_if_broken(self) -> None:
+        """Raise the protocol's error if the session cannot continue."""
+        if self.broken:
+            msg = f"this session cannot go on, {self.broken}. Begin a new one"
+            raise make_protocol_error(INTERNAL, msg)
+
+    async def cancel(self) -> None:
+        """Cancel the turn and its open question."""
+        is_idle = self.free.is_set()
+        self.is_given_up = not is_idle
+        if self.run is not None:
+            self.run.handle.interrupt()
+            if is_idle:
+                await self._store_result(await self.run.handle.result())
+
+    async def _start_turn(self, said: prompts.EditorPrompt) -> None:
+        from acp import schema
+
+        if self.run is not None:
+            await self._store_result(await self.run.handle.result())
+        await self._renew_engine()
+        kept = self.kept
+        text = await asyncio.to_thread(prompts.add_instructions, said.text, kept.cwd)
+        media = prompts.encode_media(said.media) if said.media else ""
+        turn = kept.start_turn(said.text, servers=tuple([one.name for one in self._sources]), media=media)
+        if len(kept.turns) == 1:
+            await self.send_update(
+                schema.SessionInfoUpdate(
+                    session_update="session_info_update", title=kept.title, updated_at=kept.updated
+                )
+            )
+        try:
+            handle = self._engine.start(
+                self._agent,
+                text,
+                previous=prompts.add_media(self.state, said.media),
+                session_id=kept.id,
+                journal=turn.journal,
+                wait_for_answers=PATIENCE,
+            )
+        except StepEngineError:
+            kept.turns.remove(turn)
+            kept.save()
+            raise
+        self._follow(handle, turn)
+
+    def _follow(self, handle: RunHandle, turn: PromptRun) -> None:
+        shown = self._make_shown_turn(number=len(self.kept.turns), is_live=True)
+        self.run = _LiveRun(handle, turn, handle.events(), shown)
+
+    async def _show_finished_run(self, turn: PromptRun, before: RunResult) -> bool:
+        """Show the result of a sleeping run if another process has ended it, and return True in that case."""
+        from stepengine.journal import FileJournal
+
+        if not await asyncio.to_thread(lambda: FileJournal(turn.journal).history().is_complete):
+            return False
+        self._subtract_cost(before)
+        self.asleep = None
+        await self._send_text("The run was woken elsewhere; this is how it went.\n\n")
+        await self._replay_turn(self.kept.turns.index(turn), turn, shows=True, is_last=True)
+        self.raise_if_broken()
+        return True
+
+    async def _wake_run(self, said: prompts.EditorPrompt, turn: PromptRun, before: RunResult) -> bool:
+        """Resume a sleeping run and return True if its wait is over or the prompt requests it; else show when the run resumes."""
+        from stepengine.journal import FileJournal
+        from stepengine.journal.sleepers import is_due
+
+        is_woken = _is_resume_command(said)
+        text = said.text.strip().removeprefix(RESUME).strip() if is_woken else said.text
+        journal = FileJournal(turn.journal)
+        if not is_woken and not await asyncio.to_thread(is_due, journal, before.waits_for, datetime.now(UTC)):
+            await self._send_text(_sleep_text(before))
+            return False
+        if said.media:
+            msg = "the run that is woken takes words; send images and files with the prompt after it"
+            raise InputError(msg)
+        await self._renew_engine()
+        handle = await self._engine.start_resume(journal, agent=self._agent, now=is_woken, wait_for_answers=PATIENCE)
+        self._follow(handle, turn)
+        self.asleep = None
+        self._subtract_cost(before)
+        if text:
+            handle.send_input(text)
+        return True
+
+    def _subtract_cost(self, before: RunResult) -> None:
+        """Subtract the cost of a run that is counted again when it ends."""
+        if self._cost is not None and before.cost is not None:
+            self._cost -= before.cost
+
+    async def _renew_engine(self) -> None:
+        """Rebuild the engine if the choices have changed."""
+        chosen = self.kept.chosen
+        if chosen == self._made_for:
+            return
+        engine = self._engines.make(self.kept.cwd, chosen, self._make_editor_tools())
+        await self._engine.aclose()
+        self._engine, self._made_for = engine, chosen
+        self._agent = self._engines.get_agent(engine, self._sources)
+
+    def _answer_question(self, run: _LiveRun, said: prompts.EditorPrompt) -> None:
+        """Answer the open question of the run with a prompt; a text that does not fit leaves the question open."""
+        if said.media:
+            msg = "the agent waits for an answer in words; send images and files with the prompt after it"
+            raise InputError(msg)
+        if run.question is None:
+            run.handle.send_input(said.text)
+        else:
+            run.handle.answer(run.question.id, said.text)
+            run.question = None
+
+    async def _show_run(self) -> schema.PromptResponse:
+        """Show a run until it ends or asks for text."""
+        from acp import schema
+
+        assert self.run is not None  # noqa: S101 - a turn has started
+        run = self.run
+        async for event in run.events:
+            for update in run.shown.make_updates(event):
+                await self.send_update(update)
+            if isinstance(event, PermissionRequested):
+                if not event.question.problem:  # else the tool refuses the call by itself
+                    self._questions.ask(run.handle, event.question, run.shown.request(event))
+            elif isinstance(event, QuestionAsked):
+                if not self._questions.ask_with_options(run.handle, event.question):
+                    run.question = event.question
+                    await self._send_text(questions.question_text(event.question))
+                    return schema.PromptResponse(stop_reason="end_turn")
+            elif isinstance(event, RunFinished):
+                return await self._finish_turn(event.result)
+        msg = "the run ended without a result"
+        raise StepEngineError(msg)
+
+    async def _finish_turn(self, result: RunResult) -> schema.PromptResponse:
+        from acp import schema
+
+        await self._store_result(result)
+        if self.asleep is not None:
+            await self._send_text(_sleep_text(result))
+        if isinstance(result.error, MissingKey):
+            raise result.error
+        if result.status is RunStatus.FAILED:
+            raise make_protocol_error(INTERNAL, str(result.error))
+        used = result.usage
+        usage = schema.Usage(
+            total_tokens=used.total_tokens,
+            input_tokens=used.input_tokens,
+            output_tokens=used.completion_tokens,
+            thought_tokens=used.reasoning_tokens,
+            cached_read_tokens=used.cache_read_tokens,
+            cached_write_tokens=used.cache_write_tokens,
+        )
+        reason: Any = REASONS.get(result.status, "end_turn")
+        return schema.PromptResponse(stop_reason=reason, usage=usage)
+
+    async def _store_result(self, result: RunResult) -> None:
+        """Store the state for the next turn. A failed turn is not part of the conversation."""
+        is_kept = result.status is not RunStatus.FAILED
+        self._cost = _add_costs(self._cost, result.cost)
+        if is_kept:
+            self.state = result.state
+        run = self.run
+        if run is not None:
+            self.kept.end_turn(run.turn, is_in_conversation=is_kept)
+            self.asleep = _find_suspended_turn(self.kept.turns[-1], result)
+            self._questions.cancel()  # what was asked about and not answered when the turn was cancelled
+            await run.events.aclose()
+            self.run = None
+
+
+def _find_suspended_turn(turn: PromptRun, result: RunResult) -> tuple[PromptRun, RunResult] | None:
+    """Return the turn and the result of a suspended run that does not wait for a person."""
+    is_asleep = result.status is RunStatus.SUSPENDED and result.waits_for and not result.pending_questions
+    return (turn, result) if is_asleep else None
+
+
+def _is_resume_command(said: prompts.EditorPrompt) -> bool:
+    return said.text.strip().partition(" ")[0] == RESUME
+
+
+def _sleep_text(result: RunResult) -> str:
+    return (
+        f"{describe_waits(result.waits_for)} It goes on with the next prompt after that; {RESUME} resumes it now.\n\n"
+    )
+
+
+def _add_costs(one: Decimal | None, other: Decimal | None) -> Decimal | None:
+    return None if one is None or other is None else one + other

@@ -1,0 +1,107 @@
+"""The engine, the agent and the MCP servers of a session, made for the choices of a person."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+from stepengine.adapters.acp import servers
+from stepengine.adapters.acp.editor_files import EditorTools
+from stepengine.adapters.acp.session_options import MODE, MODEL, SessionChoices
+from stepengine.data.definition import AgentDefinition, ToolSource
+from stepengine.data.events import Event
+from stepengine.engine import Engine
+from stepengine.errors import DefinitionError
+from stepengine.runtime.logs import LOGGER
+
+BUFFERS, TERMINALS = "buffers", "terminals"
+
+
+class MakeEngine(Protocol):
+    """
+    A function that returns an engine for a workspace.
+
+    It is also given those of these by name that it takes: ``mode``, a mode of its policy, and ``model``, the model of all agents,
+    each ``""`` where nothing was chosen; ``buffers``, the files that are open in the editor, for ``file_tools(buffers=...)``;
+    ``terminals``, the editor's, for ``shell_tools(terminals=...)``; the last two are ``None`` where the editor does not offer them.
+    """
+
+    def __call__(self, cwd: Path, /, *, observers: tuple[Callable[[Event], Any], ...] = ()) -> Engine:
+        """Return an engine whose tools work in *cwd*, and which shows its runs to *observers*."""
+
+
+class SessionEngines:
+    """
+    Makes the engines of sessions.
+
+    Args:
+        make: Makes one engine.
+        agent_id: The id of the agent.
+        mcp: Makes a source of tools of an MCP server; ``None`` if servers are not started.
+        offered: The offered values of each choice by its name.
+
+    Attributes:
+        agent_id: The id of the agent.
+        mcp: As given.
+
+    Raises:
+        DefinitionError: for an offered choice that *make* does not take.
+    """
+
+    def __init__(
+        self, make: MakeEngine, agent_id: str, mcp: servers.McpMaker | None, offered: dict[str, Sequence[str]]
+    ) -> None:
+        self.agent_id = agent_id
+        self._make: Any = make
+        self.mcp = mcp
+        self._accepted = _options_accepted_by(make)
+        for name, values in offered.items():
+            if values and name not in self._accepted:
+                msg = f"{name}s= offers a choice, and what makes the engine does not take it; give it the parameter {name}=''"
+                raise DefinitionError(msg)
+
+    def make(
+        self,
+        cwd: Path,
+        chosen: SessionChoices,
+        tools: EditorTools,
+        observers: tuple[Callable[[Event], Any], ...] = (),
+    ) -> Engine:
+        """Return an engine from the maker, with the choices and editor tools that the maker accepts."""
+        known = {MODE: chosen.mode, MODEL: chosen.model, BUFFERS: tools.buffers, TERMINALS: tools.terminals}
+        given = {name: value for name, value in known.items() if name in self._accepted}
+        engine: Engine = self._make(cwd, observers=observers, **given)
+        return engine
+
+    def get_agent(self, engine: Engine, sources: Sequence[ToolSource] = ()) -> AgentDefinition:
+        """Return the agent of *engine* with the tools of *sources* added."""
+        return servers.add_sources(engine.agent(self.agent_id), sources)
+
+    def make_sources(
+        self, named: Sequence[Any], agent: AgentDefinition, cwd: Path, warn: Callable[[str], None]
+    ) -> tuple[ToolSource, ...]:
+        """Return the MCP servers that an editor named as sources of tools, with names that *agent* does not use."""
+        if self.mcp is None:
+            if named:
+                LOGGER.warning(
+                    "the editor named %d MCP servers; they are not started: nothing that could was given", len(named)
+                )
+            return ()
+        taken = [tool.name for tool in agent.tools if isinstance(tool, ToolSource)]
+        return servers.make_session_sources(named, self.mcp, taken, cwd=str(cwd), warn=warn)
+
+    def make_replay_sources(self, names: Sequence[str]) -> tuple[ToolSource, ...]:
+        """Return sources for the MCP servers of a recorded run; a replay starts no server."""
+        return () if self.mcp is None else servers.make_replay_sources(names, self.mcp)
+
+
+def _options_accepted_by(make: object) -> frozenset[str]:
+    """Return the names of the options that the maker of an engine accepts."""
+    try:
+        parameters = inspect.signature(make).parameters.values()  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        return frozenset()
+    takes_all = any(each.kind is each.VAR_KEYWORD for each in parameters)
+    return frozenset((MODE, MODEL, BUFFERS, TERMINALS)) if takes_all else frozenset([each.name for each in parameters])

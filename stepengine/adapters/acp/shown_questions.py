@@ -1,0 +1,69 @@
+"""The questions of a session that an editor shows at the moment."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import TYPE_CHECKING
+
+from stepengine.adapters.acp import questions
+from stepengine.adapters.acp.editor import ConnectedEditor
+from stepengine.data.choices import answer_for_choice, is_choice, list_choices
+from stepengine.data.questions import Question
+from stepengine.errors import AnswerRejected
+from stepengine.runtime.handle import RunHandle
+
+if TYPE_CHECKING:
+    from acp import schema
+
+
+class ShownQuestions:
+    """Asks the person at an editor, and answers the run. Lasting approvals hold until the session is closed."""
+
+    def __init__(self, editor: ConnectedEditor, session_id: str) -> None:
+        self._editor = editor
+        self._session_id = session_id
+        self._tasks: set[asyncio.Task[None]] = set()
+        # By the ids of the rules. An engine that is made anew has forgotten them.
+        self._always: set[str] = set()
+
+    def ask_with_options(self, handle: RunHandle, question: Question) -> bool:
+        """Ask a question by a form or by options, and return False if the editor cannot show it."""
+        if self._editor.shows_forms():
+            self.ask(handle, question, None)
+        elif is_choice(question):
+            self.ask(handle, question, questions.question_as_call(question))
+        else:
+            return False
+        return True
+
+    def ask(self, handle: RunHandle, question: Question, call: schema.ToolCallUpdate | None) -> None:
+        """Ask by the permission request for *call*, or with ``None`` by a form, and answer the run."""
+        # In a task: the run's text goes on to be shown while a person thinks.
+        task = asyncio.create_task(self._ask_and_answer(handle, question, call))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    def cancel(self) -> None:
+        """Withdraw the questions that are not answered yet."""
+        for task in self._tasks:
+            task.cancel()
+
+    async def _ask_and_answer(self, handle: RunHandle, question: Question, call: schema.ToolCallUpdate | None) -> None:
+        from acp import RequestError
+
+        known = [one.answer for one in list_choices(question) if one.answer.covers in self._always]
+        try:
+            if known:
+                answer = known[0]
+            elif call is None:
+                answer = await self._editor.ask_by_form(self._session_id, question)
+            else:
+                answer = await self._editor.ask_to_choose(self._session_id, question, call)
+        except (RequestError, ConnectionError, ValueError):  # the last for what the protocol does not know
+            answer = answer_for_choice(question, None)
+        if answer.remember:
+            self._always.add(answer.covers)
+        # The turn may have been cancelled meanwhile.
+        with contextlib.suppress(AnswerRejected):
+            handle.answer(question.id, answer)

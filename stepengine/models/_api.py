@@ -1,0 +1,288 @@
+"""The HTTP API of a provider: its key and URL, requests through the SDK's client, and the errors of failed ones."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from abc import abstractmethod
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, ClassVar
+
+import attrs
+from attrs import frozen
+
+from stepengine.data.models import ModelRequest
+from stepengine.errors import ModelError
+from stepengine.models._byte_reader import HttpExchange, make_timeout_error, parse_json_lines
+from stepengine.models._connections import Connections, LoopClients
+from stepengine.models._failures import RequestLabel, error_from_sdk, format_address
+from stepengine.models._log_redaction import install_secret_filter
+from stepengine.models._sdks import Sdk
+from stepengine.models._wire import merge_headers, parse_extra_headers
+from stepengine.models.base import Provider, Timeouts
+from stepengine.models.keys import (
+    WITHHELD,
+    Credentials,
+    Secret,
+    find_key,
+    find_set_variable,
+    hash_account,
+    register_secret,
+    register_secret_headers,
+    register_url_password,
+    resolve_base_url,
+    select_usable_variables,
+)
+from stepengine.redaction import GIVEN
+
+NO_KEY = "none"
+MAX_RESULTS = 256 * 1024 * 1024
+"""The most bytes of the results of a batch."""
+MAX_BATCH_ID_CHARS = 200
+"""Enough for ids of batches, which have some dozen characters and become part of a URL and a database key."""
+
+
+@frozen
+class RequestBody:
+    """
+    An encoded request.
+
+    Attributes:
+        content: Its bytes.
+        headers: Additional headers.
+        path: The URL path, if it differs from the provider's ``path``.
+        is_question: Whether it is a GET request without a body.
+    """
+
+    content: bytes
+    headers: Mapping[str, str] = attrs.field(factory=dict)
+    path: str = ""
+    is_question: bool = False
+
+
+def read_batch_id(provider: str, answer: Mapping[str, object], member: str = "id") -> str:
+    """Return the id of an accepted batch; without one the error is final, because a retry might be billed twice."""
+    name = answer.get(member)
+    if isinstance(name, str) and 0 < len(name) <= MAX_BATCH_ID_CHARS:
+        return name
+    msg = f"{provider} accepted a batch, but returned no {member!r} of 1 to {MAX_BATCH_ID_CHARS} characters for it"
+    raise ModelError(msg, kind="protocol")
+
+
+class ApiProvider(Provider):
+    """
+    A provider with an HTTP API, mostly through the client of an SDK, which a subclass creates.
+
+    The SDK provides the URL, the authentication, headers and error classes. It neither retries nor decodes.
+
+    Args:
+        name: The provider's name.
+        api_key: The key; by default from the environment.
+        base_url: Another server; by default from the environment, else the provider's own.
+        transport: An ``httpx2.AsyncBaseTransport`` to use in place of the network, for replay and tests.
+        timeouts: Time limits of calls.
+        headers: HTTP headers to send with every request.
+        key_env: The environment variable that holds the key, in place of the provider's own. Together with *base_url* it
+            also permits sending the key to that host.
+    """
+
+    path: ClassVar[str]
+    sdk: ClassVar[Sdk | None] = None
+    """The SDK that sends requests; ``None`` without one."""
+    _key_required: bool = True
+
+    def __init__(
+        self,
+        name: str,
+        api_key: str | Secret | None,
+        base_url: str | None,
+        transport: Any,
+        *,
+        timeouts: Timeouts | None = None,
+        headers: Mapping[str, str] | None = None,
+        key_env: str | None = None,
+    ) -> None:
+        self.name = name
+        self._key_env = key_env
+        self._api_key = Secret(api_key.strip()) if isinstance(api_key, str) else api_key
+        self._base_url = base_url
+        self._timeouts = timeouts or Timeouts()
+        self._headers = dict(headers or {})
+        register_secret(name, self._api_key)
+        register_secret_headers(name, self._headers)
+        self._connections = Connections(repr(self), transport, self._timeouts)
+        self._has_sdk = False
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.name!r}>"
+
+    def _load_sdk(self) -> Any:
+        """Import the SDK and return its module; raise ``ModelError`` if it is missing."""
+        return None if self.sdk is None else self.sdk.load()
+
+    @abstractmethod
+    def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
+        """Create the SDK's client."""
+
+    def check(self, model: str) -> None:
+        """
+        Check that there is a key and that the SDK is installed, without loading it.
+
+        Raises:
+            MissingKey: when there is no key.
+            ModelError: when the SDK is not installed.
+        """
+        self._resolve_access()
+        if self.sdk is not None and not self._has_sdk:  # cached, because the search for the package is slow
+            self.sdk.check()
+            self._has_sdk = True
+
+    def get_account(self) -> str:
+        """Return a hash of its key, or of its URL without a key."""
+        credentials, url = self._resolve_access()
+        return hash_account(credentials.key, url)
+
+    def _resolve_access(self) -> tuple[Credentials, str]:
+        """Return the key and the base URL for requests."""
+        settings = self.settings()
+        default = settings.base_url
+        url, elsewhere = resolve_base_url(self._base_url, settings.base_url_variable, default)
+        required = self._key_env is not None or (self._key_required and not (elsewhere and default is not None))
+        argument = f"{type(self).__name__}(api_key=...)"
+        variables = settings.key_variables if self._api_key is None else ()
+        # A key is only sent to its own host, because a URL in the environment may point anywhere. If code passes both
+        # key_env and base_url, that is an explicit choice.
+        is_chosen = self._key_env is not None and self._base_url is not None
+        usable = variables if is_chosen else select_usable_variables(self.name, variables, url, default)
+        credentials = find_key(self.name, self._api_key, usable, required=required, argument=argument)
+        if credentials.key is None and not usable and find_set_variable(variables) is not None:
+            credentials = Credentials(None, WITHHELD)
+        if url is None:
+            variable = f" or set {settings.base_url_variable}" if settings.base_url_variable else ""
+            msg = f"there is no base URL for {self.name!r}: pass base_url={variable}"
+            raise ModelError(msg, kind="missing_base_url")
+        register_url_password(self.name, url)
+        return credentials, url
+
+    def _get_clients(self) -> LoopClients:
+        """Return the clients of this event loop, created at the first call."""
+        clients = self._connections.find()
+        if clients is None:
+            credentials, base_url = self._resolve_access()
+            self._load_sdk()
+            http_client = self._connections.create_http_client()
+            # Keys may have been set since the process started; they are registered for redaction (reliability:R11).
+            GIVEN.add_from_environment(os.environ)
+            client = self._make_client(credentials, base_url, http_client)
+            clients = LoopClients(client, credentials, http_client, format_address(base_url))
+            self._connections.add(clients)
+        install_secret_filter()
+        return clients
+
+    async def _answer(self, body: RequestBody, request: ModelRequest) -> Mapping[str, Any]:
+        """Send *body* and return the response object, for requests other than model calls."""
+        async with self._send_body(body, request, stream=False) as exchange:
+            return exchange.parse_json(await exchange.read_content())
+
+    async def _call_api(self, topic: str, path: str, content: bytes | None = None, **headers: str) -> Mapping[str, Any]:
+        """Send a GET, or a POST of *content*, and return the response object; errors name *topic* in place of a model."""
+        body = RequestBody(content or b"", headers, path=path, is_question=content is None)
+        return await self._answer(body, ModelRequest(f"{self.name}/{topic}"))
+
+    async def _fetch_batch_lines(self, path: str) -> list[Mapping[str, object]]:
+        """Return the objects of a file with batch results."""
+        body = RequestBody(b"", path=path, is_question=True)
+        async with self._send_body(body, ModelRequest(f"{self.name}/batches"), stream=False) as exchange:
+            return parse_json_lines(await exchange.read_content(MAX_RESULTS), exchange.call)
+
+    async def _call_file_api(self, ask: Callable[[Any], Awaitable[object]]) -> Any:
+        """Return the result of *ask*, called with the SDK's client for a file operation, with its failures as ``ModelError``."""
+        ready = self._get_clients()
+        call = RequestLabel(
+            provider=self.name, model=f"{self.name}/files", credentials=ready.credentials, address=ready.address
+        )
+        failure: BaseException
+        try:
+            async with ready.lease_connections(), asyncio.timeout(self._timeouts.total):
+                return await ask(ready.client)
+        except TimeoutError:
+            failure = make_timeout_error(call, "total", self._timeouts)
+        except self._list_errors() as error:
+            failure = self._convert_error(error, call)
+        raise failure
+
+    async def close(self) -> None:
+        """Close the connections of this event loop and of other running loops; running requests end first."""
+        await self._connections.close()
+
+    @asynccontextmanager
+    async def _send_body(
+        self, body: RequestBody, request: ModelRequest, *, stream: bool
+    ) -> AsyncGenerator[HttpExchange]:
+        """Send *body* and yield the response; the connections stay open meanwhile, even if the provider is closed."""
+        ready = self._get_clients()
+        async with ready.lease_connections():
+            exchange = await self._open_exchange(ready, body, request, stream=stream)
+            try:
+                yield exchange
+            finally:
+                await exchange.response.aclose()
+
+    async def _open_exchange(
+        self, ready: LoopClients, body: RequestBody, request: ModelRequest, *, stream: bool
+    ) -> HttpExchange:
+        call = RequestLabel(
+            provider=self.name,
+            model=request.model,
+            credentials=ready.credentials,
+            size=len(body.content),
+            request=request,
+            address=ready.address,
+        )
+        body = attrs.evolve(
+            body, headers=merge_headers(self._headers, body.headers, parse_extra_headers(request.settings))
+        )
+        timeouts, started = self._timeouts, asyncio.get_running_loop().time()
+        limit = "first_byte" if stream else "total"
+        failure: BaseException
+        try:
+            async with asyncio.timeout_at(started + getattr(timeouts, limit)):
+                response = await self._post(ready.client, body, stream=stream)
+        except TimeoutError:
+            failure = make_timeout_error(call, limit, timeouts)
+        except self._list_errors() as error:
+            failure = self._convert_error(error, call)
+        else:
+            return HttpExchange(response, call, timeouts, started)
+        # Raised outside the handler, so that the SDK's error, which holds the key, is not its context (reliability:SC05).
+        raise failure
+
+    def _list_errors(self) -> tuple[type[Exception], ...]:
+        """Return the exception classes of the SDK and the HTTP library for failed requests."""
+        import httpx2
+
+        return self._load_sdk().APIError, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
+
+    def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
+        """Return the error to raise for *error*."""
+        return error_from_sdk(error, self._load_sdk(), call)
+
+    async def _post(self, client: Any, body: RequestBody, *, stream: bool) -> object:
+        """
+        Send *body* and return the HTTP library's response before its body is read.
+
+        The SDK never reads the body, not even of a reply without a stream, so that its size is limited.
+        """
+        send = client.get if body.is_question else partial(client.post, content=body.content)
+        # The SDK's public way to send encoded bytes. Its other methods transform the whole body on each call, which is
+        # slow. The SDK still adds authentication and default headers, and classifies errors.
+        opened = await send(
+            body.path or self.path,
+            cast_to=object,
+            stream=True,
+            stream_cls=self._load_sdk().AsyncStream[object],
+            options={"headers": dict(body.headers)} if body.headers else {},
+        )
+        return opened.response

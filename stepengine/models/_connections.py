@@ -1,0 +1,132 @@
+"""The HTTP connections of a provider: one client per event loop, because connections belong to the loop that opened them."""
+
+from __future__ import annotations
+
+import asyncio
+import warnings
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+from weakref import WeakKeyDictionary, finalize
+
+import attrs
+
+from stepengine.models.base import Timeouts
+from stepengine.models.keys import Credentials
+from stepengine.workspace.after_fork import keep_referenced, register_renewable
+
+
+@attrs.define(eq=False)
+class LoopClients:
+    """
+    The clients of one event loop.
+
+    Attributes:
+        client: The SDK's client.
+        credentials: Its key and the source of the key.
+        http_client: The HTTP client with the connections.
+        address: The base URL, for messages.
+        users: The number of running requests.
+        is_released: Whether to close it after the last of them.
+    """
+
+    client: Any
+    credentials: Credentials
+    http_client: Any
+    address: str
+    users: int = 0
+    is_released: bool = False
+
+    @asynccontextmanager
+    async def lease_connections(self) -> AsyncIterator[None]:
+        """Prevent the connections from being closed during the block."""
+        self.users += 1
+        try:
+            yield
+        finally:
+            self.users -= 1
+            if self.is_released:
+                await self.release()
+
+    async def release(self) -> None:
+        """Close the connections now, or after the last running request, since engines may share a provider."""
+        self.is_released = True
+        if not self.users:
+            await self.http_client.aclose()
+
+
+class Connections:
+    """
+    The clients of a provider, by event loop.
+
+    Args:
+        owner: The provider, for warnings.
+        transport: An ``httpx2.AsyncBaseTransport`` to use in place of the network.
+        timeouts: Time limits of calls.
+    """
+
+    def __init__(self, owner: str, transport: Any, timeouts: Timeouts) -> None:
+        self._owner = owner
+        self.transport = transport
+        self._timeouts = timeouts
+        # Weak, so that connections do not outlive their loop.
+        self._clients: WeakKeyDictionary[asyncio.AbstractEventLoop, LoopClients] = WeakKeyDictionary()
+        self._unclosed: set[str] = set()
+        register_renewable(self)
+        finalize(self, _warn_of_unclosed, self._unclosed)
+
+    def renew(self) -> None:
+        """Drop the parent's connections in a forked child process, which opens its own."""
+        keep_referenced(self._clients)
+        self._clients = WeakKeyDictionary()
+        self._unclosed.clear()
+
+    def find(self) -> LoopClients | None:
+        """Return the clients of this event loop; ``None`` before the first request."""
+        return self._clients.get(asyncio.get_running_loop())
+
+    def add(self, clients: LoopClients) -> None:
+        """Store the clients of this event loop."""
+        self._clients[asyncio.get_running_loop()] = clients
+        if self.transport is None:
+            self._unclosed.add(self._owner)
+
+    def create_http_client(self) -> Any:
+        """Return an HTTP client for an SDK."""
+        import httpx2
+
+        from stepengine.models._transport import get_ssl_context, unpack_response
+
+        # It accepts only gzip, which can be decompressed in bounded pieces. It follows no redirects, which would send the
+        # key to another host (reliability:MP14). Its time limits are above ours, which ignore keep-alives.
+        return httpx2.AsyncClient(
+            headers={"accept-encoding": "gzip"},
+            event_hooks={"response": [unpack_response]},
+            transport=self.transport,
+            verify=get_ssl_context(),
+            timeout=httpx2.Timeout(connect=self._timeouts.connect, read=self._timeouts.total, write=60.0, pool=60.0),
+            limits=httpx2.Limits(max_connections=1000, max_keepalive_connections=100),
+            follow_redirects=False,
+        )
+
+    async def close(self) -> None:
+        """
+        Close the client of this event loop, and those of other running loops.
+
+        Running requests, such as those of another engine, end first.
+        """
+        here = asyncio.get_running_loop()
+        self._unclosed.clear()
+        for loop, ready in list(self._clients.items()):
+            self._clients.pop(loop, None)
+            if loop is here:
+                await ready.release()
+            elif loop.is_running():
+                await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(ready.release(), loop))
+
+
+def _warn_of_unclosed(unclosed: set[str]) -> None:
+    """Warn of providers that were garbage-collected without being closed, because Python's own warning names only sockets."""
+    for name in unclosed:
+        msg = f"the connections of {name} were never closed; use `async with Engine(...)`, or its aclose() or close()"
+        warnings.warn(msg, ResourceWarning, stacklevel=2)

@@ -1,0 +1,71 @@
+"""Searches a tree for files that are withheld from tools, also under other names."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from contextlib import closing
+
+from stepengine.errors import ToolError
+from stepengine.workspace.calls import Fd
+from stepengine.workspace.root import SECRET_SCAN_ENTRIES, OpenedEntry, Root
+from stepengine.workspace.walk import WalkBudget, walk
+
+
+def find_linked_secrets(root: Root) -> list[tuple[str, ...]]:
+    """
+    Return the paths of files that have a hard link with a withheld name, searching up to 200,000 entries.
+
+    Almost no tree has any, and that takes no ``stat`` of what is not withheld to find out.
+    """
+    withheld = root.iter_files(root.is_withheld, WalkBudget(SECRET_SCAN_ENTRIES))
+    linked = {(info.st_dev, info.st_ino) for _, info in withheld if info.st_nlink > 1}
+    if not linked:
+        return []
+    others = root.iter_files(lambda place: not root.is_withheld(place), WalkBudget(SECRET_SCAN_ENTRIES))
+    return [place for place, info in others if (info.st_dev, info.st_ino) in linked]
+
+
+def list_withheld(root: Root, folder: OpenedEntry, *, deep: bool) -> list[tuple[str, ...]]:
+    """
+    Return the withheld paths below an open folder, without the content of withheld folders.
+
+    Args:
+        root: The root.
+        folder: The folder; it stays open.
+        deep: Whether what folders in it hold counts, too.
+
+    Raises:
+        ToolError: when the tree is too large to tell.
+    """
+    found: list[tuple[str, ...]] = []
+    start = len(folder.parts)
+
+    def enter(place: tuple[str, ...], _: Fd) -> bool:
+        if not root.is_withheld(place):
+            return True
+        found.append(place[start:])
+        return False
+
+    budget = WalkBudget(SECRET_SCAN_ENTRIES)
+    with closing(walk(root.holds if deep else lambda _: False, folder.fd, folder.parts, budget, enter)) as entries:
+        found += [place[start:] for place, entry in entries if not entry.is_dir() and root.is_withheld(place)]
+    if budget.cut:
+        msg = f"what may be listed of it could not be told: {budget.cut}; name a smaller folder"
+        raise ToolError(msg)
+    return found
+
+
+def has_visible_entry(root: Root, folder: OpenedEntry, names: Collection[str], *, deep: bool) -> bool:
+    """
+    Return whether an open folder has a file or folder with one of these names that is not withheld.
+
+    Args:
+        root: The root.
+        folder: The folder; it stays open.
+        names: Single names.
+        deep: Whether what folders in it hold counts, too.
+    """
+    holds = root.holds if deep else lambda _: False
+    budget = WalkBudget(SECRET_SCAN_ENTRIES)
+    with closing(walk(holds, folder.fd, folder.parts, budget, lambda place, _: not root.is_withheld(place))) as entries:
+        return any(entry.name in names and not root.is_withheld(place) for place, entry in entries)
