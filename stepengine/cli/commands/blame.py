@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated
 
 import attrs
 import typer
-from attrs import frozen
 
 from stepengine.cli.evaluation import (
     Budget,
@@ -24,7 +23,7 @@ from stepengine.cli.evaluation import (
     run_reporting_errors,
 )
 from stepengine.cli.exits import Exit
-from stepengine.cli.journals import add_journal_to_options
+from stepengine.cli.journals import add_journal_to_options, check_choice
 from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.cli.scripts import ScriptFile, make_scripted_models
@@ -32,20 +31,6 @@ from stepengine.cli.settings import UsageProblem
 
 if TYPE_CHECKING:
     from stepengine.evaluation.blame import Blame
-
-
-@frozen
-class BlameOptions:
-    """The typed options of the command."""
-
-    check: str
-    k: int
-    steps: str
-    tools: str
-    simulate: str
-    script: str
-    budget: str
-    yes: bool
 
 
 @partial(with_options, without=("verbose",))
@@ -88,36 +73,31 @@ def blame(
       stepengine compare blame run.jsonl --check "output == 42" --budget 0.50
       stepengine compare blame --last --check checks:is_polite -n 4 --steps 3:9
     """
-    options = attrs.evolve(options, journal=file, last=last)
-    asked = BlameOptions(check, k, steps, tools, simulate, script, budget, yes)
-    return run_reporting_errors(lambda: _run_blame(add_journal_to_options(options).in_force(), asked))
 
+    def search() -> Exit:
+        from stepengine.evaluation.blame import blame as find_step
+        from stepengine.evaluation.checks import Check, load_function
 
-def _run_blame(options: Options, asked: BlameOptions) -> Exit:
-    from stepengine.evaluation.blame import blame
-    from stepengine.evaluation.checks import Check, load_function
+        own = add_journal_to_options(attrs.evolve(options, journal=file, last=last)).in_force()
+        check_choice("--tools", tools, ("recorded", "idempotent"))
+        wanted, chosen, models = Check.of_text(check), _parse_steps(steps), make_scripted_models(script)
+        shared, simulated = parse_budget(budget), load_function(simulate) if simulate else None
+        case = load_recorded_case(own.journal, own, performs=tools != "recorded")
+        engine, confirm = case.bench.engine, partial(confirm_cost, yes=yes or bool(budget))
+        made = partial(
+            find_step, engine, case.journal, wanted, agent=case.agent, k=k, steps=chosen, budget=shared, models=models,
+            confirm=confirm if models is None else None, tools=tools, simulate=simulated,
+        )  # fmt: skip
+        report = run_and_close_engines(made, [engine])
+        if own.as_json:
+            print(to_ascii_json(redact_report(report.to_json())))
+        else:
+            print_visible(redact_lines([*report.lines(), *_suggest_commands(report, own)]), hang=4)
+        if report.stopped:
+            return Exit.LIMIT
+        return Exit.FAILED if report.blamed is None else Exit.COMPLETED
 
-    if asked.tools not in ("recorded", "idempotent"):
-        msg = f"--tools is {asked.tools!r}; it is recorded or idempotent"
-        raise UsageProblem(msg)
-    check, steps, models = Check.of_text(asked.check), _parse_steps(asked.steps), make_scripted_models(asked.script)
-    budget = parse_budget(asked.budget)
-    simulate = load_function(asked.simulate) if asked.simulate else None
-    case = load_recorded_case(options.journal, options, performs=asked.tools != "recorded")
-
-    engine, confirm = case.bench.engine, partial(confirm_cost, yes=asked.yes or bool(asked.budget))
-    made = partial(
-        blame, engine, case.journal, check, agent=case.agent, k=asked.k, steps=steps, budget=budget, models=models,
-        confirm=confirm if models is None else None, tools=asked.tools, simulate=simulate,
-    )  # fmt: skip
-    report = run_and_close_engines(made, [engine])
-    if options.as_json:
-        print(to_ascii_json(redact_report(report.to_json())))
-    else:
-        print_visible(redact_lines([*report.lines(), *_suggest_commands(report, options)]), hang=4)
-    if report.stopped:
-        return Exit.LIMIT
-    return Exit.FAILED if report.blamed is None else Exit.COMPLETED
+    return run_reporting_errors(search)
 
 
 def _suggest_commands(report: Blame, options: Options) -> list[str]:

@@ -8,7 +8,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from attrs import frozen
 
 from stepengine.cli.evaluation import (
     Budget,
@@ -26,7 +25,7 @@ from stepengine.cli.evaluation import (
     run_reporting_errors,
 )
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import expand_to_journals
+from stepengine.cli.journals import check_choice, expand_to_journals
 from stepengine.cli.options import Files, Options, with_options
 from stepengine.cli.screen.render import print_visible, to_ascii_json, truncate_text, visible
 from stepengine.cli.scripts import ScriptFile, make_scripted_models
@@ -35,28 +34,12 @@ from stepengine.errors import DataError, DefinitionError, StepEngineError
 
 if TYPE_CHECKING:
     from stepengine.evaluation.impact import Impact, ImpactGate, RepeatedJournal
+    from stepengine.journal import SharedBudget
 
 MARK = "<!-- stepengine-impact -->"
 MAX_COMMENT = 65_000
 MAX_TEXT = 300
 FIELDS = 3
-
-
-@frozen
-class ImpactOptions:
-    """The typed options of the command."""
-
-    n: int
-    budget: str
-    fresh: bool
-    baseline: str
-    script: str
-    tools: str
-    simulate: str
-    gates: tuple[str, ...]
-    strict: bool
-    markdown: bool
-    yes: bool
 
 
 @partial(with_options, without=("verbose",))
@@ -107,34 +90,38 @@ def impact(
       stepengine compare impact run.jsonl --model openai/gpt-5-mini -n 3 --yes
       stepengine compare impact journals/ --fail-on 'changed > 0.1' --markdown
     """
-    asked = ImpactOptions(
-        n, budget, fresh, baseline, script, tools, simulate, tuple(fail_on or ()), strict, markdown, yes
-    )
-    return run_reporting_errors(lambda: _report_impact(files, options.in_force(), asked))
 
+    def measure() -> Exit:
+        from stepengine.engine import load_agent
+        from stepengine.evaluation.checks import load_function
+        from stepengine.evaluation.impact import ImpactGate
 
-def _report_impact(files: Sequence[str], options: Options, asked: ImpactOptions) -> Exit:
-    from stepengine.evaluation.impact import ImpactGate
+        own = options.in_force()
+        try:
+            gates = [ImpactGate.parsed(text) for text in fail_on or ()]
+        except DataError as error:
+            msg = f"--fail-on: {error.message}"
+            raise UsageProblem(msg) from None
+        check_choice("--tools", tools, ("recorded", "idempotent"))
+        models, shared = make_scripted_models(script), parse_budget(budget)
+        report = _measure_impact(
+            files, own, n=n, budget=shared, models=models, tools=tools, reuse=not fresh,
+            simulate=load_function(simulate) if simulate else None,
+            old=load_agent(baseline, folders=own.settings.agent_folders) if baseline else None,
+            confirm=partial(confirm_cost, yes=yes or bool(budget)) if models is None else None,
+        )  # fmt: skip
+        holding = [gate for gate in gates if gate.holds(report.values())]
+        if own.as_json:
+            print(to_ascii_json(redact_report(report.to_json())))
+        elif markdown:
+            print(_format_comment(report, holding))
+        else:
+            print_visible(redact_lines([*report.lines(), *_report_lines(report)]), hang=4)
+        for gate in holding:
+            print_error(f"--fail-on {gate} holds")
+        return _choose_exit_code(report, holding, strict=strict)
 
-    try:
-        gates = [ImpactGate.parsed(text) for text in asked.gates]
-    except DataError as error:
-        msg = f"--fail-on: {error.message}"
-        raise UsageProblem(msg) from None
-    if asked.tools not in ("recorded", "idempotent"):
-        msg = f"--tools is {asked.tools!r}; it is recorded or idempotent"
-        raise UsageProblem(msg)
-    report = _measure_impact(files, options, asked)
-    holding = [gate for gate in gates if gate.holds(report.values())]
-    if options.as_json:
-        print(to_ascii_json(redact_report(report.to_json())))
-    elif asked.markdown:
-        print(_format_comment(report, holding))
-    else:
-        print_visible(redact_lines([*report.lines(), *_report_lines(report)]), hang=4)
-    for gate in holding:
-        print_error(f"--fail-on {gate} holds")
-    return _choose_exit_code(report, holding, strict=asked.strict)
+    return run_reporting_errors(measure)
 
 
 def _choose_exit_code(report: Impact, holding: Sequence[ImpactGate], *, strict: bool) -> Exit:
@@ -148,36 +135,26 @@ def _choose_exit_code(report: Impact, holding: Sequence[ImpactGate], *, strict: 
     return Exit.DIVERGED if strict and "handler changed" in kinds else Exit.COMPLETED
 
 
-def _measure_impact(files: Sequence[str], options: Options, asked: ImpactOptions) -> Impact:
-    """Return the report of all runs; the runs of each agent share an engine."""
-    from stepengine.engine import load_agent
-    from stepengine.evaluation.checks import load_function
+def _measure_impact(
+    files: Sequence[str], options: Options, *, n: int, budget: SharedBudget, tools: str, **asked: Any
+) -> Impact:
+    """Return the report of all runs; the runs of each agent share an engine. *asked* are more options of ``impact``."""
     from stepengine.evaluation.impact import Impact, Judged, RepeatedJournal, first_difference, impact
 
-    models, budget = make_scripted_models(asked.script), parse_budget(asked.budget)
-    simulate = load_function(asked.simulate) if asked.simulate else None
-    old = load_agent(asked.baseline, folders=options.settings.agent_folders) if asked.baseline else None
-    cases: list[RecordedCase | RepeatedJournal] = []
+    own: list[RecordedCase] = []
+    unread: list[RepeatedJournal] = []
     for file in expand_to_journals(files):
         try:
-            own = [case for case in cases if isinstance(case, RecordedCase)]
-            cases.append(load_recorded_case(file, options, performs=asked.tools != "recorded", beside=own))
+            own.append(load_recorded_case(file, options, performs=tools != "recorded", beside=own))
         except StepEngineError as error:
             what = "its agent cannot be loaded" if isinstance(error, DefinitionError) else "its journal cannot be read"
-            cases.append(RepeatedJournal(file, "unreadable", message=f"{what}: {error.message}"))
-    own = [case for case in cases if isinstance(case, RecordedCase)]
-
-    unread = [case for case in cases if isinstance(case, RepeatedJournal)]
+            unread.append(RepeatedJournal(file, "unreadable", message=f"{what}: {error.message}"))
     if not own:
-        return Impact("", asked.n, asked.tools, tuple(map(Judged, unread)), budget.known)
-    confirm = partial(confirm_cost, yes=asked.yes or bool(asked.budget)) if models is None else None
+        return Impact("", n, tools, tuple(map(Judged, unread)), budget.known)
 
     async def run_impact() -> Impact:
         found = [await first_difference(case.bench.engine, case.file, case.journal, case.agent) for case in own]
-        return await impact(
-            own[0].bench.engine, [*found, *unread], old=old, n=asked.n, budget=budget, models=models, confirm=confirm,
-            tools=asked.tools, simulate=simulate, reuse=not asked.fresh,
-        )  # fmt: skip
+        return await impact(own[0].bench.engine, [*found, *unread], n=n, budget=budget, tools=tools, **asked)
 
     return run_and_close_engines(run_impact, [case.bench.engine for case in own])
 
