@@ -291,7 +291,7 @@ class Root:
         """Return the target of a component that is a link inside the root; else raise the ``ToolError`` for *error*."""
         target = read_link(folder, name) if error.errno in LINK else None
         if target is None:
-            self._raise_path_error(error, path)
+            _raise_path_error(error, path)
         return resolve_link_target(done, target, self.real, path)
 
     def _make_opened_entry(self, fd: Fd, parts: tuple[str, ...], path: str) -> OpenedEntry:
@@ -381,12 +381,10 @@ class Root:
             fd = calls.open_at(name, FOLDER, folder)
         except FileNotFoundError as error:
             if made is None:
-                self._raise_path_error(error, path)
+                _raise_path_error(error, path)
             fd = self._make_folder(folder, place, path, made)
         except OSError as error:
-            self._raise_path_error(
-                error, path, link=error.errno in LINK and read_link(folder, name) is not None and name
-            )
+            _raise_path_error(error, path, link=error.errno in LINK and read_link(folder, name) is not None and name)
         try:
             self._check_device(fd, path)
         except ToolError:
@@ -402,19 +400,20 @@ class Root:
                 made.append("/".join(place))
             return calls.open_at(name, FOLDER, folder)
         except OSError as error:
-            self._raise_path_error(error, path, link=error.errno in LINK and name)
+            _raise_path_error(error, path, link=error.errno in LINK and name)
 
-    def _raise_path_error(self, error: OSError, path: str, *, link: str | bool = False) -> NoReturn:
-        if link:
-            msg = f"{path!r} goes through the symbolic link {link!r}; files are not written through links"
-        elif error.errno == errno.ENOENT:
-            msg = f"{path!r} does not exist"
-            raise Missing(msg) from None
-        elif error.errno == errno.ENOTDIR:
-            msg = f"{path!r} goes through something that is not a folder"
-        else:
-            msg = f"{path!r} cannot be used: {error.strerror or type(error).__name__}"
-        raise ToolError(msg) from None
+
+def _raise_path_error(error: OSError, path: str, *, link: str | bool = False) -> NoReturn:
+    if link:
+        msg = f"{path!r} goes through the symbolic link {link!r}; files are not written through links"
+    elif error.errno == errno.ENOENT:
+        msg = f"{path!r} does not exist"
+        raise Missing(msg) from None
+    elif error.errno == errno.ENOTDIR:
+        msg = f"{path!r} goes through something that is not a folder"
+    else:
+        msg = f"{path!r} cannot be used: {error.strerror or type(error).__name__}"
+    raise ToolError(msg) from None
 
 
 def read_link(folder: Fd, name: str) -> str | None:
