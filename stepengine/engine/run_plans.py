@@ -44,6 +44,7 @@ from stepengine.errors import (
 from stepengine.machine.author import add_location, make_handler_error
 from stepengine.machine.child_effects import find_matching_id, spawn_not_allowed_error
 from stepengine.machine.plan import RunPlan, ToolBody
+from stepengine.runtime.core_performer import get_call_seconds
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.logs import LOGGER, LineLogger
 from stepengine.runtime.services import Services
@@ -478,7 +479,7 @@ class Planner:
             tool_call_id=effect.tool_call_id if around is None else around.tool_call_id,
             by_model=effect.source == "model" if around is None else around.by_model,
             steps=lambda ctx: runs.steps(ctx, arguments),
-            timeout=parent.get_call_seconds(effect.tool_name),
+            timeout=get_call_seconds(parent, effect.tool_name),
             values=effect.values,
         )
         plan = RunPlan(

@@ -404,14 +404,11 @@ def _is_reply_with_calls(outcome: Single) -> bool:
     return ToolCallPart in map(type, outcome.value.content)
 
 
+@attrs.define(eq=False)
 class AttemptsIO(ForwardingIO):
     """The ``IO`` of one model call: adds its failed attempts to a list of record entries."""
 
-    __slots__ = ("_entries",)
-
-    def __init__(self, io: IO, entries: list[object]) -> None:
-        super().__init__(io)
-        self._entries = entries
+    _entries: list[object]
 
     def attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
         """Record a failed attempt."""
@@ -420,14 +417,11 @@ class AttemptsIO(ForwardingIO):
         return super().attempt(failure, usage)
 
 
+@attrs.define(eq=False)
 class DeferredIO(ForwardingIO):
     """The ``IO`` of one call of a deferred tool: calls *note* when its body has returned."""
 
-    __slots__ = ("_note",)
-
-    def __init__(self, io: IO, note: Callable[[Item], Awaitable[None]]) -> None:
-        super().__init__(io)
-        self._note = note
+    _note: Callable[[Item], Awaitable[None]]
 
     def note_waiting_call(self, item: Item) -> Awaitable[None]:
         """Record that the call only waits."""

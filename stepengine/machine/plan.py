@@ -21,7 +21,7 @@ from stepengine.data.placeholders import Placeholders
 from stepengine.data.provenance import Provenance, Trust
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, EndedRun, RunInfo, RunResult, RunStatus, join_warnings
-from stepengine.data.tools import TOOL_SECONDS, Ordinary, ToolBinding, ToolSpec, Yielding
+from stepengine.data.tools import ToolBinding, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.errors import HandlerError, LimitExceeded, StepEngineError, UnknownModel
 from stepengine.machine.history import state_without_opening
@@ -164,11 +164,6 @@ class RunPlan:
     def is_hand_off(self) -> bool:
         """Whether the run continues a conversation that was handed over to its agent, with its own prompt and tools."""
         return self.is_inline and self.sent is None
-
-    def get_call_seconds(self, tool_name: str) -> float:
-        """Return how many seconds a call of a tool may take, or infinity; of a tool that yields only its work counts."""
-        binding = self.tools[tool_name]
-        return binding.spec.timeout or (TOOL_SECONDS if isinstance(binding.runs, Ordinary) else math.inf)
 
     def resolve_model(self, override: str | None = None) -> str:
         """Return the model string in force, or raise ``UnknownModel`` when there is none."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import math
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from decimal import Decimal
@@ -66,7 +67,7 @@ from stepengine.data.record_sizes import (
     select_fitting,
 )
 from stepengine.data.state import AgentState, ChildResult, RunStatus, prompt_tokens
-from stepengine.data.tools import Asking, Ordinary, ToolAnnotations, ToolSpec, Yielding
+from stepengine.data.tools import TOOL_SECONDS, Asking, Ordinary, ToolAnnotations, ToolSpec, Yielding
 from stepengine.data.usage import Usage, add_cost, add_lost_usage
 from stepengine.data.waits import ChildRef
 from stepengine.errors import (
@@ -79,7 +80,7 @@ from stepengine.errors import (
     StepEngineError,
     TruncatedReply,
 )
-from stepengine.machine.plan import Finished
+from stepengine.machine.plan import Finished, RunPlan
 from stepengine.models._stopped_usage import attach_usage, get_attached_usage, get_known_usage, was_sent
 from stepengine.models.base import Provider, raw_arguments, split_part_into_deltas
 from stepengine.runtime.background import TreeWithBackground
@@ -361,7 +362,7 @@ class CorePerformer:
             if arguments is None:
                 arguments = binding.validate(effect.input).arguments
             ctx: ToolContext = _LazyToolContext(item, effect, self._tree)  # type: ignore[assignment]
-            seconds = item.plan.get_call_seconds(effect.tool_name)
+            seconds = get_call_seconds(item.plan, effect.tool_name)
             running = tool.execute(arguments, ctx, overrides=self._services.tools.overrides, seconds=seconds)
             # Rules about files judge what is opened, and not the path that was written in the call: between the two
             # there may be links. So they travel with the call to where files are opened (reliability:FP4).
@@ -908,6 +909,12 @@ class _ToolOutput(LineLogger):
         )
         self._tree.hub.log.write(event, data or None, step=self._effect.step_index)
         self._tree.loop.call(self._tree.emit, event)
+
+
+def get_call_seconds(plan: RunPlan, tool_name: str) -> float:
+    """Return how many seconds a call of a tool may take, or infinity; of a tool that yields only its work counts."""
+    binding = plan.tools[tool_name]
+    return binding.spec.timeout or (TOOL_SECONDS if isinstance(binding.runs, Ordinary) else math.inf)
 
 
 def is_deferred(item: Item) -> bool:

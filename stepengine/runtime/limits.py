@@ -467,14 +467,11 @@ def estimate_call(
     return CallEstimate(model, prompt + named, cost, prompt + longest, most)
 
 
+@attrs.define(eq=False)
 class _MeteredIO(ForwardingIO):
     """The ``IO`` of a model call: settles its failed attempts."""
 
-    __slots__ = ("_settle",)
-
-    def __init__(self, io: IO, settle: Callable[[Usage | None], RetryWait | None]) -> None:
-        super().__init__(io)
-        self._settle = settle
+    _settle: Callable[[Usage | None], RetryWait | None]
 
     def attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
         """Pass on a failed attempt, and settle it."""

@@ -12,6 +12,8 @@ from collections.abc import Awaitable, Callable, Sequence
 from datetime import timedelta
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import attrs
+
 from stepengine.data.effects import ROWS, CallBody, CallFunction, CallTool, Compute, Gather, Leaf, RunObjects
 from stepengine.data.events import Event
 from stepengine.data.outcomes import Failure, PartialUsage, Single, Value
@@ -95,13 +97,11 @@ class IO(Protocol):
         """Run a child to its end in a task of its own; cancelling the wait ends the child first."""
 
 
+@attrs.define(eq=False)
 class ForwardingIO:
     """An ``IO`` that passes everything on to another one. A subclass changes what it is for."""
 
-    __slots__ = ("_io",)
-
-    def __init__(self, io: IO) -> None:
-        self._io = io
+    _io: IO
 
     @property
     def watched(self) -> bool:
