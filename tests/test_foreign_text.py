@@ -1595,7 +1595,7 @@ APART = {
     "what this package, or a process or server of its own, has just written": """
         adapters/acp/program.py cli/app.py cli/debug_forks.py cli/debug_navigation.py cli/journals.py
         data/object_codec.py data/spellings.py data/typed_values.py debugging/debugger.py debugging/desk.py
-        debugging/edits.py debugging/jobs.py debugging/viewer/page.py durable/register.py durable/sessions.py
+        debugging/edits.py debugging/jobs.py debugging/viewer/page.py debugging/walks.py durable/register.py durable/sessions.py
         durable/wire.py engine/session_journals.py evaluation/case_runs.py evaluation/reply_book.py
         evaluation/report_pages.py helpers/calls.py models/_reply.py models/openai/encode.py
         models/openai_chat/encode.py server/ledger.py server/problems.py server/processes.py server/stored_states.py
@@ -1605,9 +1605,9 @@ APART = {
         tools/bundled/web/html_worker.py workspace/installation.py workspace/worker.py
     """,
     "the code, names, words and secrets of whoever runs this process": """
-        adapters/mcp/names.py cli/code_trust.py cli/commands/debug.py cli/commands/improve.py
+        adapters/mcp/names.py cli/code_trust.py cli/commands/debug.py
         cli/options.py cli/running_studios.py cli/screen/confirm.py cli/screen/console.py cli/state_folder.py
-        data/placeholders.py
+        data/placeholders.py debugging/condition_search.py debugging/expressions.py evaluation/improvement_search.py
         data/tools.py durable/database.py engine/catalog.py engine/handler_sources.py engine/projects.py
         engine/schedules.py evaluation/alterations.py evaluation/checks.py evaluation/impact.py evaluation/origins.py
         evaluation/result_folders.py evaluation/scoring.py journal/line_macs.py journal/recorded_part.py journal/verification.py machine/author.py
