@@ -62,13 +62,13 @@ def may_be_long(value: Any) -> bool:
     """
     left, values = MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES, [value]
     for one in values:  # it grows meanwhile
-        if isinstance(one, (str, bytes)):
+        if isinstance(one, TEXTS):
             left -= len(one)
-        elif isinstance(one, int):
-            left -= _count_digits(one) if one.bit_length() > LONG_INT_BITS else 0
         elif (get_members := HEAVY.get(type(one))) is not None:
             values += filter(None, get_members(one))
             left -= MIN_VALUE_CHARS * WIDEST_FIELDS
+        elif isinstance(one, int):
+            left -= _count_digits(one) if one.bit_length() > LONG_INT_BITS else 0
         elif one is not None and not isinstance(one, float):
             members = one if isinstance(one, SEQUENCES) else _list_members(one)
             left -= MIN_VALUE_CHARS * len(members)
@@ -156,6 +156,8 @@ HEAVY: Mapping[type, Callable[[Any], Sequence[Any]]] = {
     CallTool: attrgetter("tool_name", "input"),
 }
 """The members with possibly long values in frequent classes; their other members are a few words and numbers."""
+TEXTS = (str, bytes)
+"""Types that count by their length."""
 SEQUENCES = (tuple, list)
 """Types of ordered collections."""
 WIDEST_FIELDS = 20

@@ -243,8 +243,9 @@ def exchange(run: RunState, flow: Flow[T]) -> Flow[T]:  # noqa: C901 - one loop,
             try:
                 # A spent limit may ask a person for more, which is an effect of its own: so it is looked at here,
                 # before anybody takes the failure for the end.
-                outcomes = outcome.outcomes if isinstance(outcome, Gathered) else (outcome,)
-                if Failure in map(type, outcomes):
+                if isinstance(outcome, Failure) or (
+                    isinstance(outcome, Gathered) and Failure in map(type, outcome.outcomes)
+                ):
                     outcome = yield from ask_to_raise_limits(run, effect, outcome)  # type: ignore[arg-type]  # it is not shown
                 received = run.effects.receive(outcome, effect)  # type: ignore[arg-type]
                 if run.effects.sources is not None:

@@ -494,7 +494,7 @@ def _assign_ids(run: RunState, reply: ModelReply) -> StepReply:
         else:
             # Our own ids, and not the provider's: calls of handlers have none from anywhere, some providers send none, or
             # one twice (reliability:MP49), and with counters the same run has the same ids on every replay.
-            call = attrs.evolve(part, tool_call_id=run.tools.call_ids.new())
+            call = part.with_id(run.tools.call_ids.new())
             parts.append(call)
             calls.append(call)
     return StepReply(reply, AssistantMessage(tuple(parts)), calls, len(calls) < len(parts))
