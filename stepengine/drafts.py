@@ -27,6 +27,7 @@ from stepengine.data.messages import to_tuple
 from stepengine.data.models import ModelReply
 from stepengine.data.questions import Question
 from stepengine.engine import loader
+from stepengine.engine.engine import Engine
 from stepengine.errors import DefinitionError
 from stepengine.helpers import agents as children
 from stepengine.helpers import calls
@@ -274,8 +275,6 @@ class Example:
 
     def run(self, *, journal: JournalLike | None = None) -> RunResult[Any]:
         """Run the example once, to its end; questions are answered by their first option, waiting takes no time."""
-        from stepengine.engine.engine import Engine
-
         model = ScriptedModel([_to_model_reply(one) for one in self.replies])
         with Engine(
             [*self.agents, *self._make_fake_agents()], self._make_fake_tools(), model, default_model="made-up/model", clock=Clock(),

@@ -20,6 +20,7 @@ from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.screen.confirm import can_ask, confirm
 from stepengine.cli.screen.render import to_ascii_json, visible
 from stepengine.cli.settings import UsageProblem
+from stepengine.errors import DefinitionError
 
 if TYPE_CHECKING:
     from stepengine.engine.trust import AccessRequest, UntrustedFolder
@@ -208,7 +209,6 @@ class _TrustGate:
 
 def _hash_content(folder: Path) -> str:
     from stepengine.engine.trust import hash_folder
-    from stepengine.errors import DefinitionError
 
     try:
         return hash_folder(folder)

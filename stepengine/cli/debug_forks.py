@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from attrs import frozen
 
+from stepengine import errors
 from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.code_trust import refuse_inside_tool
 from stepengine.cli.debug_navigation import LOOK_SECONDS
@@ -23,6 +24,7 @@ from stepengine.cli.scripts import load_script
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import did_you_mean
 from stepengine.errors import StepEngineError
+from stepengine.journal.records import format_address
 
 if TYPE_CHECKING:
     from stepengine.debugging.walks import ForkedWalk
@@ -95,7 +97,6 @@ def fork_run(screen: DebugScreen, rest: str, forked: ForkedWalk | None) -> str:
 def _confirm_cost(screen: DebugScreen, asked: ForkRequest) -> None:
     """Ask the person to confirm the estimated cost of live model calls."""
     from stepengine.evaluation.samples import course_from
-    from stepengine.journal.records import format_address
 
     stepper = screen.debugger.stepper
     history, place = stepper.tape.history, stepper.tape.address_at(stepper.position)
@@ -212,8 +213,6 @@ def _parse_edit(name: str, value: str) -> object:
 
 
 def _parse_error_option(kind: str, said: str) -> StepEngineError:
-    from stepengine import errors
-
     known = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, StepEngineError)}
     if kind not in known:
         msg = f"there is no error {kind[:40]!r}, such as ToolError:gone{did_you_mean(kind, known)}"

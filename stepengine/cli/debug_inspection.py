@@ -7,6 +7,7 @@ from typing import Any
 from stepengine.cli.debug_screen import AROUND, SHORT, DebugScreen, RefusedCommand, parse_count
 from stepengine.cli.exits import Exit
 from stepengine.cli.screen.render import format_cost
+from stepengine.data.origins import clean_origin, describe_origin, describe_source, sort_origins
 from stepengine.data.outcomes import Failure
 
 
@@ -124,7 +125,6 @@ def show_hooks(screen: DebugScreen, _: str) -> None:
 
 def show_origins(screen: DebugScreen, rest: str) -> None:
     """Print where the arguments of the call here come from, or in which texts of the run the typed value occurs."""
-    from stepengine.data.origins import clean_origin, describe_origin, describe_source, sort_origins
     from stepengine.debugging.viewer.payload import PageTexts
     from stepengine.journal.origins import RecordedSources
 

@@ -6,6 +6,7 @@ import contextlib
 import io
 import json
 import mmap
+import shutil
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -130,8 +131,6 @@ class DebugScreen:
     @property
     def width(self) -> int:
         """The width of the terminal in columns."""
-        import shutil
-
         return shutil.get_terminal_size().columns
 
     def clean(self, text: str) -> str:

@@ -23,7 +23,7 @@ from stepengine.cli.perform import GRACE, await_result
 from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.screen.render import format_error, one_line, print_visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import RunRecording
+from stepengine.cli.state_folder import RunRecording, fill_from_recorded
 from stepengine.data.quantities import format_age
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.waits import describe_wait, wait_to_json
@@ -233,8 +233,6 @@ class _DueRunResumer:
 
     def _prepare_resume_options(self, journal: Journal, one: Sleeping) -> tuple[tuple[Any, dict[str, Any]], Any]:
         """Return the engine setup and arguments for resuming a run, and its recorded run, if there is one."""
-        from stepengine.cli.state_folder import fill_from_recorded
-
         options, entry = attrs.evolve(self._options, journal=str(self._place / one.run)), None
         if self._is_ours:
             entry = find_recorded_run(self._place, Path(one.run).stem)

@@ -31,6 +31,7 @@ from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
+from stepengine.redaction import make_redactor
 
 if TYPE_CHECKING:
     from stepengine.engine import Engine
@@ -170,8 +171,6 @@ def ask_for_confirmation(said: str) -> None:
 
 def redact_report(report: object) -> object:
     """Return a report without secrets of any kind or the values of secret variables."""
-    from stepengine.redaction import make_redactor
-
     return make_redactor("all", os.environ).value(report)
 
 

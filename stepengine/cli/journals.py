@@ -41,6 +41,10 @@ from stepengine.errors import (
     JournalError,
     ReplayDivergence,
 )
+from stepengine.journal.encoding import questions_of
+from stepengine.journal.history import parse_opening
+from stepengine.journal.journal_files import open_for_reading
+from stepengine.journal.records import format_address
 
 if TYPE_CHECKING:
     from stepengine.data.definition import AgentDefinition
@@ -279,8 +283,6 @@ def recorded_hook_names(history: History) -> Sequence[str]:
 
 def resume_limits(journal: Journal, options: Options) -> Limits | None:
     """Return the limits of a resumed run: those it was started with, filled from the settings; ``None`` without such settings."""
-    from stepengine.journal.history import parse_opening
-
     if not options.settings.table("limits"):
         return None
     return (parse_opening(journal.history()).limits or Limits()).fill_from(options.settings.limits)
@@ -465,8 +467,6 @@ def _is_journal(file: Path) -> bool:
     Raises:
         JournalError: when it cannot be read, or is a pipe or a device.
     """
-    from stepengine.journal.journal_files import open_for_reading
-
     descriptor = open_for_reading(file)
     if descriptor is None:
         return False
@@ -523,10 +523,8 @@ def check_foreign_approvals(
     Raises:
         UsageProblem: when it allows a call that has not begun; it says what helps.
     """
-    from stepengine.journal.encoding import questions_of
     from stepengine.journal.permission_reset import find_effective_questions
     from stepengine.journal.provenance import has_trusted_permissions
-    from stepengine.journal.records import format_address
 
     own = questions_of(history.form(history.intents[after])) if edited and after is not None else ()
     ahead = [each for each in find_effective_questions(history, after=after) if each not in {q.id for q in own}]

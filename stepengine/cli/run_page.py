@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 import attrs
 from attrs import frozen
 
+from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import add_journal_to_options, load_recorded_agent, open_readable_journal
 from stepengine.cli.options import Options
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DefinitionError, JournalError, StepEngineError
 from stepengine.journal.sources import parse_database_path
+from stepengine.workspace.calls import OWNER_FILE_MODE
 
 if TYPE_CHECKING:
     from stepengine.debugging.viewer.rendering import PageSource
@@ -64,7 +66,6 @@ def make_page(options: Options, wanted: PageOptions) -> Exit:
 
 def _write_page(options: Options, wanted: PageOptions) -> Exit:
     from stepengine.debugging.viewer.rendering import render_sources
-    from stepengine.workspace.calls import OWNER_FILE_MODE
 
     journals = [open_readable_journal(name) for name in (options.journal, wanted.other) if name]
     target = Path(wanted.output) if wanted.output else _default_page_path(journals[0])
@@ -153,7 +154,6 @@ def _make_steppers(
 
     A run of the command line has its hooks; one that was recorded by a program most likely has not.
     """
-    from stepengine.cli.bench import make_engine_setup
     from stepengine.engine import Engine
     from stepengine.engine.agent_family import find_agent_family
     from stepengine.engine.loader import locate_agent

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from stepengine.cli.settings import UsageProblem
+from stepengine.errors import DataError
 
 if TYPE_CHECKING:
     from stepengine.cli.options import Options
@@ -63,7 +64,6 @@ def load_script(file: str) -> Any:
     Raises:
         UsageProblem: when that cannot be read.
     """
-    from stepengine.errors import DataError
     from stepengine.evaluation.checks import load_data, load_member
     from stepengine.testing import ScriptedModel
 

@@ -28,6 +28,7 @@ from stepengine.cli.screen.render import visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.state import RunStatus
 from stepengine.errors import DefinitionError, JournalError
+from stepengine.journal.journal_files import close_locked, lock_file
 from stepengine.journal.recorded_runs import (
     STEM,
     RecordedRun,
@@ -41,6 +42,7 @@ from stepengine.journal.recorded_runs import (
     waits_to_dicts,
 )
 from stepengine.redaction import ANY
+from stepengine.workspace.atomic import replace_path
 from stepengine.workspace.calls import OTHERS_BITS
 from stepengine.workspace.installed import installed_version
 
@@ -414,8 +416,6 @@ def _print_warning(message: str) -> None:
 
 def _write_companion(entry: RecordedRun) -> None:
     """Replace the companion atomically; only its owner can read it."""
-    from stepengine.workspace.atomic import replace_path
-
     replace_path(entry.folder / f"{entry.stem}.json", json.dumps(entry.info).encode(), mode=0o600)
 
 
@@ -424,8 +424,6 @@ def _write_companion(entry: RecordedRun) -> None:
 
 def _remove_runs_over_limits(folder: Path, keep_runs: int, keep_bytes: int) -> None:
     """Remove ended runs, the oldest first, until there are no more than *keep_runs* with *keep_bytes* together."""
-    from stepengine.journal.journal_files import close_locked, lock_file
-
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         lock_file(descriptor, folder / ".lock", unsafe_no_lock=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import linecache
 from collections.abc import Iterator, Mapping
 from types import FrameType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
@@ -458,8 +459,6 @@ def make_frame(frame: FrameType) -> Frame:
 
 def lines_around(frame: Frame, most: int = 5) -> Iterator[tuple[int, str]]:
     """Yield up to *most* source lines around the current one, with their numbers, as first read."""
-    import linecache
-
     line = frame.line
     lines = frame.text.removesuffix("\n").split("\n") if frame.kind == "program" else linecache.getlines(frame.file)
     first = max(1, line - most // 2)

@@ -11,6 +11,7 @@ from attrs import frozen
 
 from stepengine.data.choices import question_to_json
 from stepengine.data.codec import plain, to_json
+from stepengine.data.effects import KINDS
 from stepengine.data.messages import ToolResult
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Value
@@ -22,6 +23,7 @@ from stepengine.errors import InputError
 from stepengine.journal.pending_items import find_waits, open_questions
 from stepengine.journal.reading_limit import measure
 from stepengine.journal.recorded_requests import RecordedRequests
+from stepengine.journal.records import ROOT, format_address
 from stepengine.journal.sources import JournalLike, as_journal
 
 if TYPE_CHECKING:
@@ -132,9 +134,6 @@ class _ShownEffect:
 
 def _iter_effects(history: History) -> Iterator[_ShownEffect]:
     """Yield every effect of a run and its children, in the order in which they started."""
-    from stepengine.data.effects import KINDS
-    from stepengine.journal.records import ROOT, format_address
-
     steps: dict[str, int] = {}
     for address, intent in history.intents.items():
         if address == ROOT:
@@ -278,8 +277,6 @@ def _sum_earlier_effects(history: History, before: list[_ShownEffect]) -> dict[s
 
 
 def _compaction_to_dict(history: History, found: Compaction, limit: ReadingLimit) -> dict[str, Any]:
-    from stepengine.journal.records import format_address
-
     with history.report_damage(history.intents[found.address]):
         left_out, instead = [
             [_message_to_dict(message, limit) for message in messages] for messages in (found.left_out, found.instead)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, Never, Self, TypeVar, Unpack, overload
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.hooks import Hooks
+from stepengine.data.json import thaw
 from stepengine.data.limits import Limits
 from stepengine.data.questions import validate_interactor
 from stepengine.engine.event_loops import refuse_trio, require_event_loop
@@ -645,7 +646,6 @@ class Engine:
         The engine keeps these rules in its memory, of the last 10,000 conversations: another process asks again, unless they
         stand in a ``PolicyFile``.
         """
-        from stepengine.data.json import thaw
         from stepengine.permissions import Policy
 
         return Policy.from_json({"rules": thaw(self._launcher.rules.get_rules(session_id))}).rules

@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from stepengine.errors import JournalError
+from stepengine.journal import MemoryJournal
 from stepengine.journal.pending_items import find_waits, open_questions
 from stepengine.sessions import Session
 
@@ -84,8 +85,6 @@ class EmbeddedJournals(SessionJournals):
 
     def journal(self, name: str) -> Journal:
         """Return the journal with a name; each time the same object."""
-        from stepengine.journal import MemoryJournal
-
         known = name if name == self._kept else ""
         return self._made.setdefault(name, MemoryJournal(known))
 

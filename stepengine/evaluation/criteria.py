@@ -8,10 +8,12 @@ copy as they were when the run ended, so that it can be asked again later, witho
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import hashlib
 import inspect
+import json
 import os
 import signal
 import stat
@@ -35,6 +37,7 @@ from stepengine.data.visible import cut_after, visible
 from stepengine.errors import DataError, DefinitionError
 from stepengine.journal import Journal
 from stepengine.redaction import remove_secret_variables
+from stepengine.tools.schemas import JsonSchema
 
 __all__ = (
     "ANY",
@@ -488,8 +491,6 @@ def fits(schema: Any) -> Criterion:
     Raises:
         DefinitionError: when it is not a schema that can be checked.
     """
-    from stepengine.tools.schemas import JsonSchema
-
     raw: Any = schema if isinstance(schema, Mapping) else schema.model_json_schema()
     compiled = JsonSchema("the schema of fits()", raw)
     if problem := find_keyword_problem(raw):
@@ -591,8 +592,6 @@ def command(argv: Sequence[str], *, seconds: float = COMMAND_SECONDS, code: int 
         raise DataError(msg)
 
     async def check(run: JudgedRun) -> Verdict:
-        import asyncio
-
         return await asyncio.to_thread(_run_command, words, run.files.folder, seconds, code)
 
     return _make_criterion("command", check, words, seconds, code)
@@ -672,8 +671,6 @@ def judge(agent: object, rubric: str) -> Criterion:
 
 def _read_verdict(said: object) -> Verdict:
     """Parse the verdict in a judge's output; its JSON may be in a code fence or between words."""
-    import json
-
     found = said
     if isinstance(said, str):
         start, end = said.find("{"), said.rfind("}")

@@ -21,6 +21,7 @@ from stepengine.data.state import RunStatus
 from stepengine.data.visible import one_line, truncate_text
 from stepengine.data.waits import describe_wait
 from stepengine.errors import JournalError
+from stepengine.journal.journal_files import close_locked, lock_file
 from stepengine.journal.pending_items import find_waits, open_questions
 from stepengine.redaction import ANY
 from stepengine.workspace.user_state import RUNS, is_writable_only_by_user, state_folder
@@ -116,8 +117,6 @@ class RecordedRun(NamedTuple):
     @contextlib.contextmanager
     def lock(self) -> Iterator[bool]:
         """Lock the journal while the block runs; yield whether it was free. A missing journal is free."""
-        from stepengine.journal.journal_files import close_locked, lock_file
-
         path = Path(self.journal.rpartition("#")[0] or self.journal)
         try:
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)

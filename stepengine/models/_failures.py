@@ -17,6 +17,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
+from stepengine.data.json import compact
 from stepengine.data.models import ModelRequest
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
@@ -518,7 +519,6 @@ def _describe_largest_messages(request: ModelRequest | None) -> str:
     if request is None:
         return ""
     from stepengine.data.codec import to_json
-    from stepengine.data.json import compact
 
     sizes = [(len(compact(to_json(message))), index, message) for index, message in enumerate(request.all_messages)]
     sizes.sort(key=lambda entry: -entry[0])

@@ -13,6 +13,7 @@ from stepengine.journal.history import engine_version
 from stepengine.server.access import LOOPBACK, Guard, Tokens, caller_of, count_stream
 from stepengine.server.extra import check_extra_installed
 from stepengine.server.freed_memory import FreedMemory
+from stepengine.server.openapi import OpenApiDocument
 from stepengine.server.problems import problem_of
 from stepengine.server.runs import GRACE_SECONDS, Runs
 
@@ -125,7 +126,6 @@ def app(
 
     from stepengine.server.debug_pages import OPERATIONS as LOOKING
     from stepengine.server.metrics import Metrics
-    from stepengine.server.openapi import OpenApiDocument
     from stepengine.server.reports import Reports
     from stepengine.server.routes import OPERATIONS, PAGES
     from stepengine.server.webhooks import Webhooks, WebhookSender

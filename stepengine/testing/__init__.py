@@ -19,6 +19,7 @@ Begin with ``walk`` and ``scripted``; ``cassette`` and ``transport`` for traffic
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from stepengine.models.scripted import RunScript, ScriptedModel, failure, text, tool_call, tool_calls, with_thinking
@@ -113,8 +114,6 @@ __all__ = (
 
 def __getattr__(name: str) -> Any:
     if name in LATER:
-        from importlib import import_module
-
         return getattr(import_module(f"stepengine.testing.{LATER[name]}"), name)
     msg = f"module {__name__!r} has no attribute {name!r}"
     raise AttributeError(msg)

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias
 
 from attrs import frozen
 
+from stepengine.data.tools import Ordinary, ToolLike
 from stepengine.data.visible import to_ascii_json
 from stepengine.engine import ListedAgent, list_agents
 from stepengine.engine.settings import KEYS, PREFIX, Settings
+from stepengine.engine.trust import LOCAL, find_untrusted_folder
 from stepengine.errors import DefinitionError, JournalError
 from stepengine.journal.recorded_runs import list_runs, runs_folder
 from stepengine.models import ListedProvider, list_providers
@@ -267,8 +269,6 @@ def _check_agents(settings: Settings) -> Iterator[Finding]:
 
 
 def _report_own_agents(count: int, own: int) -> Iterator[Finding]:
-    from stepengine.engine.trust import LOCAL, find_untrusted_folder
-
     foreign = find_untrusted_folder(LOCAL)
     if foreign is not None:
         how = f"look at it, then: {foreign.how}"
@@ -279,7 +279,6 @@ def _report_own_agents(count: int, own: int) -> Iterator[Finding]:
 
 def _find_undeclared_tools(found: Iterable[ListedAgent]) -> Iterator[Finding]:
     """Yield the tools that declare no files, so that rules about files cannot judge their calls."""
-    from stepengine.data.tools import Ordinary, ToolLike
     from stepengine.permissions.rules import names_files
 
     tools: dict[Path, dict[str, None]] = {}

@@ -33,7 +33,7 @@ from stepengine.journal.records import ROOT, Record, Result
 from stepengine.journal.runs import SelfOpeningJournal
 from stepengine.journal.store import Writer
 from stepengine.testing.cassette import Cassette, CassetteUnused
-from stepengine.testing.cassette_files import CASSETTE_FILE, Interaction, RecordedRequest
+from stepengine.testing.cassette_files import CASSETTE_FILE, Interaction, RecordedRequest, parse_cassette, read_cassette
 from stepengine.testing.cassette_matching import find_key
 from stepengine.testing.cassette_misses import CassetteMiss
 
@@ -382,8 +382,6 @@ def interactions_of(path: Path) -> tuple[Interaction, ...]:
 
 @lru_cache(maxsize=MAX_SHARED)
 def _parse_file(path: Path, changed: int, size: int) -> tuple[Interaction, ...]:  # noqa: ARG001 - another file is another key
-    from stepengine.testing.cassette_files import parse_cassette, read_cassette
-
     return tuple(parse_cassette(read_cassette(path), str(path)))
 
 

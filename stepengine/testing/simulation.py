@@ -18,6 +18,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
+from stepengine.data.hooks import Hooks
 from stepengine.data.limits import Limits
 from stepengine.data.questions import AnswerLike
 from stepengine.data.state import RunStatus
@@ -47,7 +48,7 @@ from stepengine.testing.invariants import (
 )
 from stepengine.testing.recorded import RecordedOutcomes, RecordedRunIndex
 from stepengine.testing.world import GeneratedOutcomes, Invariant, Replies, SimulationSetting, World, make_stand_in_tool
-from stepengine.tools.agent_tools import BUILT_IN
+from stepengine.tools.agent_tools import BUILT_IN, with_called_tools
 
 if TYPE_CHECKING:
     from stepengine.engine.catalog import Catalog
@@ -334,9 +335,7 @@ def _iter_recorded_worlds(
 def _make_catalog(
     agents: Sequence[AgentDefinition], tools: Iterable[ToolLike], results: Mapping[str, object]
 ) -> Catalog:
-    from stepengine.data.hooks import Hooks
     from stepengine.engine.catalog import Catalog
-    from stepengine.tools.agent_tools import with_called_tools
 
     family, met = [*agents], set[int]()
     for definition in family:

@@ -46,7 +46,7 @@ from stepengine.machine import Finished, run_agent
 from stepengine.machine.plan import RunPlan
 from stepengine.machine.run import Machine
 from stepengine.machine.signals import belongs_to_caller
-from stepengine.models.scripted import Failing
+from stepengine.models.scripted import Failing, ScriptedModel
 from stepengine.runtime.failfast import has_failed
 from stepengine.runtime.performer import Item, run_compute
 from stepengine.runtime.services import Services
@@ -379,7 +379,6 @@ class World:
         """Return the plan and state of the root, and the services of a process that records or replays it."""
         from stepengine.engine.run_plans import Planner, RunModels, RunRequest, resolve_system_prompt
         from stepengine.models import Models
-        from stepengine.models.scripted import ScriptedModel
 
         setting, opening, models = self.setting, run.opening, Models.from_value(cast("Any", ScriptedModel()))
         planner = Planner(

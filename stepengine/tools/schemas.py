@@ -10,6 +10,7 @@ schema.
 
 from __future__ import annotations
 
+import base64
 import functools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -287,8 +288,6 @@ def _check_content_media_type(walk: _Walk, kind: str, instance: object, schema: 
 
 def _decode_content(walk: _Walk, encoding: str, text: str) -> bytes | None:
     """Return the decoded bytes of a text, or the text as bytes if the encoding is unknown."""
-    import base64
-
     walk.judge.spend(len(text) // CHARS)
     decoders: dict[str, Callable[[str], bytes]] = {
         "base64": functools.partial(base64.b64decode, validate=True),

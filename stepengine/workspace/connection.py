@@ -9,6 +9,7 @@ calls.
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import select
@@ -457,8 +458,6 @@ class ProgramConnection:
         )
 
     def _make_reply_error(self, head: Mapping[str, Any]) -> OSError | WorkspaceLost:
-        import errno
-
         name = head["error"]
         number = (
             getattr(errno, name, None)

@@ -23,6 +23,7 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -413,8 +414,6 @@ class Worker:
 
     def do_end_marked(self, mark: Any) -> None:
         """Kill every process whose environment contains a text; repeat at most 40 times, until none is left."""
-        import time
-
         for _ in range(40):
             left = list(find_marked_processes(mark.encode()))
             for pid in left:

@@ -27,6 +27,7 @@ from stepengine.tools.context import ToolContext
 from stepengine.workspace import calls
 from stepengine.workspace.calls import Fd
 from stepengine.workspace.environment import MARKER, find_program
+from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -138,7 +139,6 @@ class ProgramFileAccess:
         Raises:
             ToolError: for a file that is missing, withheld, too large or no text, and for one that a link leads elsewhere by now.
         """
-        from stepengine.workspace.path_policy import PathPolicy
         from stepengine.workspace.root import Root
         from stepengine.workspace.text import read_capped
 
@@ -258,7 +258,6 @@ class BorrowedTerminals:
         if self._place.system is None:
             return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         if self._root is None:
-            from stepengine.workspace.path_policy import PathPolicy
             from stepengine.workspace.root import Root
 
             self._root = Root(self._place, PathPolicy())

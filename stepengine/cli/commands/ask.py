@@ -15,6 +15,7 @@ from stepengine.cli.options import ApiKeyEnv, Config, Options, Price
 from stepengine.cli.perform import FinishedRun, add_advice, describe_ending, run_agent_to_end
 from stepengine.cli.screen.render import format_cost, format_tokens, one_line, result_to_json, to_ascii_json, visible
 from stepengine.data import events as ev
+from stepengine.data.definition import AgentDefinition
 from stepengine.data.models import ModelSettings
 
 SHOWN = ("status", "stop_reason", "text", "error", "usage", "cost", "warnings")
@@ -45,7 +46,6 @@ def ask(
       stepengine ask llama3.2 "Say hello." --base-url http://localhost:11434/v1
       stepengine ask "anthropic/claude-haiku-4-5 | openai/gpt-5" "Hello" --json
     """
-    from stepengine.data.definition import AgentDefinition
     from stepengine.engine import Engine
 
     options = Options(model=[model], base_url=base_url, api_key_env=api_key_env, price=price, config=config).in_force()

@@ -36,6 +36,7 @@ from stepengine.cli.options import File, Last, Options, with_options
 from stepengine.cli.screen.render import format_count, print_visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import did_you_mean
+from stepengine.data.programs import is_sandboxed
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 
 if TYPE_CHECKING:
@@ -110,7 +111,6 @@ def debug(
 
 def _find_fork_problem(engine: Engine, history: History) -> str:
     """Return why a forked process cannot continue the run because of its programs or handlers; else ``""``."""
-    from stepengine.data.programs import is_sandboxed
     from stepengine.journal.programs import has_programs
 
     # Without code mode among what the agent's file has imported none of its tools runs programs.

@@ -37,6 +37,8 @@ from stepengine.cli.perform import FinishedRun, print_result
 from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import RunRecording
+from stepengine.data.models import ModelReply
+from stepengine.journal.encoding import restored
 
 if TYPE_CHECKING:
     from stepengine.data.state import RunResult
@@ -242,9 +244,6 @@ def _choose_fork_journal(options: Options, branch: Branch) -> Journal | None:
 
 def _parse_edit(text: str) -> Callable[[Any], object]:
     """Return a function that replaces a recorded outcome by the typed value, parsed as JSON if possible."""
-    from stepengine.data.models import ModelReply
-    from stepengine.journal.encoding import restored
-
     if text.startswith("@"):
         text = read_value_file(text[1:], "--edit")
     try:

@@ -13,6 +13,7 @@ import typer
 
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.screen.render import print_visible, visible
+from stepengine.errors import DefinitionError
 from stepengine.workspace.installation import find_install_source
 
 LOCAL = "agents"
@@ -143,7 +144,6 @@ def find_activation_command() -> str:
 def _trust_agents(made: Path) -> None:
     """Trust the created agent files; if that cannot be stored, print why."""
     from stepengine.engine.trust import trust_folder
-    from stepengine.errors import DefinitionError
 
     try:
         trust_folder(made)

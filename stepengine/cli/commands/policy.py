@@ -12,6 +12,7 @@ import typer
 
 from stepengine.cli.exits import Exit
 from stepengine.cli.settings import UsageProblem
+from stepengine.data.json import compact
 
 if TYPE_CHECKING:
     from stepengine.data.tools import ToolSpec
@@ -40,7 +41,6 @@ def _print_policy(policy: Policy, *, as_json: bool) -> None:
 def _judge_runs(policy: Policy, names: Sequence[str], agent: str, *, as_json: bool) -> Exit:
     from stepengine.cli.journals import open_journal
     from stepengine.cli.screen.render import one_line, to_ascii_json
-    from stepengine.data.json import compact
     from stepengine.journal import check_recorded_calls
 
     specs = _known_tools(agent)

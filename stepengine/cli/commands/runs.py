@@ -19,7 +19,7 @@ from stepengine.cli.screen.render import format_cost, one_line, print_visible, t
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import list_recorded_runs
 from stepengine.data.alike import list_names
-from stepengine.journal.recorded_runs import GOES_ON
+from stepengine.journal.recorded_runs import GOES_ON, summarize_journal
 
 APP = "stepengine"
 COST = re.compile(r"\d{1,9}(?:\.\d{1,30})?")
@@ -126,8 +126,6 @@ def _find_runs(files: Sequence[str], *, everywhere: bool, waiting: bool) -> list
 
 def _list_runs_in(files: Iterable[str]) -> list[dict[str, Any]]:
     """Return the runs in journals, SQLite files and folders, newest first."""
-    from stepengine.journal.recorded_runs import summarize_journal
-
     with journal_errors_as_usage():
         journals = {
             name: journal for file in files for name, journal in find_journal_files(file) if journal is not None

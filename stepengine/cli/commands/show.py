@@ -18,8 +18,10 @@ from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.codec import plain
 from stepengine.data.json import freeze_object
+from stepengine.data.origins import clean_origin, describe_origins, describe_source
 from stepengine.data.visible import visible
 from stepengine.errors import InputError, JournalError
+from stepengine.redaction import make_redactor
 
 _page_option = partial(typer.Option, rich_help_panel="Options of --html")
 
@@ -136,9 +138,7 @@ def show(  # noqa: C901 - one line for each thing that is shown
 
 def _print_provenance(options: Options, selected: str, *, as_json: bool) -> Exit:
     """Print where the arguments of all calls come from, those of one, or the places of a value."""
-    from stepengine.data.origins import clean_origin, describe_origins, describe_source
     from stepengine.journal.origins import call_origins, value_sources
-    from stepengine.redaction import make_redactor
 
     try:
         journal = open_readable_journal(add_journal_to_options(options).journal)

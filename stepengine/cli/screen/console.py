@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import io
+import json
 import os
 import select
 import stat
@@ -691,8 +692,6 @@ def _preview_question(question: Question) -> Iterator[tuple[str, str, Any]]:
 
 
 def _format_json(value: object) -> str:
-    import json
-
     short = json.dumps(value, ensure_ascii=False)
     return short if len(short) <= MAX_WIDTH else json.dumps(value, indent=2, ensure_ascii=False)
 

@@ -24,7 +24,7 @@ from attrs import frozen
 from stepengine.cli.screen.console import Terminal, TypedLines
 from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.screen.render import visible
-from stepengine.errors import StepEngineError
+from stepengine.errors import StepEngineError, ToolError
 from stepengine.redaction import ANY
 
 if TYPE_CHECKING:
@@ -569,7 +569,6 @@ def _read_in_folder(
     folder: Path, withhold: Sequence[str], read: Callable[[Root, str, int], str], name: str, most: int
 ) -> str | Exception:
     """Call *read* for *name* below *folder*; return its text, or the error."""
-    from stepengine.errors import ToolError
     from stepengine.workspace.path_policy import PathPolicy
     from stepengine.workspace.root import Root
 

@@ -7,6 +7,8 @@ import codecs
 import json
 import re
 import sys
+from encodings import normalize_encoding
+from encodings.aliases import aliases
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -105,9 +107,6 @@ def _parse_content_type(fetched: Fetched) -> tuple[str, str]:
 
 def _find_codec(charset: str) -> str:
     """Return the codec of a charset, or ``""``. Unknown names are not looked up, since that imports modules."""
-    from encodings import normalize_encoding
-    from encodings.aliases import aliases
-
     name = normalize_encoding(charset)
     name = aliases.get(name, name)
     return name if name in CODECS else ""

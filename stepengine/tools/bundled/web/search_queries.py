@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal, Protocol, TypeAlias
+from urllib.parse import urldefrag, urljoin
 
 from attrs import frozen
 
@@ -352,8 +353,6 @@ def _fold_title(title: str) -> str:
 
 def _parse_links(text: str, base: str) -> list[_PageLink]:
     """Return the first 2,000 links of a page in Markdown, each page once; relative ones are below *base*."""
-    from urllib.parse import urldefrag, urljoin
-
     found: dict[str, _PageLink] = {}
     for match in islice(LINK.finditer(text), MAX_LINKS):
         try:
