@@ -356,8 +356,7 @@ class _PlannedSearch:
                 [f"{self.file.file} cannot be improved by {self.evaluation.name}:", *dict.fromkeys(found)]
             )
             raise DataError(msg)
-        split = split_cases(self.evaluation, self.plan["seed"])
-        self.plan |= {"search": [*split.search], "held_out": [*split.held_out]}
+        self.plan["search"], self.plan["held_out"] = split_cases(self.evaluation, self.plan["seed"])
 
     async def run(self, trials: Trials, *, resumes: bool) -> Improvement:
         """
