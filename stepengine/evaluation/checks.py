@@ -59,14 +59,6 @@ HELPERS: Mapping[str, Any] = {
 
 
 @frozen
-class CheckedRun:
-    """Whether a run passes, and the reason if it does not."""
-
-    passed: bool
-    reason: str = ""
-
-
-@frozen
 class Check:
     """
     A condition that a run has to meet.
@@ -124,19 +116,18 @@ class Check:
 
         return cls(text, judge)
 
-    def apply(self, result: RunResult) -> CheckedRun:
+    def find_failure(self, result: RunResult) -> str:
         """
-        Return whether *result* passes.
+        Return why *result* does not pass; ``""`` if it does.
 
         Raises:
             DataError: when the check itself fails.
         """
         try:
-            return CheckedRun(True) if self.judge(result) else CheckedRun(False, f"{self.text} does not hold")
+            return "" if self.judge(result) else f"{self.text} does not hold"
         except AssertionError as error:
             # pytest, where it has loaded the module, adds what it knows of the values.
-            said = str(error).partition("\n")[0]
-            return CheckedRun(False, said or f"{self.text} does not hold")
+            return str(error).partition("\n")[0] or f"{self.text} does not hold"
         except Exception as error:
             msg = f"the check {self.text} failed: {type(error).__name__}: {error}"
             raise DataError(msg) from error

@@ -53,6 +53,7 @@ __all__ = (
     "called",
     "command",
     "contains",
+    "digest_json",
     "equals",
     "fits",
     "get_name",
@@ -356,16 +357,16 @@ def get_name(check: CheckFunction) -> str:
 def hash_function(function: Any) -> str:
     """Return a digest of a function's source; the functions that it calls are not included."""
     if isinstance(function, Criterion):
-        return _digest(["criterion", function.of])
+        return digest_json(["criterion", function.of])
     if isinstance(function, functools.partial):
-        return _digest(["partial", hash_function(function.func), repr(function.args), repr(function.keywords)])
+        return digest_json(["partial", hash_function(function.func), repr(function.args), repr(function.keywords)])
     inner = inspect.unwrap(function)
     try:
         source = inspect.getsource(inner)
     except (OSError, TypeError):
         source = getattr(inner, "__qualname__", type(inner).__qualname__)
     kept = [repr(cell.cell_contents) for cell in getattr(inner, "__closure__", None) or () if _is_plain(cell)]
-    return _digest([source, *kept])
+    return digest_json([source, *kept])
 
 
 def _is_plain(cell: Any) -> bool:
@@ -375,8 +376,9 @@ def _is_plain(cell: Any) -> bool:
         return False
 
 
-def _digest(parts: Sequence[str]) -> str:
-    return hashlib.sha256(canonical([*parts]).encode()).hexdigest()[:16]
+def digest_json(value: object) -> str:
+    """Return a short digest of a JSON value."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
 
 
 async def apply_check(check: CheckFunction, run: JudgedRun) -> Verdict:

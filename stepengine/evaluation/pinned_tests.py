@@ -186,8 +186,8 @@ def pinned(
 
     made = engine.fork_sync(journal, tools="recorded", agent=agent, simulate=simulate if results else None)
     _assert_known(made)
-    said = asked.apply(made.result)
-    assert said.passed, said.reason  # noqa: S101 - it is what a test asserts
+    failure = asked.find_failure(made.result)
+    assert not failure, failure  # noqa: S101 - it is what a test asserts
     return made.result
 
 
@@ -378,4 +378,4 @@ def find_failure(engine: Engine, journal: Journal, check: Check, agent: AgentDef
         DataError: when the check itself fails.
         JournalError: when the journal cannot be read, or does not fit the code.
     """
-    return check.apply(engine.replay_sync(journal, agent=agent)).reason
+    return check.find_failure(engine.replay_sync(journal, agent=agent))
