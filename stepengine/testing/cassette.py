@@ -11,6 +11,7 @@ import hmac
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,11 +76,7 @@ class CassetteUnused(AssertionError):
         self.unused = unused
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make_unused, (str(self), self.unused)
-
-
-def _make_unused(message: str, unused: tuple[int, ...]) -> CassetteUnused:
-    return CassetteUnused(message, unused=unused)
+        return partial(CassetteUnused, unused=self.unused), (str(self),)
 
 
 class OpenExchange(Protocol):

@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from attrs import frozen
@@ -267,7 +268,8 @@ class CassetteMiss(BaseException):
         self.candidates = candidates
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make_miss, (str(self), self.reason, self.request, self.candidates)
+        rebuild = partial(CassetteMiss, reason=self.reason, request=self.request, candidates=self.candidates)
+        return rebuild, (str(self),)
 
 
 class WorkerMiss(Exception):
@@ -295,7 +297,3 @@ def wrap_for_pool(miss: CassetteMiss) -> BaseException:
             return WorkerMiss(miss)
         frame = frame.f_back
     return miss
-
-
-def _make_miss(message: str, reason: str, request: RecordedRequest, candidates: tuple[Candidate, ...]) -> CassetteMiss:
-    return CassetteMiss(message, reason=reason, request=request, candidates=candidates)

@@ -6,7 +6,7 @@ No engine, no event loop, nothing is performed. What lives here compares and tel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -162,11 +162,7 @@ def _describe_expected(expected: Any) -> str:
         return f"any {expected.__name__}"
     if isinstance(expected, YIELDABLES):
         return _shorten(expected)
-    return f"what {_function_name(expected)} accepts"
-
-
-def _function_name(function: Callable[..., object]) -> str:
-    return getattr(function, "__qualname__", repr(function))
+    return f"what {getattr(expected, '__qualname__', repr(expected))} accepts"
 
 
 def _shorten(value: object, of: _ScriptLine | None = None) -> str:
