@@ -73,16 +73,12 @@ class PausedWalk:
             self.stepper = nearest or self.stepper.copy_at_start()
         try:
             self.stepper.advance_to(position)
-        except ReplayDivergence as error:
-            self._move_before_divergence(error)
+        except ReplayDivergence:
+            good = self.stepper.position - 1
+            if good >= 0:
+                with contextlib.suppress(ReplayDivergence):
+                    self.move_to(good)
             raise
-
-    def _move_before_divergence(self, error: ReplayDivergence) -> None:
-        """Move to the last position before the divergence."""
-        good = self.stepper.position - 1
-        if good >= 0:
-            with contextlib.suppress(ReplayDivergence):
-                self.move_to(good)
 
     def _leave(self) -> None:
         if self.stepper.diverged is not None:

@@ -291,7 +291,7 @@ def pin(
             check,
             clean(reason),
             relative_to_test(kept, file),
-            has_bundled_tools=names_bundled_tools(family),
+            has_bundled_tools=any(isinstance(tool, str) for one in family for tool in one.tools),
         )
         file.write_text(source, encoding="utf-8")
         made.append(file)
@@ -363,11 +363,6 @@ def _run_test(file: Path, name: str) -> str:
     except Exception as error:  # noqa: BLE001 - whatever keeps it from passing is what is asked for
         return f"{type(error).__name__}: {error}"
     return ""
-
-
-def names_bundled_tools(agents: Iterable[AgentDefinition]) -> bool:
-    """Return whether an agent uses the name of a tool without having that tool."""
-    return any(isinstance(tool, str) for agent in agents for tool in agent.tools)
 
 
 def find_failure(engine: Engine, journal: Journal, check: Check, agent: AgentDefinition) -> str:

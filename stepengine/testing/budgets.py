@@ -40,11 +40,7 @@ DOLLARS_PER_TOKEN = Decimal("0.000001")
 """What a simulated model costs."""
 
 
-def _price_usage(_: str, usage: Usage, at: datetime) -> Decimal:  # noqa: ARG001 - called by position
-    return usage.total_tokens * DOLLARS_PER_TOKEN
-
-
-PRICES = Prices(_price_usage, lambda: datetime.fromtimestamp(0, UTC))
+PRICES = Prices(lambda _, usage, __: usage.total_tokens * DOLLARS_PER_TOKEN, lambda: datetime.fromtimestamp(0, UTC))
 
 
 class _FunctionPerformer:

@@ -382,14 +382,11 @@ def _find_missing_scopes(said: Mapping[str, Any], agents: Mapping[str, Any]) -> 
     for kind, member in FOLDERS.items():
         having = sorted([name for of, name in kinds if of == kind])
         if having and not said[member]:
+            example = '["api.example.com"]' if member == "hosts" else '["."] for the folder that it works in'
             yield (
                 f"{', '.join(having)} {'is' if len(having) == 1 else 'are'} of the category {kind!r}, "
-                f"and {member!r} is empty; say what, such as {_example_declaration(member)}"
+                f"and {member!r} is empty; say what, such as {example}"
             )
-
-
-def _example_declaration(member: str) -> str:
-    return '["api.example.com"]' if member == "hosts" else '["."] for the folder that it works in'
 
 
 def _find_leaked_data(site: Path, path: Path) -> Iterator[str]:

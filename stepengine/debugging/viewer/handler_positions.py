@@ -15,12 +15,12 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.codec import bare, plain
+from stepengine.data.codec import plain
 from stepengine.data.hooks import Change, StepContext
 from stepengine.data.state import AgentState
 from stepengine.data.yields import StepResult
 from stepengine.debugging.texts import SafeTexts
-from stepengine.debugging.viewer.payload import RunPayload
+from stepengine.debugging.viewer.payload import RunPayload, change_to_json
 from stepengine.engine.moments import Frame, Moment
 from stepengine.engine.stepper import Stepper
 from stepengine.errors import DataError, ReplayDivergence, StepEngineError
@@ -113,11 +113,7 @@ class _PositionCollector:
         for call in moment.hooks:
             if isinstance(call.said, Change):
                 with contextlib.suppress(DataError, TypeError):
-                    told = {
-                        k: v
-                        for k, v in _change_as_json(call.said).items()
-                        if k != "type" and v not in (None, {}, [], ())
-                    }
+                    told = _change_as_json(call.said)
                     if told:
                         texts = self._view.texts
                         yield {"point": call.point, "name": str(texts.clean(call.hook)), "change": texts.add(told)}
@@ -192,7 +188,7 @@ class _PositionCollector:
 
 def _change_as_json(change: Change) -> dict[str, Any]:
     try:
-        found: dict[str, object] = plain(bare(change))
+        return change_to_json(change)
     except DataError:
         # Python objects for tools, and functions, have no JSON: their names tell enough.
         return {
@@ -200,4 +196,3 @@ def _change_as_json(change: Change) -> dict[str, Any]:
             for name in ("messages", "view", "tail", "tools", "values", "input", "result")
             if getattr(change, name, None)
         }
-    return found
