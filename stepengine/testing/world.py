@@ -31,7 +31,7 @@ from stepengine.data.effects import (
 )
 from stepengine.data.events import Event
 from stepengine.data.json import freeze
-from stepengine.data.messages import TextPart, ToolCallPart, ToolResult
+from stepengine.data.messages import TextPart, ToolCallPart
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
 from stepengine.data.questions import AnswerLike, to_answer
@@ -65,6 +65,7 @@ from stepengine.testing.invariants import (
     refuse,
 )
 from stepengine.testing.performed_effects import EffectRecords, PlannedFaults, WorldClock
+from stepengine.testing.short_answers import to_tool_result
 from stepengine.tools.context import RunResources
 from stepengine.tools.definition import Tool
 
@@ -121,12 +122,13 @@ class GeneratedOutcomes:
         if isinstance(effect, CallModel):
             return self._draw_reply(path, effect, at)
         if isinstance(effect, CallTool):
-            result = attrs.evolve(
-                self._make_tool_result(effect), tool_name=effect.tool_name, tool_call_id=effect.tool_call_id
-            )
-            return Value(result, at)
+            made = self.results.get(effect.tool_name, f"result {effect.seq} of {effect.tool_name}")
+            result = to_tool_result(made(effect.input) if callable(made) else made)
+            return Value(attrs.evolve(result, tool_name=effect.tool_name, tool_call_id=effect.tool_call_id), at)
         if isinstance(effect, CallFunction):
-            return Value(freeze(self._make_function_result(effect)), at)
+            call = effect.call
+            made = self.results.get(call.name)
+            return Value(freeze(made(*call.args, **call.kwargs) if callable(made) else made), at)
         if isinstance(effect, AskPerson):
             return Value(tuple([to_answer(self._answer(q), q) for q in effect.questions]), at)
         msg = f"a child is run, not answered: {effect!r}"
@@ -148,18 +150,6 @@ class GeneratedOutcomes:
             known = isinstance(error, StepEngineError)
             return Failure(error if known else ModelError(str(error)), at)  # type: ignore[arg-type]
         return Value(ModelReply(item, usage=Usage(3, 1)) if isinstance(item, str) else item, at)
-
-    def _make_tool_result(self, effect: CallTool) -> ToolResult:
-        made = self.results.get(effect.tool_name, f"result {effect.seq} of {effect.tool_name}")
-        made = made(effect.input) if callable(made) else made
-        if isinstance(made, ToolResult):
-            return made
-        return ToolResult.text(made) if isinstance(made, str) else ToolResult.json(made)
-
-    def _make_function_result(self, effect: CallFunction) -> object:
-        call = effect.call
-        made = self.results.get(call.name)
-        return made(*call.args, **call.kwargs) if callable(made) else made
 
     def _answer(self, question: Any) -> AnswerLike:
         return self.answers.get(question.text, question.options[0] if question.options else "yes")
