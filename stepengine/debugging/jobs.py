@@ -103,7 +103,7 @@ async def _run_impact(job: _JobRequest) -> dict[str, Any]:
 
 
 async def _run_blame(job: _JobRequest) -> dict[str, Any]:
-    check = Check.of_text(job.asked["check"])
+    check = Check.from_any(job.asked["check"])
     made = await blame(job.engine, job.journal, check, k=job.asked["samples"], confirm=job.agreed)
     return {**made.to_json(), "lines": [*made.lines()]}
 

@@ -74,7 +74,7 @@ class Check:
     @classmethod
     def from_any(cls, check: Check | str | Callable[[RunResult], object], root: Path | None = None) -> Check:
         """
-        Return *check* as a ``Check``: a text as ``of_text``, or a function of the result.
+        Return *check* as a ``Check``: the function ``MODULE:FN``, an expression, or a function of the result.
 
         Raises:
             DataError: when a text is neither a function nor an expression.
@@ -83,17 +83,7 @@ class Check:
             return check
         if callable(check):
             return cls(getattr(check, "__name__", "the check"), check)
-        return cls.of_text(str(check), root)
-
-    @classmethod
-    def of_text(cls, text: str, root: Path | None = None) -> Check:
-        """
-        Return the check in *text*: the function ``MODULE:FN``, or an expression.
-
-        Raises:
-            DataError: when it is neither.
-        """
-        return cls(text, load_function(text, root)) if PLACE.fullmatch(text) else cls.of_expression(text)
+        return cls(check, load_function(check, root)) if PLACE.fullmatch(check) else cls.of_expression(check)
 
     @classmethod
     def of_expression(cls, text: str) -> Check:

@@ -260,7 +260,7 @@ def pin(
         DefinitionError: when the file of an agent is not found.
         JournalError: when the journal cannot be read, or does not fit the code.
     """
-    opened, folders, asked = as_journal(journal), tuple(agent_folders), Check.of_text(check)
+    opened, folders, asked = as_journal(journal), tuple(agent_folders), Check.from_any(check)
     root = agent or engine.agent(str(opened.history().root["agent_id"]))
     family = _list_engine_family(engine, root) if by_origin else find_agent_family(root, agent_file, folders)
     origins = _find_origins(family) if by_origin else {}

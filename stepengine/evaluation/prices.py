@@ -164,10 +164,8 @@ def price_calls(
             is_priced = False
             break
         low, high = low + min(sums), high + max(sums)
-    unknown = len(calls) - len(known)
-    if not is_priced:
-        return Priced(model, None, None, recorded_cost(calls), unknown)
-    return Priced(model, low, high, recorded_cost(calls), unknown)
+    ends: tuple[Decimal | None, Decimal | None] = (low, high) if is_priced else (None, None)
+    return Priced(model, *ends, recorded_cost(calls), len(calls) - len(known))
 
 
 def _variants(call: RecordedCall, model: str) -> Iterator[Usage]:

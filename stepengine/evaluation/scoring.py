@@ -126,7 +126,7 @@ class Scores:
 
     def units(self, side: str, check: str) -> dict[str, float]:
         """Return the mean of each case or group of a side in a check or measure."""
-        return mean_by_case(_by_unit(self.outcome, side, _make_value_reader(check)))
+        return mean_by_case(_by_unit(self.outcome, side, check))
 
     def to_json(self) -> dict[str, Any]:
         """Return the scores as in ``results.json``, without times except the seconds of samples."""
@@ -228,7 +228,9 @@ def _make_value_reader(check: str) -> Callable[[Sample], float | None]:
     return lambda sample: sample.scores[check].score if check in sample.scores else None
 
 
-def _by_unit(outcome: Outcome, side: str, read: Callable[[Sample], float | None]) -> dict[str, list[float]]:
+def _by_unit(outcome: Outcome, side: str, check: str) -> dict[str, list[float]]:
+    """Return the values of a side in a check or measure, by case or group."""
+    read = _make_value_reader(check)
     units = {case.id: case.group or case.id for case in outcome.evaluation.cases}
     found: dict[str, list[float]] = {}
     for sample in outcome.samples:
@@ -239,8 +241,7 @@ def _by_unit(outcome: Outcome, side: str, read: Callable[[Sample], float | None]
 
 
 def _make_row(outcome: Outcome, side: str, check: str, *, is_judge: bool) -> Row:
-    read = _make_value_reader(check)
-    values = _by_unit(outcome, side, read)
+    values = _by_unit(outcome, side, check)
     own = [s for s in outcome.samples if s.side == side and (check == PASS or check in s.scores)]
     number = sum(map(len, values.values()))
     once = all(len(each) == 1 and each[0] in (0, 1) for each in values.values())
@@ -250,7 +251,7 @@ def _make_row(outcome: Outcome, side: str, check: str, *, is_judge: bool) -> Row
 
 
 def _make_pair(outcome: Outcome, base: str, side: str, check: str) -> Pair:
-    below, above = [mean_by_case(_by_unit(outcome, name, _make_value_reader(check))) for name in (base, side)]
+    below, above = [mean_by_case(_by_unit(outcome, name, check)) for name in (base, side)]
     differences = [above[unit] - below[unit] for unit in below if unit in above]
     better, worse = sum(d > EVEN for d in differences), sum(d < -EVEN for d in differences)
     made = estimate_difference(below, above)
@@ -260,7 +261,7 @@ def _make_pair(outcome: Outcome, base: str, side: str, check: str) -> Pair:
 
 
 def _estimate_ratio(outcome: Outcome, base: str, side: str, of: str) -> Ratio:
-    below, above = [mean_by_case(_by_unit(outcome, name, MEASURES[of])) for name in (base, side)]
+    below, above = [mean_by_case(_by_unit(outcome, name, of)) for name in (base, side)]
     return estimate_ratio([(below.get(unit), above.get(unit)) for unit in {**below, **above}])
 
 

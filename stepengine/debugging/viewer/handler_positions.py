@@ -124,14 +124,13 @@ class _PositionCollector:
         self._contexts[path] = now
         changed = {k: v for k, v in now.items() if k not in before or before[k] is not v}
         gone = before.keys() - now.keys()
-        told: dict[str, int | None] = {k: self._store_value(k, plain(v)) for k, v in changed.items()}
+        told: dict[str, int | None] = {
+            k: self._view.texts.add(self._safe.named(k, plain(v))) for k, v in changed.items()
+        }
         if told or gone:
             self.walked.contexts[row] = {str(self._view.texts.clean(k)): v for k, v in told.items()} | dict.fromkeys(
                 gone
             )
-
-    def _store_value(self, name: str, value: object) -> int:
-        return self._view.texts.add(self._safe.named(name, value))
 
     def _frames(self, row: int, path: str, frames: list[Frame]) -> None:
         before_row, before, names = self._last.get(path, (-1, [], []))
