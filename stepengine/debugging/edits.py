@@ -29,7 +29,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Any, Never
 
 import attrs
 from attrs import frozen
@@ -137,21 +137,6 @@ class NextRequest:
     why: str = ""
 
 
-# --- looking --------------------------------------------------------------------------------------------------------
-
-
-def look(load: Load, tape: Tape, at: str = "", *, seconds: float = LOOK_SECONDS, prints: bool = False) -> MomentPreview:
-    """
-    Replay a recorded run in a new process, and return a preview of a place; see ``Walker``.
-
-    Raises:
-        JournalError: when the run has no such place.
-        OSError: when no process can be made.
-    """
-    with Walker(load, tape, prints=prints) as walker:
-        return walker.look(at, seconds=seconds)
-
-
 class Walker:
     """
     A process that imports the author's current code and replays a recorded run, to any place of it.
@@ -182,13 +167,6 @@ class Walker:
             _WalkerProcess(load, tape, known, prints=prints).serve(theirs)
         theirs.close()
         self.is_alive = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-        gc.unfreeze()
 
     def look(self, at: str = "", *, seconds: float = LOOK_SECONDS, whole: bool = False) -> MomentPreview:
         """
