@@ -36,37 +36,6 @@ from stepengine.errors import DataError, DefinitionError
 from stepengine.journal import Journal
 from stepengine.redaction import remove_secret_variables
 
-__all__ = (
-    "ANY",
-    "Case",
-    "CheckFunction",
-    "Criterion",
-    "Files",
-    "FilesGone",
-    "JudgeNeeded",
-    "JudgedRun",
-    "MadeCall",
-    "Verdict",
-    "WorkingFiles",
-    "apply_check",
-    "as_tuple",
-    "called",
-    "command",
-    "contains",
-    "digest_json",
-    "equals",
-    "fits",
-    "get_name",
-    "hash_files",
-    "hash_function",
-    "judge",
-    "matches",
-    "max_cost",
-    "max_steps",
-    "never_called",
-    "only_changes",
-)
-
 COMMAND_SECONDS = 60.0
 MAX_FILE = 4 * 1024 * 1024
 MAX_SAID = 400

@@ -49,20 +49,6 @@ from stepengine.testing.cassette_bodies import decode_body
 from stepengine.testing.cassette_files import Headers, RecordedRequest, RecordedResponse, is_stream
 from stepengine.testing.cassette_matching import PORTS, find_boundary, is_counted, is_uncounted
 
-__all__ = (
-    "KEPT_REQUEST_HEADERS",
-    "SHAPES",
-    "Cleaner",
-    "clean_events",
-    "clean_url",
-    "has_binary_body",
-    "is_credential_exchange",
-    "is_presigned",
-    "is_telemetry",
-    "join_texts",
-    "secrets_in_headers",
-    "vcr_config",
-)
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 Path: TypeAlias = tuple[str | int, ...]
