@@ -10,11 +10,12 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator, Mapping
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
+from stepengine.data.json import first_difference
 from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
 from stepengine.data.state import AgentState, ChildResult, RunResult
@@ -83,7 +84,7 @@ def diff_summaries(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
     if before["agent"] != after["agent"]:
         lines.append(f"~ agent {before['agent']} -> {after['agent']}")
     old, new = before["messages"], after["messages"]
-    same = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    same = first_difference(old, new)
     left = min(len(old), len(new)) - same
     alike = next((n for n in range(left) if old[-1 - n] != new[-1 - n]), left)
     lines += [f"- message {n} {text}" for n, text in enumerate(old[same : len(old) - alike], same)]
@@ -152,9 +153,7 @@ class Debugger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
