@@ -118,20 +118,12 @@ def find_nearest(request: RecordedRequest, at: Situation) -> tuple[Candidate, ..
         else:
             now_shown = now
         both = itertools.chain(
-            _query_differences(place.query, here.query),
+            differences(_join_pairs(place.query), _join_pairs(here.query), "?query"),
             _header_differences(known, at.matcher.read(request)),
-            _body_differences(body, now_shown),
+            [each._replace(pointer=each.pointer or "(body)") for each in differences(body, now_shown)],
         )
         found.append(Candidate(index, known.used, tuple(itertools.islice(both, MAX_COUNTED))))
     return tuple(sorted(found, key=lambda c: (len(c.differences), c.used, c.index))[:MAX_CANDIDATES])
-
-
-def _body_differences(recorded: object, now: object) -> list[JsonDifference]:
-    return [each._replace(pointer=each.pointer or "(body)") for each in differences(recorded, now)]
-
-
-def _query_differences(recorded: Any, now: Any) -> Any:
-    return differences(_join_pairs(recorded), _join_pairs(now), "?query") if recorded != now else ()
 
 
 def _join_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
