@@ -1607,7 +1607,7 @@ APART = {
     "the code, names, words and secrets of whoever runs this process": """
         adapters/mcp/names.py cli/code_trust.py cli/commands/debug.py
         cli/options.py cli/running_studios.py cli/screen/confirm.py cli/screen/console.py cli/state_folder.py
-        data/placeholders.py debugging/condition_search.py debugging/expressions.py evaluation/improvement_search.py
+        data/placeholders.py debugging/expressions.py evaluation/improvement_search.py
         data/tools.py durable/database.py engine/catalog.py engine/handler_sources.py engine/projects.py
         engine/schedules.py evaluation/alterations.py evaluation/checks.py evaluation/impact.py evaluation/origins.py
         evaluation/result_folders.py evaluation/scoring.py journal/line_macs.py journal/recorded_part.py journal/verification.py machine/author.py

@@ -80,16 +80,16 @@ def naive(task: str, seed: int, folder: Path) -> Found:
     folder.mkdir(parents=True)
     file = AgentFile.read(AgentLocation(HERE / f"{task}.py"))
     evaluation = load_evaluation(HERE / f"{task}.py")
-    split = split_cases(evaluation, seed)
+    search, held_out = split_cases(evaluation, seed)
     with ReplyBook(folder / "bought.jsonl", Decimal(BUDGET)) as book:
         trials = Trials(
             file, evaluation, folder, book, lambda agent, _, **__: Engine([agent]), HERE, lambda agent: agent,
             lambda case: Models.from_value(ScriptedModel(case.replies)), LIST_PRICES, is_free=lambda _: True,
         )  # fmt: skip
-        return asyncio.run(_guessed(trials, split.search, split.held_out, seed))
+        return asyncio.run(_guessed(trials, search, held_out, seed))
 
 
-async def _guessed(trials: Trials, search: tuple[str, ...], held_out: tuple[str, ...], seed: int) -> Found:
+async def _guessed(trials: Trials, search: list[str], held_out: list[str], seed: int) -> Found:
     reflecting = Buyer(
         trials.book, "reflecting", Models.from_value(ScriptedModel(replies)), trials.pricing, may_be_unpriced=True
     )
@@ -122,7 +122,7 @@ async def _guessed(trials: Trials, search: tuple[str, ...], held_out: tuple[str,
     return Found(low is not None and low > 0, trials.book.spent, tried)
 
 
-async def _mean(trials: Trials, changes: dict[str, Any], cases: tuple[str, ...]) -> tuple[float, Decimal]:
+async def _mean(trials: Trials, changes: dict[str, Any], cases: list[str]) -> tuple[float, Decimal]:
     runs = [await trials.run_case(changes, case, None) for case in cases]
     return fmean([run["score"] or 0.0 for run in runs]), sum([Decimal(run["cost"]) for run in runs], Decimal(0)) / len(
         runs

@@ -133,17 +133,16 @@ class DebugNavigation:
 
     def _search_in_child_process(self, what: str, first: int, last: int, *, backwards: bool) -> dict[str, Any]:
         """Search for a condition in a child process, because expressions may change the run."""
-        from stepengine.debugging.condition_search import parse_condition
-        from stepengine.debugging.expressions import call_in_fork
+        from stepengine.debugging.expressions import call_in_fork, parse_condition
 
         def look() -> str:
             if self._forked is not None:
                 self._forked.stays = True
             try:
                 with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
-                    search = self._debugger.search
-                    found = search.find(what, first, last, backwards=backwards)
-                    return json.dumps({"found": found, "problem": search.problem, "looked_at": search.looked_at})
+                    debugger = self._debugger
+                    found = debugger.search(what, first, last, backwards=backwards)
+                    return json.dumps({"found": found, "problem": debugger.problem, "looked_at": debugger.looked_at})
             except ReplayDivergence as error:
                 # Of the process that is thrown away: where this one goes itself, it says more, and stands there.
                 return json.dumps({"found": None, "problem": error.message, "looked_at": 0, "differs": True})
@@ -165,7 +164,7 @@ class DebugNavigation:
 
     def run_back_until(self, rest: str) -> None:
         """Move back to the last position where a condition was true, or else to the first position, and report the failure."""
-        from stepengine.debugging.condition_search import parse_condition
+        from stepengine.debugging.expressions import parse_condition
 
         start = self._debugger.position
         if not rest:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import zip_longest
 from types import GeneratorType
 from typing import Any, NamedTuple, NoReturn, TypeAlias
@@ -365,7 +365,7 @@ def differences(recorded: object, now: object, pointer: str = "") -> Iterator[Js
         yield JsonDifference(pointer, recorded, now)
 
 
-def first_difference(one: str, other: str) -> int:
-    """Return the index of the first differing character of two texts, or the length of the shorter one."""
+def first_difference(one: Sequence[object], other: Sequence[object]) -> int:
+    """Return the index of the first differing item of two lists or character of two texts, or the length of the shorter one."""
     pairs = enumerate(zip(one, other, strict=False))
     return next((index for index, (a, b) in pairs if a != b), min(len(one), len(other)))

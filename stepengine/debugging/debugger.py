@@ -1,7 +1,7 @@
 """
 ``Debugger``: stands at any position of a recorded run, with the handler's own variables, and goes both ways.
 
-A walk moves it, ``RunPlaces`` knows the positions, ``ConditionSearch`` looks for one. Nothing here prints; whoever shows something
+A walk moves it, ``RunPlaces`` knows the positions, ``parse_condition`` makes the tests of a search. Nothing here prints; whoever shows something
 takes its texts from ``SafeTexts``.
 """
 
@@ -11,15 +11,15 @@ import contextlib
 import json
 import linecache
 from collections.abc import Iterator, Mapping
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
+from stepengine.data.json import first_difference
 from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
 from stepengine.data.state import AgentState, ChildResult, RunResult
-from stepengine.debugging.condition_search import ConditionSearch
 from stepengine.debugging.expressions import (
     MAX_TEXT,
     ExpressionResult,
@@ -28,14 +28,16 @@ from stepengine.debugging.expressions import (
     evaluate_expression,
     is_harmless,
     merge_frame_names,
+    parse_condition,
+    safe_error_text,
 )
 from stepengine.debugging.run_places import RunPlaces
 from stepengine.debugging.texts import SafeTexts
-from stepengine.debugging.walks import AnyWalk, PausedWalk, explain_no_fork
+from stepengine.debugging.walks import ForkedWalk, PausedWalk, explain_no_fork
 from stepengine.engine.moments import Frame, Moment
 from stepengine.engine.stepper import Stepper
 from stepengine.engine.tape import Tape
-from stepengine.errors import InputError, JournalError
+from stepengine.errors import InputError, JournalError, StepEngineError
 from stepengine.journal import Journal, JournalLike, MemoryJournal, as_journal
 from stepengine.journal.pending_items import open_questions
 from stepengine.journal.provenance import replace_with_derived
@@ -83,7 +85,7 @@ def diff_summaries(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
     if before["agent"] != after["agent"]:
         lines.append(f"~ agent {before['agent']} -> {after['agent']}")
     old, new = before["messages"], after["messages"]
-    same = next((n for n, (a, b) in enumerate(zip(old, new, strict=False)) if a != b), min(len(old), len(new)))
+    same = first_difference(old, new)
     left = min(len(old), len(new)) - same
     alike = next((n for n in range(left) if old[-1 - n] != new[-1 - n]), left)
     lines += [f"- message {n} {text}" for n, text in enumerate(old[same : len(old) - alike], same)]
@@ -136,15 +138,13 @@ class Debugger:
     Attributes:
         texts: What makes safe texts.
         places: The positions of the run, and the child to which moves are restricted.
-        search: Looks for a condition.
-        problem: The first error that the expression of the last ``run_until`` raised, in a line; ``""`` for none.
-        looked_at: The number of positions at which the last ``run_until`` looked.
+        problem: The first error that the expression of the last search raised, in a line; ``""`` for none.
+        looked_at: The number of positions at which the last search looked.
     """
 
-    def __init__(self, engine: Engine, walk: AnyWalk, agent: AgentLike | None = None) -> None:
+    def __init__(self, engine: Engine, walk: PausedWalk | ForkedWalk, agent: AgentLike | None = None) -> None:
         self.texts = SafeTexts()
         self.places = RunPlaces(walk.stepper.tape)
-        self.search = ConditionSearch(walk, self.places)
         self.problem = ""
         self.looked_at = 0
         self._engine = engine
@@ -154,9 +154,7 @@ class Debugger:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -286,10 +284,37 @@ class Debugger:
         """
         start = self.position
         first, last = (0, start - 1) if backwards else (start + 1, self.last)
-        found = self.search.find(what, first, last, backwards=backwards)
-        self.problem, self.looked_at = self.search.problem, self.search.looked_at
+        found = self.search(what, first, last, backwards=backwards)
         self._walk.move_to(found if found is not None else (0 if backwards else self.last))
         return found is not None
+
+    def search(self, what: str, first: int, last: int, *, backwards: bool = False) -> int | None:
+        """
+        Move from *first* to *last*, and return the first, *backwards* the last, position where a condition holds; ``None`` without one.
+
+        Conditions and errors are those of ``run_until``.
+        """
+        holds = parse_condition(what)
+        self.problem, self.looked_at = "", 0
+        found: int | None = None
+        for position in range(first, last + 1):
+            if not self.places.is_searchable(position):
+                continue
+            self._walk.move_to(position)
+            self.looked_at += 1
+            try:
+                if holds(self.stepper):
+                    found = position
+            except StepEngineError:
+                raise
+            except Exception as error:  # noqa: BLE001 - the expression is the user's own
+                said = SafeTexts().clean(safe_error_text(error), 200)
+                self.problem = self.problem or f"{type(error).__name__}: {said}"
+            if found is not None and not backwards:
+                break
+        if not is_harmless(what):
+            self._walk.replay_again()
+        return found
 
     # --- looking at values --------------------------------------------------------------------------------------------
 

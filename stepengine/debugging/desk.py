@@ -17,7 +17,6 @@ import select
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +116,14 @@ def open_json_channel() -> tuple[Callable[[float | None], list[Any] | None], Cal
     return make_line_reader(reading), say
 
 
+def wait_for_message(hear: Callable[[float | None], list[Any] | None]) -> Any:
+    """Wait for the next message of the channel, and return it; ``None`` at the end of the input."""
+    heard: list[Any] | None = []
+    while heard is not None and not heard:
+        heard = hear(None)
+    return None if heard is None else heard[0]
+
+
 def import_engine_libraries(**options: Any) -> None:
     """Import the libraries that every look needs, by making an engine with *options*, so that child processes need not do it."""
 
@@ -192,21 +199,15 @@ class _RunInspector:
         )
 
     def _answer_request(self, asked: Mapping[str, Any]) -> None:
-        act: Callable[[], Mapping[str, Any]] = partial(self._preview_other_place, str(asked.get("at", "")))
-        if asked["do"] == "next":
-            act = self._next
         try:
-            told = act()
+            if asked["do"] == "next":
+                told = attrs.asdict(self._watched.next())
+            else:
+                found, old = self._watched.go(str(asked.get("at", "")), whole=True)
+                told = {"now": self._preview_as_json(found), "before": self._preview_as_json(old)}
         except StepEngineError as error:
             told = {"refused": self._hide_journal_path(error.message)}
         self._say({"id": asked["id"], **told})
-
-    def _preview_other_place(self, at: str) -> dict[str, Any]:
-        found, old = self._watched.go(at, whole=True)
-        return {"now": self._preview_as_json(found), "before": self._preview_as_json(old)}
-
-    def _next(self) -> dict[str, Any]:
-        return attrs.asdict(self._watched.next())
 
     def _preview_as_json(self, found: MomentPreview | None) -> dict[str, Any] | None:
         if found is None:
@@ -227,12 +228,9 @@ def main() -> None:
     """Read the first message and serve its requests."""
     hear, say = open_json_channel()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    asked: list[Any] | None = []
-    while not asked:
-        asked = hear(None)
-        if asked is None:
-            return
-    first, *_ = asked
+    first = wait_for_message(hear)
+    if first is None:
+        return
     why = explain_no_fork()
     if why:
         say({"event": "ended", "problem": f"a desk needs processes of its own, and there are none here: {why}"})

@@ -29,7 +29,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Never, Self
+from typing import TYPE_CHECKING, Any, Never
 
 import attrs
 from attrs import frozen
@@ -137,21 +137,6 @@ class NextRequest:
     why: str = ""
 
 
-# --- looking --------------------------------------------------------------------------------------------------------
-
-
-def look(load: Load, tape: Tape, at: str = "", *, seconds: float = LOOK_SECONDS, prints: bool = False) -> MomentPreview:
-    """
-    Replay a recorded run in a new process, and return a preview of a place; see ``Walker``.
-
-    Raises:
-        JournalError: when the run has no such place.
-        OSError: when no process can be made.
-    """
-    with Walker(load, tape, prints=prints) as walker:
-        return walker.look(at, seconds=seconds)
-
-
 class Walker:
     """
     A process that imports the author's current code and replays a recorded run, to any place of it.
@@ -182,13 +167,6 @@ class Walker:
             _WalkerProcess(load, tape, known, prints=prints).serve(theirs)
         theirs.close()
         self.is_alive = True
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-        gc.unfreeze()
 
     def look(self, at: str = "", *, seconds: float = LOOK_SECONDS, whole: bool = False) -> MomentPreview:
         """
@@ -314,7 +292,7 @@ class _WalkerProcess:
             said = SafeTexts().clean(error_text(error), CHARS)
             if what["do"] == "next":
                 return attrs.asdict(NextRequest(why=said))
-            found = MomentPreview(problem=said, files=tuple(_files_in_traceback(error)))
+            found = MomentPreview(problem=said, files=tuple([file for file, _ in places_in_traceback(error)]))
         return _preview_to_dict(
             attrs.evolve(found, files=tuple(sorted({*found.files, *files_imported_since(self._known)})))
         )
@@ -464,11 +442,6 @@ def report_broken_files() -> Iterator[None]:
             raise AgentError(msg) from error
 
 
-def _files_in_traceback(error: BaseException) -> Iterator[str]:
-    """Yield the author's files in the traceback of an error."""
-    return (file for file, _ in places_in_traceback(error))
-
-
 def places_in_traceback(error: BaseException | None) -> Iterator[tuple[str, int]]:
     """Yield file and line of the author's frames in the traceback of an error, the innermost last."""
     while error is not None:
@@ -558,15 +531,9 @@ def _outcome_lines(moment: Moment, texts: SafeTexts) -> list[str]:
         return [texts.clean(f"{type(moment.outcome.error).__name__}: {moment.outcome.error.message}", CHARS)]
     value = moment.outcome.value
     text = getattr(value, "text", None)
-    return (
-        [texts.clean(text, 4 * CHARS)]
-        if isinstance(text, str) and text and not _has_tool_calls(value)
-        else texts.lines(value)
-    )
-
-
-def _has_tool_calls(value: object) -> bool:
-    return bool(getattr(value, "tool_calls", ()))
+    if isinstance(text, str) and text and not getattr(value, "tool_calls", ()):
+        return [texts.clean(text, 4 * CHARS)]
+    return texts.lines(value)
 
 
 def _replaceable_outcome(moment: Moment, debugger: Debugger) -> dict[str, Any]:
@@ -735,7 +702,9 @@ class WatchedMoment:
         if found.place is None:
             walker.close()
         else:
-            self._take(walker)
+            if self._before is not None:
+                self._before.close()
+            self._before, self._now = self._now, walker
             self.good, self._seen_at = found, self.at
         return found, said
 
@@ -777,11 +746,6 @@ class WatchedMoment:
             if walker is not None:
                 walker.close()
         self._now = self._before = None
-
-    def _take(self, walker: Walker) -> None:
-        if self._before is not None:
-            self._before.close()
-        self._before, self._now = self._now, walker
 
     def _diff_with_last(self, found: MomentPreview) -> list[str] | None:
         good = self.good

@@ -1,5 +1,5 @@
 """
-Expressions of the user of a debugger: compiled, evaluated in a forked process where they may do anything, and shown as safe texts.
+Expressions and conditions of the user of a debugger: compiled, evaluated in a forked process where they may do anything, and shown as safe texts.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 import ast
 import builtins
 import os
+import re
 import select
 import signal
 import socket
@@ -15,13 +16,16 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Never
 
+from stepengine.data.outcomes import Failure
 from stepengine.debugging.texts import SafeTexts
 from stepengine.engine.moments import Frame
+from stepengine.engine.stepper import Stepper
 from stepengine.errors import InputError
 
 MAX_EXPRESSION = 10_000
 SECONDS = 2.0
 MAX_TEXT = 64 * 1024
+LINE = re.compile(r"(?:(?P<file>[^:]*):)?(?P<line>[0-9]{1,9})")
 HARMLESS_CALLS = frozenset(
     {"len", "str", "int", "float", "bool", "isinstance", "min", "max", "sum", "any", "all", "type"}
 )
@@ -158,11 +162,39 @@ def safe_error_text(error: BaseException) -> str:
         return "<an error that cannot be shown>"
 
 
-def evaluate_in_frame(code: Any, frame: Frame) -> Any:
-    """Return the value of a compiled expression in a frame, in this process."""
-    return eval(code, merge_frame_names(frame))  # noqa: S307 - the user's own expression
-
-
 def merge_frame_names(frame: Frame) -> dict[str, Any]:
     """Return the globals and locals of a frame in one dict, so that comprehensions see both."""
     return {"__builtins__": builtins, **frame.globals, **frame.locals}
+
+
+def parse_condition(what: str) -> Callable[[Stepper], object]:
+    """
+    Return the test of a position for a condition of ``Debugger.run_until``.
+
+    Raises:
+        InputError: when *what* is not an expression.
+    """
+    what = what.strip()
+    line = LINE.fullmatch(what)
+    if line is not None:
+        file, number = line["file"] or "", int(line["line"])
+        return lambda stepper: any(
+            frame.line == number and (frame.file.endswith(file) if file else frame.kind != "package")
+            for frame in stepper.frames()
+        )
+    if what.startswith("@"):
+        return lambda stepper: getattr(stepper.effect(), "tool_name", None) == what[1:]
+    if what == "error":
+        return _has_error_outcome
+    code = compile_expression(what)
+
+    def evaluate(stepper: Stepper) -> object:
+        frame = stepper.outermost() or Frame(function="")
+        return eval(code, merge_frame_names(frame))  # noqa: S307 - the user's own expression
+
+    return evaluate
+
+
+def _has_error_outcome(stepper: Stepper) -> bool:
+    outcome = stepper.outcome()
+    return isinstance(outcome, Failure) or bool(getattr(getattr(outcome, "value", None), "is_error", False))

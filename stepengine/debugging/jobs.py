@@ -13,7 +13,7 @@ import asyncio
 import json
 import os
 import sys
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from attrs import frozen
 from stepengine.data.codec import plain
 from stepengine.data.models import ModelReply
 from stepengine.data.visible import cut_end
-from stepengine.debugging.desk import EngineSpec, open_json_channel
+from stepengine.debugging.desk import EngineSpec, open_json_channel, wait_for_message
 from stepengine.debugging.edits import error_text, find_next_request, report_broken_files
 from stepengine.engine import Engine
 from stepengine.errors import DataError, LimitExceeded
@@ -103,7 +103,7 @@ async def _run_impact(job: _JobRequest) -> dict[str, Any]:
 
 
 async def _run_blame(job: _JobRequest) -> dict[str, Any]:
-    check = Check.of_text(job.asked["check"])
+    check = Check.from_any(job.asked["check"])
     made = await blame(job.engine, job.journal, check, k=job.asked["samples"], confirm=job.agreed)
     return {**made.to_json(), "lines": [*made.lines()]}
 
@@ -162,7 +162,7 @@ KINDS: Mapping[str, Callable[[_JobRequest], Awaitable[dict[str, Any]]]] = {
 }
 
 
-async def _run_job(first: Mapping[str, Any], hear: Callable[[float | None], Sequence[Any] | None], say: Say) -> None:
+async def _run_job(first: Mapping[str, Any], hear: Callable[[float | None], list[Any] | None], say: Say) -> None:
     clean = make_redactor("all", os.environ)
     maker = EngineSpec.from_json(first["maker"])
     most = 1 if first["kind"] == "ask" else None
@@ -170,12 +170,10 @@ async def _run_job(first: Mapping[str, Any], hear: Callable[[float | None], Sequ
     async def agreed(estimate: CostEstimate) -> SharedBudget:
         low, high = [None if cost is None else str(cost) for cost in (estimate.low, estimate.high)]
         say({"price": {"calls": estimate.calls, "low": low, "high": high}})
-        heard: Sequence[Any] | None = []
-        while not heard:
-            heard = await asyncio.to_thread(hear, None)
-            if heard is None:
-                raise asyncio.CancelledError
-        return _JobBudget(heard[0].get("budget"), estimate.calls, say, most)
+        agreement = await asyncio.to_thread(wait_for_message, hear)
+        if agreement is None:
+            raise asyncio.CancelledError
+        return _JobBudget(agreement.get("budget"), estimate.calls, say, most)
 
     with report_broken_files():
         engine = maker.engine()
@@ -192,18 +190,16 @@ async def _run_job(first: Mapping[str, Any], hear: Callable[[float | None], Sequ
 def main() -> None:
     """Read the first message and run its job."""
     hear, say = open_json_channel()
-    asked: list[Any] | None = []
-    while not asked:
-        asked = hear(None)
-        if asked is None:
-            return
+    first = wait_for_message(hear)
+    if first is None:
+        return
     try:
-        asyncio.run(_run_job(asked[0], hear, say))
+        asyncio.run(_run_job(first, hear, say))
     except (asyncio.CancelledError, KeyboardInterrupt):
         sys.exit(1)
     except Exception as error:  # noqa: BLE001 - whatever the author's code raises, a sentence comes of it
         told = error_text(error)
-        for run, file in asked[0]["files"].items():
+        for run, file in first["files"].items():
             told = told.replace(file, f"run {run}")
         say({"failed": make_redactor("all", os.environ).text(told)})
 

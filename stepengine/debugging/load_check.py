@@ -6,21 +6,19 @@ A process that makes an application's engine of its files as they are now, says 
 
 from __future__ import annotations
 
-from stepengine.debugging.desk import EngineSpec, open_json_channel
+from stepengine.debugging.desk import EngineSpec, open_json_channel, wait_for_message
 from stepengine.debugging.edits import disable_bytecode, error_text, places_in_traceback
 
 
 def main() -> None:
     """Load the engine that the first message describes, and send the result."""
     hear, say = open_json_channel()
-    asked = hear(None)
-    while asked is not None and not asked:
-        asked = hear(None)
-    if asked is None:
+    first = wait_for_message(hear)
+    if first is None:
         return
     disable_bytecode()
     try:
-        EngineSpec.from_json(asked[0]["maker"]).engine()
+        EngineSpec.from_json(first["maker"]).engine()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the author's code raises is what is asked for
         file, line = next(iter(reversed(list(places_in_traceback(error)))), ("", 0))
         say({"problem": error_text(error), "file": file, "line": line})

@@ -69,7 +69,7 @@ class SafeTexts:
 
     def value(self, value: Any, *, limit: int = WIDTH) -> str:
         """Return *value* in one line of at most *limit* characters and a mark that it was cut."""
-        return _cut_text(self._line(value, DEPTH, limit), limit)
+        return cut_after(self._line(value, DEPTH, limit), limit, MORE)
 
     def named(self, name: str, value: Any, *, limit: int = WIDTH) -> str:
         """Return the value of a variable called *name* as text; redacted if the name marks it as secret."""
@@ -81,7 +81,7 @@ class SafeTexts:
         for line in self._iterate_lines(value, "", DEPTH, width):
             if len(found) == most:
                 return [*found[:-1], MORE]
-            found.append(_cut_text(line, width))
+            found.append(cut_after(line, width, MORE))
         return found
 
     # --- walking ------------------------------------------------------------------------------------------------------
@@ -285,7 +285,3 @@ def _has_stored_value(value: object, name: str) -> bool:
     except AttributeError:
         return False
     return True
-
-
-def _cut_text(text: str, limit: int) -> str:
-    return cut_after(text, limit, MORE)

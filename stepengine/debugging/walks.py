@@ -16,7 +16,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Never, Protocol
+from typing import Any, Never
 
 from stepengine.engine.stepper import Stepper
 from stepengine.errors import InputError, ReplayDivergence
@@ -32,28 +32,6 @@ WRITTEN = 5.0
 """Seconds until what one process writes must stand in the memory that it shares: it was killed in the middle of it."""
 MESSAGE = 1 << 24
 """The most bytes that can be handed on; memory is taken only for as many as are."""
-
-
-class AnyWalk(Protocol):
-    """Moves a stepper to any position."""
-
-    stepper: Stepper
-
-    def move_to(self, position: int, **kept: Any) -> None:
-        """
-        Move ``stepper`` to *position*, or to the last position before the run differs from its record.
-
-        Where another process goes on in this one's place, *kept* is told to it, and this does not return.
-
-        Raises:
-            ReplayDivergence: when the run differs before it; it stands at the last position that is good.
-        """
-
-    def replay_again(self) -> None:
-        """Replay to the same position with new objects, which expressions have not changed."""
-
-    def close(self) -> None:
-        """Close all steppers or processes."""
 
 
 def explain_no_fork() -> str:
@@ -80,7 +58,12 @@ class PausedWalk:
         self._paused: list[Stepper] = []
 
     def move_to(self, position: int, **kept: Any) -> None:
-        """Move to *position* with the nearest stored stepper before it, or with a new one."""
+        """
+        Move to *position* with the nearest stored stepper before it, or with a new one; *kept* is for walks of several processes.
+
+        Raises:
+            ReplayDivergence: when the run differs from its record before *position*; the walk is at the last equal position.
+        """
         if position < self.stepper.position or self.stepper.diverged is not None:
             self._leave()
             before = [each for each in self._paused if each.position <= position]
@@ -90,16 +73,12 @@ class PausedWalk:
             self.stepper = nearest or self.stepper.copy_at_start()
         try:
             self.stepper.advance_to(position)
-        except ReplayDivergence as error:
-            self._move_before_divergence(error)
+        except ReplayDivergence:
+            good = self.stepper.position - 1
+            if good >= 0:
+                with contextlib.suppress(ReplayDivergence):
+                    self.move_to(good)
             raise
-
-    def _move_before_divergence(self, error: ReplayDivergence) -> None:
-        """Move to the last position before the divergence."""
-        good = self.stepper.position - 1
-        if good >= 0:
-            with contextlib.suppress(ReplayDivergence):
-                self.move_to(good)
 
     def _leave(self) -> None:
         if self.stepper.diverged is not None:
@@ -110,7 +89,7 @@ class PausedWalk:
             self._paused.pop(0).close()
 
     def replay_again(self) -> None:
-        """Replay to the same position with a new stepper."""
+        """Replay to the same position with a new stepper, whose objects no expression has changed."""
         position, old = self.stepper.position, self.stepper
         self.stepper = old.copy_at_start()
         old.close()
@@ -296,7 +275,12 @@ class ForkedWalk:
         return pid, stands
 
     def move_to(self, position: int, **kept: Any) -> None:
-        """Move forwards, and fork sleeping processes on the way; to move backwards, wake one of them and exit as ``leave`` does."""
+        """
+        Move forwards, and fork sleeping processes on the way; to move backwards, wake one of them and exit as ``leave`` does.
+
+        Raises:
+            ReplayDivergence: when the run differs from its record at the start, or in a process that ``stays``.
+        """
         stepper = self.stepper
         if position < stepper.position or stepper.diverged is not None:
             self.leave(min(position, stepper.position), **kept)

@@ -188,7 +188,7 @@ class _AgentSource:
         self._starts = [0]
         for line in source.splitlines(keepends=True):
             self._starts.append(self._starts[-1] + len(line))
-        self._family = dict(_agent_and_children(agent))
+        self._family = _agent_and_children(agent)
 
     def parts(self) -> Iterator[Part]:
         """Yield the changeable parts: of the agent, of other agents in the file, and of tools."""
@@ -301,8 +301,8 @@ class _AgentSource:
         return Part(name, ast.literal_eval(node), node.lineno, start, self._starts[end_line - 1] + end)
 
 
-def _agent_and_children(agent: AgentDefinition) -> Iterator[tuple[str, AgentDefinition]]:
-    """Yield an agent and the agents that it may spawn, with their ids."""
+def _agent_and_children(agent: AgentDefinition) -> dict[str, AgentDefinition]:
+    """Return an agent and the agents that it may spawn, by their ids."""
     found: dict[str, AgentDefinition] = {}
     waiting = [agent]
     while waiting:
@@ -310,7 +310,7 @@ def _agent_and_children(agent: AgentDefinition) -> Iterator[tuple[str, AgentDefi
         if normalised_id(one.id) not in found:
             found[normalised_id(one.id)] = one
             waiting += [child for child in one.spawnable_agents if isinstance(child, AgentDefinition)]
-    yield from found.items()
+    return found
 
 
 def _find_assignments(tree: ast.Module) -> Iterator[tuple[str, ast.expr]]:

@@ -200,8 +200,8 @@ def _log_likelihood(passed: int, known: int) -> float:
     return sum(number * math.log(share) for number, share in parts if number)
 
 
-def expected_calls(journal: Journal, k: int, steps: tuple[int, int] | None = None) -> tuple[int, Decimal | None]:
-    """Return the approximate number of model calls of ``blame``, and their cost by the recorded prices; ``None`` if unknown."""
+def estimate_cost(journal: Journal, k: int, steps: tuple[int, int] | None = None) -> CostEstimate:
+    """Return the approximate number of model calls of ``blame``, and their cost by the recorded prices."""
     history = journal.history()
     chosen = _select_steps(model_calls(history), steps)
     # What follows a step is added up for each of them anew: of many steps some tell enough.
@@ -211,14 +211,11 @@ def expected_calls(journal: Journal, k: int, steps: tuple[int, int] | None = Non
     tried = len(chosen) if len(chosen) <= MOST_STEPS else 9 + len(chosen).bit_length()
     share = tried / len(looked_at) if looked_at else 0.0
     costs = [course.cost for course in courses]
-    cost = None if None in costs else sum([c for c in costs if c is not None], Decimal(0)) * k
     calls = round(sum(course.steps for course in courses) * k * share)
-    return calls, None if cost is None else cost * Decimal(str(round(share, 4)))
-
-
-def _estimate_cost(journal: Journal, k: int, steps: tuple[int, int] | None) -> CostEstimate:
-    calls, cost = expected_calls(journal, k, steps)
-    return CostEstimate(calls, cost, None if cost is None else 2 * cost)
+    if None in costs:
+        return CostEstimate(calls, None, None)
+    cost = sum([c for c in costs if c is not None], Decimal(0)) * k * Decimal(str(round(share, 4)))
+    return CostEstimate(calls, cost, 2 * cost)
 
 
 def _select_steps(addresses: Sequence[str], steps: tuple[int, int] | None) -> list[str]:
@@ -271,13 +268,13 @@ async def blame(
     spent = (budget or SharedBudget()).known
     options.setdefault("tools", "idempotent")
     recorded = await engine.replay(journal, agent=agent)
-    if check.apply(recorded).passed:
+    if not check.find_failure(recorded):
         return Blame(check.text, k, (), None, "this run passes, so that no step is to blame", spent)
     history = journal.history()
     chosen = _select_steps(model_calls(history), steps)
     if not chosen:
         return Blame(check.text, k, (), None, "this run asked no model, so that no step is to blame", spent)
-    money = await confirm_cost(confirm, partial(_estimate_cost, journal, k, steps), budget)
+    money = await confirm_cost(confirm, partial(estimate_cost, journal, k, steps), budget)
     first = 1 if steps is None else steps[0]
     search = _BlameSearch(
         [RetriedStep(index, step, a) for index, (step, a) in enumerate(zip(_root_steps(history, chosen), chosen, strict=True), first)],
@@ -375,10 +372,10 @@ class _BlameSearch:
                 unknown += 1
                 if report is not None and report.refused is not None:
                     called[report.refused.name] = called.get(report.refused.name, 0) + 1
-            elif self._check.apply(report.result).passed:
-                ok += 1
-            else:
+            elif self._check.find_failure(report.result):
                 failed += 1
+            else:
+                ok += 1
             self.performed += 0 if report is None else report.performed
         most: Mapping[str, int] = called
         self.steps[place] = attrs.evolve(

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import json
 import os
 import random
@@ -34,7 +33,6 @@ from stepengine.data.checks import with_keyword_hints
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import KINDS
-from stepengine.data.json import canonical
 from stepengine.data.limits import Limits
 from stepengine.data.messages import CUT_OFF, ToolResult
 from stepengine.data.outcomes import Failure
@@ -61,6 +59,7 @@ from stepengine.evaluation.criteria import (
     WorkingFiles,
     apply_check,
     as_tuple,
+    digest_json,
     get_name,
     hash_files,
     hash_function,
@@ -314,7 +313,7 @@ def make_side(name: str, agent: AgentDefinition) -> Side:
     tools: dict[str, str] = {}
     models: list[str] = []
     told = [*_texts_of_agent(agent, tools, models, set())]
-    return Side(name, agent, _digest(told), dict(sorted(tools.items())), tuple(dict.fromkeys(models)))
+    return Side(name, agent, digest_json(told), dict(sorted(tools.items())), tuple(dict.fromkeys(models)))
 
 
 def _texts_of_agent(agent: AgentDefinition, tools: dict[str, str], models: list[str], seen: set[str]) -> Iterator[str]:
@@ -340,10 +339,6 @@ def _texts_of_agent(agent: AgentDefinition, tools: dict[str, str], models: list[
 
 
 ADDRESS = re.compile(r" at 0x[0-9a-f]{1,16}")
-
-
-def _digest(value: object) -> str:
-    return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
 
 
 # --- working copies ---------------------------------------------------------------------------------------------------
@@ -703,7 +698,7 @@ class _EvaluationRun:
     def key_of(self, case: Case, files: Mapping[str, str]) -> str:
         """Return the digest of a case and its files, which identifies its samples besides side and number."""
         answers = hash_function(case.answers) if callable(case.answers) else repr(case.answers)
-        return _digest([case.prompt, repr(case.params), answers, dict(files), repr(self.evaluation.limits)])
+        return digest_json([case.prompt, repr(case.params), answers, dict(files), repr(self.evaluation.limits)])
 
     # --- an earlier run -----------------------------------------------------------------------------------------------
 
@@ -798,7 +793,10 @@ class _EvaluationRun:
         else:
             reason = f"the run ended as {status}" + (f": {result.error}" if result.error is not None else "")
             reason = f"{cut}, so that the run says nothing of the agent" if cut else reason
-            scores = {name: _unasked_score(check, reason) for name, check in checks.items()}
+            scores = {
+                name: Score(0.0, False, reason, "not asked", _is_judge(check), hash_function(check))
+                for name, check in checks.items()
+            }
         known = {name: score for name, score in scores.items() if score.state == "ok"}
         attrs.evolve(note, scores={**note.scores, **known}).write(slot.place)
         return Sample(
@@ -870,10 +868,6 @@ async def _score_check(check: CheckFunction, run: JudgedRun, known: Score | None
         return Score(None, None, f"{type(error).__name__}: {error}", "broken", is_judge, of)
     reason = f"{verdict.label}: {verdict.reason}" if verdict.label else verdict.reason
     return Score(float(verdict.score), verdict.has_passed, reason, "ok", is_judge, of)
-
-
-def _unasked_score(check: CheckFunction, reason: str) -> Score:
-    return Score(0.0, False, reason, "not asked", _is_judge(check), hash_function(check))
 
 
 def _is_judge(check: CheckFunction) -> bool:

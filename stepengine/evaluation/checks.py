@@ -59,14 +59,6 @@ HELPERS: Mapping[str, Any] = {
 
 
 @frozen
-class CheckedRun:
-    """Whether a run passes, and the reason if it does not."""
-
-    passed: bool
-    reason: str = ""
-
-
-@frozen
 class Check:
     """
     A condition that a run has to meet.
@@ -82,7 +74,7 @@ class Check:
     @classmethod
     def from_any(cls, check: Check | str | Callable[[RunResult], object], root: Path | None = None) -> Check:
         """
-        Return *check* as a ``Check``: a text as ``of_text``, or a function of the result.
+        Return *check* as a ``Check``: the function ``MODULE:FN``, an expression, or a function of the result.
 
         Raises:
             DataError: when a text is neither a function nor an expression.
@@ -91,17 +83,7 @@ class Check:
             return check
         if callable(check):
             return cls(getattr(check, "__name__", "the check"), check)
-        return cls.of_text(str(check), root)
-
-    @classmethod
-    def of_text(cls, text: str, root: Path | None = None) -> Check:
-        """
-        Return the check in *text*: the function ``MODULE:FN``, or an expression.
-
-        Raises:
-            DataError: when it is neither.
-        """
-        return cls(text, load_function(text, root)) if PLACE.fullmatch(text) else cls.of_expression(text)
+        return cls(check, load_function(check, root)) if PLACE.fullmatch(check) else cls.of_expression(check)
 
     @classmethod
     def of_expression(cls, text: str) -> Check:
@@ -124,19 +106,18 @@ class Check:
 
         return cls(text, judge)
 
-    def apply(self, result: RunResult) -> CheckedRun:
+    def find_failure(self, result: RunResult) -> str:
         """
-        Return whether *result* passes.
+        Return why *result* does not pass; ``""`` if it does.
 
         Raises:
             DataError: when the check itself fails.
         """
         try:
-            return CheckedRun(True) if self.judge(result) else CheckedRun(False, f"{self.text} does not hold")
+            return "" if self.judge(result) else f"{self.text} does not hold"
         except AssertionError as error:
             # pytest, where it has loaded the module, adds what it knows of the values.
-            said = str(error).partition("\n")[0]
-            return CheckedRun(False, said or f"{self.text} does not hold")
+            return str(error).partition("\n")[0] or f"{self.text} does not hold"
         except Exception as error:
             msg = f"the check {self.text} failed: {type(error).__name__}: {error}"
             raise DataError(msg) from error

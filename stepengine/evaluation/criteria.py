@@ -39,36 +39,6 @@ from stepengine.journal import Journal
 from stepengine.redaction import remove_secret_variables
 from stepengine.tools.schemas import JsonSchema
 
-__all__ = (
-    "ANY",
-    "Case",
-    "CheckFunction",
-    "Criterion",
-    "Files",
-    "FilesGone",
-    "JudgeNeeded",
-    "JudgedRun",
-    "MadeCall",
-    "Verdict",
-    "WorkingFiles",
-    "apply_check",
-    "as_tuple",
-    "called",
-    "command",
-    "contains",
-    "equals",
-    "fits",
-    "get_name",
-    "hash_files",
-    "hash_function",
-    "judge",
-    "matches",
-    "max_cost",
-    "max_steps",
-    "never_called",
-    "only_changes",
-)
-
 COMMAND_SECONDS = 60.0
 MAX_FILE = 4 * 1024 * 1024
 MAX_SAID = 400
@@ -359,16 +329,16 @@ def get_name(check: CheckFunction) -> str:
 def hash_function(function: Any) -> str:
     """Return a digest of a function's source; the functions that it calls are not included."""
     if isinstance(function, Criterion):
-        return _digest(["criterion", function.of])
+        return digest_json(["criterion", function.of])
     if isinstance(function, functools.partial):
-        return _digest(["partial", hash_function(function.func), repr(function.args), repr(function.keywords)])
+        return digest_json(["partial", hash_function(function.func), repr(function.args), repr(function.keywords)])
     inner = inspect.unwrap(function)
     try:
         source = inspect.getsource(inner)
     except (OSError, TypeError):
         source = getattr(inner, "__qualname__", type(inner).__qualname__)
     kept = [repr(cell.cell_contents) for cell in getattr(inner, "__closure__", None) or () if _is_plain(cell)]
-    return _digest([source, *kept])
+    return digest_json([source, *kept])
 
 
 def _is_plain(cell: Any) -> bool:
@@ -378,8 +348,9 @@ def _is_plain(cell: Any) -> bool:
         return False
 
 
-def _digest(parts: Sequence[str]) -> str:
-    return hashlib.sha256(canonical([*parts]).encode()).hexdigest()[:16]
+def digest_json(value: object) -> str:
+    """Return a short digest of a JSON value."""
+    return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
 
 
 async def apply_check(check: CheckFunction, run: JudgedRun) -> Verdict:

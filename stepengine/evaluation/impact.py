@@ -56,7 +56,6 @@ FORMAT = "stepengine.impact/1"
 SAME, ASKED, HANDLER, UNREADABLE = "same", "asked", "handler changed", "unreadable"
 END = "#-1"
 """The place of a difference that is only in how the run ends."""
-FAILED = (RunStatus.FAILED.value,)
 
 
 @frozen
@@ -152,7 +151,7 @@ class ForkSample:
     @property
     def has_failed(self) -> bool:
         """Whether the forked run failed by itself."""
-        return not self.has_left and self.course.status in FAILED
+        return not self.has_left and self.course.status == RunStatus.FAILED.value
 
 
 @frozen

@@ -64,17 +64,9 @@ MAX_SAID = 600
 # --- before anything is spent -----------------------------------------------------------------------------------------
 
 
-@frozen
-class Split:
-    """The ids of the cases for the search, and of those held out for the final test."""
-
-    search: tuple[str, ...]
-    held_out: tuple[str, ...]
-
-
-def split_cases(evaluation: Evaluation, seed: int) -> Split:
+def split_cases(evaluation: Evaluation, seed: int) -> tuple[list[str], list[str]]:
     """
-    Return a split of the cases into search and held-out ones; cases of one group stay together.
+    Return the ids of the cases for the search, and of those held out for the final test; cases of one group stay together.
 
     Raises:
         DataError: when they are too few for both.
@@ -98,7 +90,7 @@ def split_cases(evaluation: Evaluation, seed: int) -> Split:
     split: dict[bool, list[str]] = {True: [], False: []}
     for unit, cases in units.items():
         split[unit in held] += [case.id for case in cases]
-    return Split(tuple(split[False]), tuple(split[True]))
+    return split[False], split[True]
 
 
 def find_problems(file: AgentFile, parts: Sequence[str], evaluation: Evaluation, by: str) -> list[str]:

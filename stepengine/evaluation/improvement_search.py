@@ -7,7 +7,6 @@ The search is a recorded run of the bundled agent ``improver``. Nothing here pri
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import os
 import secrets
 import tempfile
@@ -24,7 +23,6 @@ from attrs import frozen
 
 from stepengine.data.codec import plain
 from stepengine.data.definition import AgentDefinition
-from stepengine.data.json import canonical
 from stepengine.data.messages import to_string_tuple
 from stepengine.data.state import RunStatus
 from stepengine.data.usage import Usage
@@ -37,7 +35,7 @@ from stepengine.engine.trust import is_sandboxed
 from stepengine.errors import DataError, JournalMissing
 from stepengine.evaluation.alterations import AgentFile
 from stepengine.evaluation.case_runs import EngineMaker, Evaluation
-from stepengine.evaluation.criteria import Case, hash_function
+from stepengine.evaluation.criteria import Case, digest_json, hash_function
 from stepengine.evaluation.evaluation_files import load_evaluation
 from stepengine.evaluation.evaluation_report import (
     MAX_SEED,
@@ -330,8 +328,7 @@ class _PlannedSearch:
             for case in self.evaluation.cases
         ]
         source = self.file.source.decode()
-        text = canonical([source, cases, self.evaluation.n, self.by, [*self.parts], sorted(self.models.items())])
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return digest_json([source, cases, self.evaluation.n, self.by, [*self.parts], sorted(self.models.items())])
 
     def check(self, root: Path, *, is_restricted: bool) -> None:
         """
@@ -356,8 +353,7 @@ class _PlannedSearch:
                 [f"{self.file.file} cannot be improved by {self.evaluation.name}:", *dict.fromkeys(found)]
             )
             raise DataError(msg)
-        split = split_cases(self.evaluation, self.plan["seed"])
-        self.plan |= {"search": [*split.search], "held_out": [*split.held_out]}
+        self.plan["search"], self.plan["held_out"] = split_cases(self.evaluation, self.plan["seed"])
 
     async def run(self, trials: Trials, *, resumes: bool) -> Improvement:
         """

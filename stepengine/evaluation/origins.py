@@ -71,15 +71,11 @@ def _find_line(file: Path, agent_id: str) -> int:
     except (OSError, SyntaxError, ValueError, MemoryError, RecursionError):
         return 0
     for node in ast.walk(tree) if tree is not None else ():
-        if isinstance(node, ast.Call) and any(
-            _is_literal_id(each, agent_id) for each in [*node.args[:1], *_id_arguments(node)]
-        ):
-            return node.lineno
+        if isinstance(node, ast.Call):
+            named = [one.value for one in node.keywords if one.arg == "id"]
+            if any(_is_literal_id(each, agent_id) for each in [*node.args[:1], *named]):
+                return node.lineno
     return 0
-
-
-def _id_arguments(node: ast.Call) -> list[ast.expr]:
-    return [one.value for one in node.keywords if one.arg == "id"]
 
 
 def _is_literal_id(node: ast.expr, agent_id: str) -> bool:

@@ -32,7 +32,6 @@ from stepengine.journal import (
     ForkReport,
     Journal,
     JournalLike,
-    MemoryJournal,
     as_journal,
     scan,
     scrub,
@@ -42,36 +41,6 @@ from stepengine.redaction import make_redactor
 __tracebackhide__ = True  # a failed test ends at its author's line
 NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 SHOWN = 300
-
-
-@frozen
-class Pinned:
-    """A journal without secrets for a repository, and the number of its changed records."""
-
-    journal: MemoryJournal
-    changed: int
-
-
-@frozen
-class WrittenTest:
-    """
-    The values in the source of a written test.
-
-    Attributes:
-        name: The run's name: ``tests/test_pin_<name>.py``.
-        agents: The paths or ids of its agents, the root's first.
-        check: What the run has to do, as it was typed.
-        reason: Why it does not.
-        has_bundled_tools: Whether an agent names tools that come with stepengine.
-        journal: Where the journal is, relative to the project's folder.
-    """
-
-    name: str
-    agents: Sequence[str]
-    check: str
-    reason: str
-    has_bundled_tools: bool
-    journal: str
 
 
 def pin_name(text: str) -> str:
@@ -89,9 +58,9 @@ def pin_name(text: str) -> str:
     return made
 
 
-def clean_copy(journal: Journal, target: Path) -> Pinned:
+def clean_copy(journal: Journal, target: Path) -> int:
     """
-    Copy *journal* to *target* without what looks like a secret.
+    Copy *journal* to *target* without what looks like a secret, and return the number of changed records.
 
     Raises:
         DataError: when something is still found in the copy, which is then gone again, or *target* exists.
@@ -110,27 +79,33 @@ def clean_copy(journal: Journal, target: Path) -> Pinned:
         msg = f"what was cleaned still holds what looks like a secret: {found}; nothing was written"
         raise DataError(msg)
     before, after = journal.lines(), made.lines()
-    changed = sum(a != b for a, b in zip(before, after, strict=False)) + abs(len(before) - len(after))
-    return Pinned(made, changed)
+    return sum(a != b for a, b in zip(before, after, strict=False)) + abs(len(before) - len(after))
 
 
-def format_test(test: WrittenTest) -> str:
-    """Return the source of the test."""
-    tools = ", tools=TOOLS" if test.has_bundled_tools else ""
-    imported = BUNDLED_IMPORT if test.has_bundled_tools else ""
-    bundled = BUNDLED if test.has_bundled_tools else ""
-    agents = ", ".join([_agent_expression(agent) for agent in test.agents])
+def format_test(
+    name: str, agents: Iterable[str], check: str, reason: str, journal: str, *, has_bundled_tools: bool
+) -> str:
+    """
+    Return the source of a test.
+
+    Args:
+        name: The run's name: ``tests/test_pin_<name>.py``.
+        agents: The paths or ids of its agents, the root's first.
+        check: The check, as it was typed.
+        reason: Why the run fails the check.
+        journal: The path of the journal, relative to the project's folder.
+        has_bundled_tools: Whether an agent names tools that come with stepengine.
+    """
+    shown = visible(truncate_text(" ".join(reason.split()), SHOWN), strict=True)
     return TEMPLATE.format(
-        name=test.name,
-        reason=visible(truncate_text(" ".join(test.reason.split()), SHOWN), strict=True)
-        .replace("\\", "\\\\")
-        .replace('"""', "'''"),
-        journal=json.dumps(test.journal),
-        check=json.dumps(test.check, ensure_ascii=False),
-        agents=agents,
-        tools=tools,
-        imported=imported,
-        bundled=bundled,
+        name=name,
+        reason=shown.replace("\\", "\\\\").replace('"""', "'''"),
+        journal=json.dumps(journal),
+        check=json.dumps(check, ensure_ascii=False),
+        agents=", ".join(map(_agent_expression, agents)),
+        tools=", tools=TOOLS" if has_bundled_tools else "",
+        imported=BUNDLED_IMPORT if has_bundled_tools else "",
+        bundled=BUNDLED if has_bundled_tools else "",
     )
 
 
@@ -211,8 +186,8 @@ def pinned(
 
     made = engine.fork_sync(journal, tools="recorded", agent=agent, simulate=simulate if results else None)
     _assert_known(made)
-    said = asked.apply(made.result)
-    assert said.passed, said.reason  # noqa: S101 - it is what a test asserts
+    failure = asked.find_failure(made.result)
+    assert not failure, failure  # noqa: S101 - it is what a test asserts
     return made.result
 
 
@@ -285,7 +260,7 @@ def pin(
         DefinitionError: when the file of an agent is not found.
         JournalError: when the journal cannot be read, or does not fit the code.
     """
-    opened, folders, asked = as_journal(journal), tuple(agent_folders), Check.of_text(check)
+    opened, folders, asked = as_journal(journal), tuple(agent_folders), Check.from_any(check)
     root = agent or engine.agent(str(opened.history().root["agent_id"]))
     family = _list_engine_family(engine, root) if by_origin else find_agent_family(root, agent_file, folders)
     origins = _find_origins(family) if by_origin else {}
@@ -305,15 +280,20 @@ def pin(
     if file.exists():
         msg = f"{file} exists already; give the pin another name"
         raise DataError(msg)
-    copy = clean_copy(opened, kept)
+    changed = clean_copy(opened, kept)
     made = [kept]
     try:
         if not find_failure(engine, FileJournal(kept), asked, root):
             return "without its secrets the run does what the check asks for; nothing was written"
-        test = WrittenTest(
-            called, places(file), check, clean(reason), names_bundled_tools(family), relative_to_test(kept, file)
+        source = format_test(
+            called,
+            places(file),
+            check,
+            clean(reason),
+            relative_to_test(kept, file),
+            has_bundled_tools=any(isinstance(tool, str) for one in family for tool in one.tools),
         )
-        file.write_text(format_test(test), encoding="utf-8")
+        file.write_text(source, encoding="utf-8")
         made.append(file)
         said = _run_test(file, called)
         if reason not in said:
@@ -323,7 +303,7 @@ def pin(
     finally:
         for path in made:
             path.unlink()
-    return PinnedTest(file, kept, clean(reason), copy.changed)
+    return PinnedTest(file, kept, clean(reason), changed)
 
 
 def _list_engine_family(engine: Engine, root: AgentDefinition) -> list[AgentDefinition]:
@@ -385,11 +365,6 @@ def _run_test(file: Path, name: str) -> str:
     return ""
 
 
-def names_bundled_tools(agents: Iterable[AgentDefinition]) -> bool:
-    """Return whether an agent uses the name of a tool without having that tool."""
-    return any(isinstance(tool, str) for agent in agents for tool in agent.tools)
-
-
 def find_failure(engine: Engine, journal: Journal, check: Check, agent: AgentDefinition) -> str:
     """
     Return why a recorded run fails its check; ``""`` if it passes.
@@ -398,4 +373,4 @@ def find_failure(engine: Engine, journal: Journal, check: Check, agent: AgentDef
         DataError: when the check itself fails.
         JournalError: when the journal cannot be read, or does not fit the code.
     """
-    return check.apply(engine.replay_sync(journal, agent=agent)).reason
+    return check.find_failure(engine.replay_sync(journal, agent=agent))

@@ -21,7 +21,6 @@ from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.usage import Usage, add_cost
 from stepengine.evaluation.samples import sort_in_program_order
 from stepengine.journal import Journal, JournalLike, as_journal
-from stepengine.journal.history import History
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.models.pricing import LIST_PRICES
 from stepengine.runtime.sizes import estimated_tokens
@@ -100,12 +99,9 @@ def recorded_calls(journal: Journal) -> list[RecordedCall]:
     Raises:
         JournalError: when the journal cannot be read.
     """
-    return [*_iter_calls(journal.history())]
-
-
-def _iter_calls(history: History) -> Iterator[RecordedCall]:
-    requests = RecordedRequests(history)
-    before: dict[str, ModelRequest] = {}
+    history = journal.history()
+    requests, before = RecordedRequests(history), dict[str, ModelRequest]()
+    calls: list[RecordedCall] = []
     for address, intent in sort_in_program_order(history):
         result = history.results.get(address) if intent.type == "model_call" else None
         if result is None:
@@ -115,7 +111,8 @@ def _iter_calls(history: History) -> Iterator[RecordedCall]:
         before[address[0]] = request
         reply = getattr(history.outcome(result), "value", None)
         if isinstance(reply, ModelReply):
-            yield RecordedCall(request.model, reply.usage, reply.cost, shared)
+            calls.append(RecordedCall(request.model, reply.usage, reply.cost, shared))
+    return calls
 
 
 def _shareable_part(before: ModelRequest | None, request: ModelRequest) -> float:
@@ -167,10 +164,8 @@ def price_calls(
             is_priced = False
             break
         low, high = low + min(sums), high + max(sums)
-    unknown = len(calls) - len(known)
-    if not is_priced:
-        return Priced(model, None, None, recorded_cost(calls), unknown)
-    return Priced(model, low, high, recorded_cost(calls), unknown)
+    ends: tuple[Decimal | None, Decimal | None] = (low, high) if is_priced else (None, None)
+    return Priced(model, *ends, recorded_cost(calls), len(calls) - len(known))
 
 
 def _variants(call: RecordedCall, model: str) -> Iterator[Usage]:

@@ -36,14 +36,6 @@ UNBOUNDED = 64_000
 """Tokens that a reply may have for all one knows, where neither the request nor the model says how many."""
 
 
-@attrs.define
-class _Purchases:
-    """The bought replies under one name by request, in order, and the amount paid."""
-
-    replies: dict[str, list[ModelReply]] = attrs.field(factory=dict)
-    paid: Decimal = Decimal(0)
-
-
 REPLIES_FILE = FileFormat("a book of replies", re.compile(rb'\{"number":[0-9]+,'), DataError)
 
 
@@ -66,7 +58,8 @@ class ReplyBook:
     def __init__(self, file: Path, budget: Decimal) -> None:
         self.budget = budget
         self._prints = Fingerprints(make_redactor("known", os.environ))
-        self._pages: dict[str, _Purchases] = {}
+        self._paid: dict[str, Decimal] = {}
+        self._replies: dict[str, dict[str, list[ModelReply]]] = {}
         self._open: dict[int, Decimal] = {}
         self._number = 0
         self._is_alone = False
@@ -85,11 +78,11 @@ class ReplyBook:
     @property
     def spent(self) -> Decimal:
         """The amount paid so far, including interrupted calls."""
-        return sum((page.paid for page in self._pages.values()), self._cut)
+        return sum(self._paid.values(), self._cut)
 
     def amount_paid(self, name: str) -> Decimal:
         """Return the amount paid under a name."""
-        return self._get_purchases(name).paid
+        return self._paid.get(name, Decimal(0))
 
     def key(self, request: ModelRequest) -> str:
         """Return the key of a request, by which its replies are found again."""
@@ -97,7 +90,7 @@ class ReplyBook:
 
     def replies(self, name: str) -> dict[str, deque[ModelReply]]:
         """Return the replies under a name, by the key of their request, in order."""
-        return {key: deque(several) for key, several in self._get_purchases(name).replies.items()}
+        return {key: deque(several) for key, several in self._replies.get(name, {}).items()}
 
     def keep(self, name: str, key: str, reply: ModelReply) -> None:
         """Record under a name a reply that was bought under another name."""
@@ -170,13 +163,9 @@ class ReplyBook:
         self._waiting.clear()
 
     def _add_purchase(self, name: str, key: str, reply: ModelReply | None, paid: Decimal) -> None:
-        page = self._pages.setdefault(name, _Purchases())
-        page.paid += paid
+        self._paid[name] = self.amount_paid(name) + paid
         if reply is not None:
-            page.replies.setdefault(key, []).append(reply)
-
-    def _get_purchases(self, name: str) -> _Purchases:
-        return self._pages.get(name) or _Purchases()
+            self._replies.setdefault(name, {}).setdefault(key, []).append(reply)
 
     # --- its file -----------------------------------------------------------------------------------------------------
 

@@ -9,10 +9,9 @@ import hashlib
 import html
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from urllib.parse import quote
-
-from attrs import frozen
 
 from stepengine.data.visible import format_count
 from stepengine.evaluation.case_runs import Sample
@@ -119,12 +118,8 @@ def _format_interval(made: Estimate | Ratio) -> str:
 # --- as a page --------------------------------------------------------------------------------------------------------
 
 
-@frozen
-class _ReportLink:
-    """A text that leads to a file of the same folder."""
-
-    text: str
-    file: str
+def _escape(clean: Callable[[str], str], text: object) -> str:
+    return html.escape(clean(str(text)))
 
 
 def render_report(
@@ -139,10 +134,7 @@ def render_report(
         clean: Takes out of a text what must not be shown.
         pages: Files of pages by the journals whose runs they show, both from the folder of the results on.
     """
-
-    def put(text: object) -> str:
-        return html.escape(clean(str(text)))
-
+    put = partial(_escape, clean)
     outcome = scores.outcome
     parts = [
         *_render_summary(scores, gates, put),
@@ -182,10 +174,7 @@ def render_improvement(made: Improvement, clean: Callable[[str], str]) -> str:
         made: The result.
         clean: Takes out of a text what must not be shown.
     """
-
-    def put(text: object) -> str:
-        return html.escape(clean(str(text)))
-
+    put = partial(_escape, clean)
     found, scores = made.found, made.scores
     changed = [(name, made.parts[name], value) for name, value in found["changes"].items()]
     versions = [
@@ -207,6 +196,7 @@ def render_improvement(made: Improvement, clean: Callable[[str], str]) -> str:
 
 
 Table = tuple[str, Sequence[str], Sequence[Sequence[object]]]
+"""Caption, names of the columns, and rows. A cell is a value, or a text and the file of the folder to which it leads."""
 
 
 def _make_tables(scores: Scores) -> Iterator[Table]:
@@ -247,7 +237,7 @@ def _make_sample_tables(scores: Scores, pages: Mapping[str, str]) -> Iterator[Ta
                 cost,
                 s.steps,
                 s.reused,
-                _ReportLink(s.journal, pages.get(s.journal, "")),
+                (s.journal, pages.get(s.journal, "")),
             )
         )
     yield "Samples", ("case", "side", "n", "status", "passed", "why not", "cost", "steps", "from", "journal"), rows
@@ -262,8 +252,8 @@ def _render_table(
 
 
 def _render_cell(value: object, put: Callable[[object], str]) -> str:
-    if isinstance(value, _ReportLink):
+    if isinstance(value, tuple):
+        text, file = value
         # The dot keeps a name with a colon from being read as a scheme.
-        shown = f'<a href="./{html.escape(quote(value.file))}">{put(value.text)}</a>' if value.file else put(value.text)
-        return f"<td>{shown}</td>"
+        return f'<td><a href="./{html.escape(quote(file))}">{put(text)}</a></td>' if file else f"<td>{put(text)}</td>"
     return f'<td class="number">{put(value)}</td>' if isinstance(value, int) else f"<td>{put(value)}</td>"

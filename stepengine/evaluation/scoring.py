@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any
 
 import attrs
 from attrs import frozen
@@ -126,7 +126,7 @@ class Scores:
 
     def units(self, side: str, check: str) -> dict[str, float]:
         """Return the mean of each case or group of a side in a check or measure."""
-        return mean_by_case(_by_unit(self.outcome, side, _make_value_reader(check)))
+        return mean_by_case(_by_unit(self.outcome, side, check))
 
     def to_json(self) -> dict[str, Any]:
         """Return the scores as in ``results.json``, without times except the seconds of samples."""
@@ -228,7 +228,9 @@ def _make_value_reader(check: str) -> Callable[[Sample], float | None]:
     return lambda sample: sample.scores[check].score if check in sample.scores else None
 
 
-def _by_unit(outcome: Outcome, side: str, read: Callable[[Sample], float | None]) -> dict[str, list[float]]:
+def _by_unit(outcome: Outcome, side: str, check: str) -> dict[str, list[float]]:
+    """Return the values of a side in a check or measure, by case or group."""
+    read = _make_value_reader(check)
     units = {case.id: case.group or case.id for case in outcome.evaluation.cases}
     found: dict[str, list[float]] = {}
     for sample in outcome.samples:
@@ -239,8 +241,7 @@ def _by_unit(outcome: Outcome, side: str, read: Callable[[Sample], float | None]
 
 
 def _make_row(outcome: Outcome, side: str, check: str, *, is_judge: bool) -> Row:
-    read = _make_value_reader(check)
-    values = _by_unit(outcome, side, read)
+    values = _by_unit(outcome, side, check)
     own = [s for s in outcome.samples if s.side == side and (check == PASS or check in s.scores)]
     number = sum(map(len, values.values()))
     once = all(len(each) == 1 and each[0] in (0, 1) for each in values.values())
@@ -250,7 +251,7 @@ def _make_row(outcome: Outcome, side: str, check: str, *, is_judge: bool) -> Row
 
 
 def _make_pair(outcome: Outcome, base: str, side: str, check: str) -> Pair:
-    below, above = [mean_by_case(_by_unit(outcome, name, _make_value_reader(check))) for name in (base, side)]
+    below, above = [mean_by_case(_by_unit(outcome, name, check)) for name in (base, side)]
     differences = [above[unit] - below[unit] for unit in below if unit in above]
     better, worse = sum(d > EVEN for d in differences), sum(d < -EVEN for d in differences)
     made = estimate_difference(below, above)
@@ -260,7 +261,7 @@ def _make_pair(outcome: Outcome, base: str, side: str, check: str) -> Pair:
 
 
 def _estimate_ratio(outcome: Outcome, base: str, side: str, of: str) -> Ratio:
-    below, above = [mean_by_case(_by_unit(outcome, name, MEASURES[of])) for name in (base, side)]
+    below, above = [mean_by_case(_by_unit(outcome, name, of)) for name in (base, side)]
     return estimate_ratio([(below.get(unit), above.get(unit)) for unit in {**below, **above}])
 
 
@@ -322,7 +323,7 @@ class GateOfScores:
                 return made(left=_check_side(left, text), right=_check_side(right, text), bound=times, is_ratio=True)
         raise _gate_error(text)
 
-    def named(self, evaluation: Evaluation) -> list[SideCheck]:
+    def named(self, evaluation: Evaluation) -> list[tuple[str, str]]:
         """
         Return the sides and checks of an evaluation that the gate compares; without a side, all but the base.
 
@@ -332,11 +333,11 @@ class GateOfScores:
         if not self.right:
             sides = [*evaluation.agents]
             if self.left in _measured_names(evaluation):
-                return [SideCheck(side, self.left) for side in sides[1:] or sides]
+                return [(side, self.left) for side in sides[1:] or sides]
             return [_split_name(self.left, evaluation)]
         made = [_split_name(name, evaluation) for name in (self.left, self.right)]
-        if made[0].check != made[1].check:
-            msg = f"the gate {self.text!r} compares {made[0].check!r} with {made[1].check!r}; it compares two sides in one"
+        if made[0][1] != made[1][1]:
+            msg = f"the gate {self.text!r} compares {made[0][1]!r} with {made[1][1]!r}; it compares two sides in one"
             raise DataError(msg)
         return made
 
@@ -352,11 +353,11 @@ class GateOfScores:
             if side in scores.unmeasured:
                 return f"not measured: {scores.unmeasured[side]} samples of {side} have an error of the provider, or of a server of tools"
         if not self.right:
-            return next((said for each in named if (said := self._value_problem(each, scores))), "")
-        check = named[0].check
-        above, below = [scores.units(*each) for each in named]
+            return next((said for each in named if (said := self._value_problem(*each, scores))), "")
+        (side, check), (base, _) = named
+        above, below = scores.units(side, check), scores.units(base, check)
         if check in MEASURES and self.is_ratio:
-            made = _estimate_ratio(outcome, named[1].side, named[0].side, check)
+            made = _estimate_ratio(outcome, base, side, check)
             mean = math.nan if made.ratio is None else made.ratio
             return self._mean_problem(mean, made.low, made.high, self.bound, made.pairs)
         factor, threshold = (self.bound, 0.0) if self.is_ratio else (1.0, self.bound)
@@ -375,16 +376,13 @@ class GateOfScores:
         which = "the mean" if self.by_mean else "the lower end" if self.sign.startswith(">") else "the upper end"
         return f"{which} is {value:.4g}, not {self.sign} {threshold:g}"
 
-    def _value_problem(self, each: SideCheck, scores: Scores) -> str:
-        values = [*scores.units(*each).values()]
+    def _value_problem(self, side: str, check: str, scores: Scores) -> str:
+        values = [*scores.units(side, check).values()]
         if not values:
-            return f"there is no value of {each.side}.{each.check}"
+            return f"there is no value of {side}.{check}"
         mean = fmean(values)
-        return (
-            ""
-            if COMPARE[self.sign](mean, self.bound)
-            else f"{each.side}.{each.check} is {mean:.4g}, not {self.sign} {self.bound:g}"
-        )
+        holds = COMPARE[self.sign](mean, self.bound)
+        return "" if holds else f"{side}.{check} is {mean:.4g}, not {self.sign} {self.bound:g}"
 
 
 def parse_gates(evaluation: Evaluation, more: Iterable[str]) -> list[GateOfScores]:
@@ -431,7 +429,7 @@ def _measured_names(evaluation: Evaluation) -> list[str]:
     return [PASS, *MEASURES, *dict.fromkeys([name for checks in every for name in checks])]
 
 
-def _split_name(name: str, evaluation: Evaluation) -> SideCheck:
+def _split_name(name: str, evaluation: Evaluation) -> tuple[str, str]:
     """
     Split a name of a gate into side and check; both may contain dots, and ``base`` stands for the first side.
 
@@ -442,13 +440,6 @@ def _split_name(name: str, evaluation: Evaluation) -> SideCheck:
     for side, called in [*zip(sides, sides, strict=True), (sides[0], "base")]:
         rest = name.removeprefix(f"{called}.")
         if rest != name and rest in checks:
-            return SideCheck(side, rest)
+            return side, rest
     msg = f"the gate names {name!r}; sides are {list_names(sides, name)}; what is measured: {list_names(checks, name)}"
     raise DataError(msg)
-
-
-class SideCheck(NamedTuple):
-    """A check, or a measure, of a side."""
-
-    side: str
-    check: str

@@ -86,9 +86,9 @@ def mean_by_case(samples: Mapping[str, Iterable[float]]) -> dict[str, float]:
     return {case: fmean(values) for case, values in means.items() if values}
 
 
-def wilson_interval(successes: int, number: int, *, level: float = LEVEL) -> tuple[float, float]:
+def wilson_interval(successes: int, number: int) -> tuple[float, float]:
     """
-    Return the confidence interval of a rate: *successes* of *number* independent tries.
+    Return the 95 % confidence interval of a rate: *successes* of *number* independent tries.
 
     Without a try it is everything: 0 to 1.
 
@@ -100,7 +100,7 @@ def wilson_interval(successes: int, number: int, *, level: float = LEVEL) -> tup
         raise ValueError(msg)
     if number == 0:
         return 0.0, 1.0
-    z = NormalDist().inv_cdf(0.5 + level / 2)
+    z = NormalDist().inv_cdf(0.5 + LEVEL / 2)
     p, n = successes / number, number
     middle = (p + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * math.sqrt(p * (1 - p) / n + z * z / (4 * n * n))

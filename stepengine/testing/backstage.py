@@ -124,7 +124,9 @@ class SimulatedChildren:
 
     def at_work(self, of: str) -> list[str]:
         """Return the paths of the children of the run *of* that have not ended."""
-        return [path for path, child in self._children.items() if _parent_path(path) == of and child.result is None]
+        return [
+            path for path, child in self._children.items() if path.rpartition(".")[0] == of and child.result is None
+        ]
 
     def stopped(self) -> Stop | None:
         """Return the stop of a child, which also stops its tree; ``None`` if no child was stopped."""
@@ -216,7 +218,3 @@ class SimulatedChildren:
         if letters:
             return Value(Received(f"m:{item.path}:{effect.seq}", freeze(letters[0])), now)
         return Stop("suspended", now) if effect.timeout is None else Value(None, now)
-
-
-def _parent_path(path: str) -> str:
-    return path.rpartition(".")[0]

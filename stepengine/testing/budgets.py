@@ -40,11 +40,7 @@ DOLLARS_PER_TOKEN = Decimal("0.000001")
 """What a simulated model costs."""
 
 
-def _price_usage(_: str, usage: Usage, at: datetime) -> Decimal:  # noqa: ARG001 - called by position
-    return usage.total_tokens * DOLLARS_PER_TOKEN
-
-
-PRICES = Prices(_price_usage, lambda: datetime.fromtimestamp(0, UTC))
+PRICES = Prices(lambda _, usage, __: usage.total_tokens * DOLLARS_PER_TOKEN, lambda: datetime.fromtimestamp(0, UTC))
 
 
 class _FunctionPerformer:
@@ -147,7 +143,6 @@ class Budgets:
             self._recording, self._refusals, self._ledgers, PRICES, find_output_limit=get_named_output_limit
         )
         self._nodes: dict[str, _Node] = {}
-        self._held: dict[tuple[str, int], _HeldCall] = {}
 
     def opens(self, plan: RunPlan) -> None:
         """Start to count the usage of a run."""
@@ -162,7 +157,7 @@ class Budgets:
             Violation: when something is still reserved for it.
         """
         self._meter.forget(path)
-        for at in [at for at in self._held if at[0] == path]:
+        for at in [at for at in self._nodes[path].held if at[0] == path]:
             self._release_tokens(at)
         ledger = self._ledgers.get_ledger(path)
         self._ledgers.close(path)
@@ -210,7 +205,7 @@ class Budgets:
             self._meter.perform(Item(run.plan.path, effect, run.plan, gather), self._io)
         )
         at = (run.plan.path, effect.seq)
-        if at in self._held:
+        if at in self._nodes[at[0]].held:
             used = _used_tokens(outcome)
             held = self._release_tokens(at)
             for node in self._lineage(at[0]):
@@ -242,22 +237,19 @@ class Budgets:
         call = _HeldCall(prompt + (named or 0), is_bounded=named is not None)
         for node in nodes:
             # A call may run alone if what is known of it fits, and beside others only if all of that is known.
-            is_open = bool(node.held) and not all(each.is_bounded for each in (call, *node.held))
-            reserved = sum(each.tokens for each in node.held)
+            is_open = bool(node.held) and not all(each.is_bounded for each in (call, *node.held.values()))
+            reserved = sum(each.tokens for each in node.held.values())
             if node.most is not None and (is_open or node.tokens + reserved + call.tokens > node.most):
                 refuse(
                     "I8",
                     f"the model call {format_address((path, effect.seq))} needs {call.tokens} tokens and was let through, with "
                     f"{node.tokens} of {node.most} used and {reserved} reserved",
                 )
-            node.held.append(call)
-        self._held[(path, effect.seq)] = call
+            node.held[path, effect.seq] = call
 
     def _release_tokens(self, at: tuple[str, int]) -> int:
-        call = self._held.pop(at)
-        for node in self._lineage(at[0]):
-            node.held.remove(call)
-        return call.tokens
+        held = [node.held.pop(at) for node in self._lineage(at[0])]
+        return held[0].tokens
 
     def _count_start(self, path: str, effect: Spawn, together: int) -> None:
         depth = path.count(".") + 1 + bool(path)
@@ -279,7 +271,7 @@ class Budgets:
                 )
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen
 class _HeldCall:
     """A running model call: its tokens as far as they are known, and whether it can use no more."""
 
@@ -294,7 +286,7 @@ class _Node:
     limits: Limits
     given: Limits
     tokens: int = 0
-    held: list[_HeldCall] = attrs.field(factory=list)
+    held: dict[tuple[str, int], _HeldCall] = attrs.field(factory=dict)
     children: int = 0
     asked: int = 0
 

@@ -11,6 +11,7 @@ import hmac
 import os
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -75,11 +76,7 @@ class CassetteUnused(AssertionError):
         self.unused = unused
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make_unused, (str(self), self.unused)
-
-
-def _make_unused(message: str, unused: tuple[int, ...]) -> CassetteUnused:
-    return CassetteUnused(message, unused=unused)
+        return partial(CassetteUnused, unused=self.unused), (str(self),)
 
 
 class OpenExchange(Protocol):
@@ -421,13 +418,10 @@ def _clean_interaction(interaction: Interaction, cleaner: Cleaner) -> Interactio
     # The same value in another request is compared as it is, so this holds for the reply alone.
     echoed = find_request_secrets(interaction.request)
     response = Cleaner({**cleaner.known, **echoed}, base=cleaner.base).response(interaction.response)
-    return attrs.evolve(interaction, request=request, response=response, extras=_clean_extras(interaction, cleaner))
-
-
-def _clean_extras(interaction: Interaction, cleaner: Cleaner) -> dict[str, Any]:
-    """Return what is stored next to the messages; an error may quote the address and the reply."""
     extras = dict(interaction.extras)
-    return {**extras, "error": cleaner.values(thaw(extras["error"]))} if "error" in extras else extras
+    if "error" in extras:  # which may quote the address and the reply
+        extras["error"] = cleaner.values(thaw(extras["error"]))
+    return attrs.evolve(interaction, request=request, response=response, extras=extras)
 
 
 @frozen

@@ -78,7 +78,7 @@ def _escape_char(found: re.Match[str]) -> str:
 
 
 def decode_body(body: bytes, encoding: str) -> bytes:
-    """Return *body* without its *encoding*, the value of ``content-encoding``, as far as it can be decoded."""
+    """Return *body* without its *encoding*, the value of ``content-encoding`` or ``""``, as far as it can be decoded."""
     for name in reversed([part.strip().lower() for part in encoding.split(",") if part.strip()]):
         if name in GZIP:
             body = _unzip(body)

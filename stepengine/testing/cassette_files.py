@@ -342,7 +342,7 @@ def _read_interaction(item: Any, source: str, index: int, mark_key: str) -> Inte
             _read_body(request, source, f"{at}.request", bare=True)[0],
         ),
         RecordedResponse(status, reason, headers, body),
-        _freeze_extras(kept, source, f"{at}.x_stepengine"),
+        JsonDict(_freeze_json(kept, source, f"{at}.x_stepengine")),
         mark_key,
     )
 
@@ -407,16 +407,12 @@ def _read_typed_body(body: dict[str, object], source: str, at: str) -> tuple[byt
 
 def _encode_json(tree: object, source: str, at: str) -> bytes:
     """Return the body of which a file has the tree: as our files have it, since nobody knows its bytes."""
-    try:
-        return write_indented_json(thaw(freeze(tree))).encode()
-    except DataError as error:
-        msg = f"{source}: {at} is not JSON: {error.message}"
-        raise DataError(msg, path=at) from None
+    return write_indented_json(thaw(_freeze_json(tree, source, at))).encode()
 
 
-def _freeze_extras(extras: dict[str, Any], source: str, at: str) -> JsonDict:
+def _freeze_json(value: object, source: str, at: str) -> Any:
     try:
-        return JsonDict(freeze(extras))
+        return freeze(value)
     except DataError as error:
         msg = f"{source}: {at} is not JSON: {error.message}"
         raise DataError(msg, path=at) from None

@@ -292,13 +292,10 @@ class SecretPairs:
 
     A secret that the recording has stands for itself. Another one, such as the key of the machine that replays, stands for the first
     recorded secret that it is met in place of, and from then on for that one.
-
-    Args:
-        recorded: The marks in a recording.
     """
 
-    def __init__(self, recorded: Iterable[str] = ()) -> None:
-        self._recorded = set(recorded)
+    def __init__(self) -> None:
+        self._recorded: set[str] = set()
         self._pairs: dict[str, str] = {}
 
     def add_recorded_marks(self, marks: Iterable[str]) -> None:

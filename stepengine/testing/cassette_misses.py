@@ -9,6 +9,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from attrs import frozen
@@ -117,20 +118,12 @@ def find_nearest(request: RecordedRequest, at: Situation) -> tuple[Candidate, ..
         else:
             now_shown = now
         both = itertools.chain(
-            _query_differences(place.query, here.query),
+            differences(_join_pairs(place.query), _join_pairs(here.query), "?query"),
             _header_differences(known, at.matcher.read(request)),
-            _body_differences(body, now_shown),
+            [each._replace(pointer=each.pointer or "(body)") for each in differences(body, now_shown)],
         )
         found.append(Candidate(index, known.used, tuple(itertools.islice(both, MAX_COUNTED))))
     return tuple(sorted(found, key=lambda c: (len(c.differences), c.used, c.index))[:MAX_CANDIDATES])
-
-
-def _body_differences(recorded: object, now: object) -> list[JsonDifference]:
-    return [each._replace(pointer=each.pointer or "(body)") for each in differences(recorded, now)]
-
-
-def _query_differences(recorded: Any, now: Any) -> Any:
-    return differences(_join_pairs(recorded), _join_pairs(now), "?query") if recorded != now else ()
 
 
 def _join_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
@@ -267,7 +260,8 @@ class CassetteMiss(BaseException):
         self.candidates = candidates
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _make_miss, (str(self), self.reason, self.request, self.candidates)
+        rebuild = partial(CassetteMiss, reason=self.reason, request=self.request, candidates=self.candidates)
+        return rebuild, (str(self),)
 
 
 class WorkerMiss(Exception):
@@ -295,7 +289,3 @@ def wrap_for_pool(miss: CassetteMiss) -> BaseException:
             return WorkerMiss(miss)
         frame = frame.f_back
     return miss
-
-
-def _make_miss(message: str, reason: str, request: RecordedRequest, candidates: tuple[Candidate, ...]) -> CassetteMiss:
-    return CassetteMiss(message, reason=reason, request=request, candidates=candidates)

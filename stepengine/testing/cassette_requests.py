@@ -164,7 +164,7 @@ def parse_model_call(request: RecordedRequest) -> ModelCall | None:
     url = urlsplit(request.url)
     protocol = next((p for p in PROTOCOLS if p.path.search(url.path)), None)
     body = _parse_body(request.body) if protocol is not None and request.method == "POST" else None
-    if protocol is None or body is None or not any(_is_list_or_text(body.get(name)) for name in protocol.members):
+    if protocol is None or body is None or not any(isinstance(body.get(name), list | str) for name in protocol.members):
         return None
     model = _model_name(body, url.path)
     host = url.hostname or ""
@@ -186,10 +186,6 @@ def parse_model_call(request: RecordedRequest) -> ModelCall | None:
         settings=_pop_settings(rest),
     )
     return ModelCall(protocol, label, model, made)
-
-
-def _is_list_or_text(value: object) -> bool:
-    return isinstance(value, list | str)
 
 
 def _parse_body(content: bytes) -> dict[str, Any] | None:

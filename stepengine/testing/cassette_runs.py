@@ -15,8 +15,8 @@ from pathlib import Path
 import attrs
 
 from stepengine.data.effects import CallModel
-from stepengine.data.json import JsonDict, compact
-from stepengine.data.messages import Message, OpaquePart, ToolMessage
+from stepengine.data.json import JsonDict, compact, first_difference
+from stepengine.data.messages import OpaquePart, ToolMessage
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import Failure, Value
 from stepengine.data.state import ChildResult
@@ -150,7 +150,7 @@ class _Transcripts:
         """Return an equal transcript that shares its first messages with the most similar request before it."""
         messages = list(transcript)
         made = transcript
-        found = [(_count_shared(known, messages), known) for known in self._kept]
+        found = [(first_difference(known, messages), known) for known in self._kept]
         shared, known = max(found, key=lambda pair: pair[0], default=(0, transcript))
         # A call and its results are added together.
         while 0 < shared < len(messages) and isinstance(messages[shared], ToolMessage):
@@ -159,12 +159,6 @@ class _Transcripts:
             made = Transcript.from_parts(known.parts[0], shared).extend(tuple(messages[shared:]))
         self._kept = [*self._kept[1 - KEPT_TRANSCRIPTS :], made]
         return made
-
-
-def _count_shared(known: Sequence[Message], messages: Sequence[Message]) -> int:
-    """Return how many messages at the start are equal."""
-    pairs = enumerate(zip(known, messages, strict=False))
-    return next((n for n, (a, b) in pairs if a != b), min(len(known), len(messages)))
 
 
 # --- replies ----------------------------------------------------------------------------------------------------------

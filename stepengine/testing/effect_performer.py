@@ -41,6 +41,8 @@ from stepengine.testing.faults import apply_faults, find_faulty_outcome
 from stepengine.testing.invariants import format_address
 from stepengine.testing.performed_effects import EffectRecords, WorldClock
 
+__tracebackhide__ = True  # a failed test ends at its author's line
+
 MINUTES = 600_000
 HOURS = 6 * 3_600_000
 

@@ -140,20 +140,6 @@ class Fault:
         return f"Fault({self.seq}, {self.kind!r}{f', {self.path!r}' if self.path else ''})"
 
 
-class ListedFaults:
-    """Faults that are given as a list."""
-
-    def __init__(self, faults: Iterable[Fault]) -> None:
-        self._faults: dict[tuple[str, int], list[str]] = {}
-        for fault in faults:
-            self._faults.setdefault((fault.path, fault.seq), []).append(fault.kind)
-
-    def find_faults(self, path: str, effect: Leaf) -> list[str]:
-        """Return the kinds of the faults at *effect*."""
-        kinds = self._faults.get((path, effect.seq), ())
-        return [kind for kind in kinds if type(effect) in KINDS[kind]]
-
-
 class RandomFaults:
     """
     The faults of one seed: at most three, at random effects.

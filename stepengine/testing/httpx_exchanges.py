@@ -32,7 +32,9 @@ class HttpxExchanges:
 
     def __init__(self, module: Any) -> None:
         self._module = module
-        self._played, self._watched = _make_body_classes(module)
+        bases = (module.SyncByteStream, module.AsyncByteStream)
+        self._played: Any = type("Played", (PlayedBody, *bases), {})
+        self._watched: Any = type("Watched", (WatchedBody, *bases), {})
 
     def read_request(self, request: Any) -> RecordedRequest:
         """Return a request whose body has been read."""
@@ -83,12 +85,6 @@ def make_break_off(module: Any, found: Interaction) -> Exception | None:
     if found.complete:
         return None
     return module.RemoteProtocolError("the recorded reply ends here: the program did not read more of it")  # type: ignore[no-any-return]
-
-
-def _make_body_classes(module: Any) -> tuple[Any, Any]:
-    """Return the class of played bodies and that of watched ones, both based on the stream classes of *module*."""
-    bases = (module.SyncByteStream, module.AsyncByteStream)
-    return type("Played", (PlayedBody, *bases), {}), type("Watched", (WatchedBody, *bases), {})
 
 
 class PlayedBody:

@@ -273,8 +273,7 @@ def _read_package_metadata(site: Path) -> Package:
     if not all(part.isidentifier() for part in module):
         msg = f"its entry in {GROUP!r} names {entries[0].module[:SHOWN_CHARS]!r}, which is not a module"
         raise DefinitionError(msg)
-    folders = [site.joinpath(*module), site.joinpath(*module[:-1])]
-    folder = next((place for place in folders if (place / FILE).is_file()), None)
+    folder = _find_declaration_folder(site, module)
     if folder is None:
         msg = f"no {FILE} lies in {entries[0].module!r}"
         raise DefinitionError(msg)
@@ -282,6 +281,12 @@ def _read_package_metadata(site: Path) -> Package:
     return Package(
         name=name, version=version, publisher=entries[0].name, value=entries[0].value, folder=folder, **declared
     )
+
+
+def _find_declaration_folder(site: Path, module: Sequence[str]) -> Path | None:
+    """Return the folder of a module, or of its package, that has the declaration; ``None`` if neither has."""
+    places = (site.joinpath(*module), site.joinpath(*module[:-1]))
+    return next((place for place in places if (place / FILE).is_file()), None)
 
 
 def _is_package_approved(site: Path) -> bool:
@@ -337,8 +342,7 @@ def _write_declaration(project: Path, told: Mapping[str, Any]) -> str:
 def _check_loaded_package(scratch: Path, path: Path, told: Mapping[str, Any], found: PackageCheck) -> None:
     """Check the declaration, keys, paths, hosts and recorded runs of a package whose agents can be loaded."""
     site: Path = told["site"]
-    places = [site.joinpath(*told["module"].split(".")), site.joinpath(*told["module"].split(".")[:-1])]
-    folder = next((place for place in places if (place / FILE).is_file()), None)
+    folder = _find_declaration_folder(site, told["module"].split("."))
     if folder is None:
         found.problems.append(f"no {FILE} lies in {told['module']!r}; --write creates it")
         return
@@ -382,14 +386,11 @@ def _find_missing_scopes(said: Mapping[str, Any], agents: Mapping[str, Any]) -> 
     for kind, member in FOLDERS.items():
         having = sorted([name for of, name in kinds if of == kind])
         if having and not said[member]:
+            example = '["api.example.com"]' if member == "hosts" else '["."] for the folder that it works in'
             yield (
                 f"{', '.join(having)} {'is' if len(having) == 1 else 'are'} of the category {kind!r}, "
-                f"and {member!r} is empty; say what, such as {_example_declaration(member)}"
+                f"and {member!r} is empty; say what, such as {example}"
             )
-
-
-def _example_declaration(member: str) -> str:
-    return '["api.example.com"]' if member == "hosts" else '["."] for the folder that it works in'
 
 
 def _find_leaked_data(site: Path, path: Path) -> Iterator[str]:

@@ -18,7 +18,7 @@ from stepengine.errors import ModelError, UnknownOutcome
 from stepengine.journal.encoding import outcome_members
 from stepengine.journal.records import Address
 from stepengine.runtime.performer import Item, is_repeatable
-from stepengine.testing.faults import Fault, ListedFaults, RandomFaults
+from stepengine.testing.faults import KINDS, Fault, RandomFaults
 from stepengine.testing.invariants import describe_effect, describe_outcome, format_address, refuse
 from stepengine.testing.walk import is_same_yield
 
@@ -62,13 +62,13 @@ class PlannedFaults:
     The faults of the effects of a world.
 
     Args:
-        faults: Decides the faults of an effect at its first call.
+        faults: The faults that happen, or the source that draws those of an effect at its first call.
 
     Attributes:
         happened: The faults that came up.
     """
 
-    def __init__(self, faults: RandomFaults | ListedFaults) -> None:
+    def __init__(self, faults: RandomFaults | Sequence[Fault]) -> None:
         self.happened: list[Fault] = []
         self._faults = faults
         self._kinds: dict[Address, list[str]] = {}
@@ -78,8 +78,13 @@ class PlannedFaults:
         """Return the faults of an effect; the same when it is repeated."""
         at = item.address
         if at not in self._kinds:
-            self._kinds[at] = self._faults.find_faults(item.path, item.effect)
-            self.happened += [Fault(item.effect.seq, kind, item.path) for kind in self._kinds[at]]
+            if isinstance(self._faults, RandomFaults):
+                kinds = self._faults.find_faults(item.path, item.effect)
+            else:
+                listed = [fault.kind for fault in self._faults if (fault.path, fault.seq) == at]
+                kinds = [kind for kind in listed if type(item.effect) in KINDS[kind]]
+            self._kinds[at] = kinds
+            self.happened += [Fault(item.effect.seq, kind, item.path) for kind in kinds]
         return self._kinds[at]
 
     def known_at(self, at: Address) -> Sequence[str]:

@@ -151,9 +151,7 @@ class CassetteFixture(Cassette):
         self.calls = 0
         self.cost: Decimal | None = None
         self.fresh = Cassette(path=path, mark_key=self.mark_key, **options)
-        self._options = {
-            "command": command, "chunks": chunks, "keeps": keeps, "record_errors": record_errors, **options,
-        }  # fmt: skip
+        self._options = options
         self._record_errors = record_errors
         self._requested = requested
         self._command = command
@@ -172,7 +170,16 @@ class CassetteFixture(Cassette):
         """
         if name not in self._shared:
             path = self.path.with_name(f"{name}.yaml") if self.path is not None else Path(f"{name}.yaml")
-            shared = CassetteFixture(path, self.mode, allow_unused=True, **self._options)
+            shared = CassetteFixture(
+                path,
+                self.mode,
+                command=self._command,
+                allow_unused=True,
+                chunks=self._chunks,
+                record_errors=self._record_errors,
+                keeps=self._keeps,
+                **self._options,
+            )
             if self._may_share and not shared.replaying:
                 msg = f"{display_path(path)} is shared by several tests, and {self._may_share}"
                 raise AssertionError(msg)
@@ -337,17 +344,12 @@ class CassetteFixture(Cassette):
                 self.path.unlink()
             return False
         kept = [held for index, held in enumerate(self.interactions) if index not in dropped]
-        whole = self._join_cassette([*kept, *self.fresh.interactions])
-        whole.save()
-        return True
-
-    def _join_cassette(self, interactions: Iterable[Interaction]) -> Cassette:
-        own = ("command", "chunks", "keeps", "record_errors")
-        options = {n: v for n, v in self._options.items() if n not in own}
-        whole = Cassette(interactions, path=self.path, mark_key=self.mark_key, **options)
+        interactions = [*kept, *self.fresh.interactions]
+        whole = Cassette(interactions, path=self.path, mark_key=self.mark_key, **self._options)
         # What one request kept secret must not stand in the reply to another.
         whole._secrets.update(self.fresh._secrets)  # noqa: SLF001
-        return whole
+        whole.save()
+        return True
 
     @property
     def _played_count(self) -> int:

@@ -6,7 +6,7 @@ No engine, no event loop, nothing is performed. What lives here compares and tel
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -120,15 +120,12 @@ def _check_end(walk: Walk, lines: list[_ScriptLine]) -> None:
 
 def _send_answer(walk: Walk, line: _ScriptLine) -> None:
     reply = line.answer(walk.asked)
-    if isinstance(reply, BaseException) and not _is_value(walk.asked, reply):
+    # A bare yield gets the error of a failed ``Perform`` as a value; it raises every other error.
+    is_value = isinstance(walk.asked, Perform) and isinstance(reply, PerformError)
+    if isinstance(reply, BaseException) and not is_value:
         walk.throw(reply)
     else:
         walk.send(reply)
-
-
-def _is_value(asked: object, reply: BaseException) -> bool:
-    """Return whether a bare yield gets *reply* as a value, as for a failed ``Perform``; it raises every other error."""
-    return isinstance(asked, Perform) and isinstance(reply, PerformError)
 
 
 def _make_failure(walk: Walk, lines: list[_ScriptLine], what: str) -> AssertionError:
@@ -162,11 +159,7 @@ def _describe_expected(expected: Any) -> str:
         return f"any {expected.__name__}"
     if isinstance(expected, YIELDABLES):
         return _shorten(expected)
-    return f"what {_function_name(expected)} accepts"
-
-
-def _function_name(function: Callable[..., object]) -> str:
-    return getattr(function, "__qualname__", repr(function))
+    return f"what {getattr(expected, '__qualname__', repr(expected))} accepts"
 
 
 def _shorten(value: object, of: _ScriptLine | None = None) -> str:

@@ -274,11 +274,12 @@ def _answer_race(yielded: Race[Any], answer: Any, place: HandlerPlace) -> tuple[
 
 
 def _make_tool_result(yielded: ToolCall, answer: object, _: HandlerPlace) -> ToolResult:
-    result = _block_result(answer)
+    result = to_tool_result(answer)
     return result if result.tool_name else attrs.evolve(result, tool_name=yielded.tool)
 
 
-def _block_result(answer: Any) -> ToolResult:
+def to_tool_result(answer: Any) -> ToolResult:
+    """Return a short answer as a ``ToolResult``: a text, or any other value as JSON."""
     if isinstance(answer, ToolResult):
         return answer
     return ToolResult.text(answer) if isinstance(answer, str) else ToolResult.json(answer)
@@ -337,7 +338,7 @@ def _answer_tool_call(yielded: ToolCall, answer: object, place: HandlerPlace) ->
 
 
 def _answer_step_text(yielded: StepText, answer: object, place: HandlerPlace) -> StepResult:
-    return StepResult(place.state, tuple([_block_result(r) for r in _check_items(yielded, answer, empty=True)]))
+    return StepResult(place.state, tuple([to_tool_result(r) for r in _check_items(yielded, answer, empty=True)]))
 
 
 def _answer_generate_n(yielded: GenerateN, answer: object, place: HandlerPlace) -> StepResult:

@@ -34,7 +34,6 @@ from stepengine.testing.faults import (
     MEANINGS,
     ON_RECORD,
     Fault,
-    ListedFaults,
     RandomFaults,
     check_kind,
 )
@@ -236,18 +235,19 @@ def simulate(
 
 def _iter_worlds(
     setting: SimulationSetting, seeds: Iterable[int] | None, given: Sequence[str | Fault], history: History | None
-) -> Iterator[tuple[int, RandomFaults | ListedFaults]]:
+) -> Iterator[tuple[int, RandomFaults | Sequence[Fault]]]:
     """Yield the seed and the faults of each world."""
-    if history is not None:
-        return iter(_iter_recorded_worlds(setting, given))
-    if seeds is None:
-        return iter(_iter_all_worlds(setting, given))
-    return ((seed, _make_faults(seed, given)) for seed in seeds)
+    exact = [fault for fault in given if isinstance(fault, Fault)]
+    kinds = [kind for kind in given if isinstance(kind, str)]
+    if history is None and seeds is not None:
+        return ((seed, exact or RandomFaults(seed, kinds)) for seed in seeds)
+    worlds = _iter_all_worlds if history is None else _iter_recorded_worlds
+    return ((0, faults) for faults in worlds(setting, exact, [check_kind(kind) for kind in kinds]))
 
 
 def _repeat_in_orders(
-    worlds: Iterable[tuple[int, RandomFaults | ListedFaults]], orders: int
-) -> Iterator[tuple[int, RandomFaults | ListedFaults, int]]:
+    worlds: Iterable[tuple[int, RandomFaults | Sequence[Fault]]], orders: int
+) -> Iterator[tuple[int, RandomFaults | Sequence[Fault], int]]:
     """Yield each world once for each order."""
     return ((seed, due, order) for seed, due in worlds for order in range(max(1, orders)))
 
@@ -315,21 +315,19 @@ def _single_faults(calm: World, kinds: Sequence[str]) -> list[Fault]:
 
 
 def _iter_recorded_worlds(
-    setting: SimulationSetting, given: Sequence[str | Fault]
-) -> Iterator[tuple[int, ListedFaults]]:
-    """Yield the worlds of a recorded run: without faults, then with one fault at each effect, or at a sample."""
-    exact = [fault for fault in given if isinstance(fault, Fault)]
-    kinds = [check_kind(kind) for kind in given if isinstance(kind, str)]
-    yield 0, ListedFaults(exact)
+    setting: SimulationSetting, exact: Sequence[Fault], kinds: Sequence[str]
+) -> Iterator[Sequence[Fault]]:
+    """Yield the faults of each world of a recorded run: the given ones, then one at each effect, or at a sample."""
+    yield exact
     if exact or not kinds:
         return
-    calm = World(setting, 0, ListedFaults(()))
+    calm = World(setting, 0, ())
     calm.run()
     places = _single_faults(calm, kinds)
     if len(calm.effects.performed) > MAX_RECORDED and len(places) > MAX_PLACES:
         places = Random(0).sample(places, MAX_PLACES)  # noqa: S311
     for fault in places:
-        yield 0, ListedFaults([fault])
+        yield [fault]
 
 
 def _make_catalog(
@@ -372,15 +370,16 @@ def _run_without_crash(setting: SimulationSetting, world: World) -> Finished:
     key = (world.seed, faults, world.order)
     if key not in setting.undisturbed:
         setting.undisturbed.clear()
-        setting.undisturbed[key] = World(setting, world.seed, ListedFaults(faults), world.order).run()
+        setting.undisturbed[key] = World(setting, world.seed, faults, world.order).run()
     return setting.undisturbed[key]
 
 
-def _iter_all_worlds(setting: SimulationSetting, given: Sequence[str | Fault]) -> Iterator[tuple[int, ListedFaults]]:
-    """Yield every world of an exhaustive simulation: no fault, each kind at each effect, each pair of crashes."""
-    exact = [fault for fault in given if isinstance(fault, Fault)]
-    yield 0, ListedFaults(exact)
-    calm = World(setting, 0, ListedFaults(exact))
+def _iter_all_worlds(
+    setting: SimulationSetting, exact: Sequence[Fault], kinds: Sequence[str]
+) -> Iterator[Sequence[Fault]]:
+    """Yield the faults of each world of an exhaustive simulation: none, each kind at each effect, each pair of crashes."""
+    yield exact
+    calm = World(setting, 0, exact)
     calm.run()
     if len(calm.effects.performed) > MAX_EFFECTS:
         msg = (
@@ -388,17 +387,11 @@ def _iter_all_worlds(setting: SimulationSetting, given: Sequence[str | Fault]) -
             f"through runs of at most {MAX_EFFECTS}; give a shorter conversation with replies=[...], or seeds=range(1_000)"
         )
         raise DataError(msg)
-    kinds = [check_kind(kind) for kind in given if isinstance(kind, str)]
     single = _single_faults(calm, kinds)
     for fault in single:
-        yield 0, ListedFaults([*exact, fault])
+        yield [*exact, fault]
     for two in itertools.combinations([fault for fault in single if fault.kind in CRASHES], 2):
-        yield 0, ListedFaults([*exact, *two])
-
-
-def _make_faults(seed: int, given: Sequence[str | Fault]) -> RandomFaults | ListedFaults:
-    exact = [fault for fault in given if isinstance(fault, Fault)]
-    return ListedFaults(exact) if exact else RandomFaults(seed, [kind for kind in given if isinstance(kind, str)])
+        yield [*exact, *two]
 
 
 # --- what is told -------------------------------------------------------------------------------------------------------
@@ -409,7 +402,7 @@ def _failure_of_seed(setting: SimulationSetting, seed: int, world: World, violat
     faults = tuple(world.faults.happened)
     for size in range(len(faults) if len(faults) <= MAX_SHRUNK else 0):
         for fewer in itertools.combinations(faults, size):
-            again = World(setting, seed, ListedFaults(fewer), world.order)
+            again = World(setting, seed, fewer, world.order)
             try:
                 _run_checked(setting, again)
             except Violation as same:

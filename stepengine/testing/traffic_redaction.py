@@ -49,20 +49,6 @@ from stepengine.testing.cassette_bodies import decode_body
 from stepengine.testing.cassette_files import Headers, RecordedRequest, RecordedResponse, is_stream
 from stepengine.testing.cassette_matching import PORTS, find_boundary, is_counted, is_uncounted
 
-__all__ = (
-    "KEPT_REQUEST_HEADERS",
-    "SHAPES",
-    "Cleaner",
-    "clean_events",
-    "clean_url",
-    "has_binary_body",
-    "is_credential_exchange",
-    "is_presigned",
-    "is_telemetry",
-    "join_texts",
-    "secrets_in_headers",
-    "vcr_config",
-)
 __tracebackhide__ = True  # a failed test ends at its author's line
 
 Path: TypeAlias = tuple[str | int, ...]
@@ -268,8 +254,7 @@ def _basic_auth_values(credential: str) -> Iterable[str]:
 
 def find_request_secrets(request: RecordedRequest) -> dict[str, str]:
     """Return the credentials in the address and body of *request*, with their names: a reply may quote them."""
-    encoding = request.header("content-encoding")
-    body = decode_body(request.body, encoding) if encoding else request.body
+    body = decode_body(request.body, request.header("content-encoding"))
     found = [
         *_find_form_secrets(urlsplit(request.url).query), *_find_body_secrets(body, request.header("content-type"), 0)
     ]  # fmt: skip
@@ -340,8 +325,7 @@ def _find_encoding(body: bytes, kind: str) -> str:
 
 def has_binary_body(message: RecordedRequest | RecordedResponse) -> bool:
     """Return True if the body of *message* is no text, so that only known values are searched in it."""
-    encoding = message.header("content-encoding")
-    body = decode_body(message.body, encoding) if encoding else message.body
+    body = decode_body(message.body, message.header("content-encoding"))
     return message.body != b"" and (not body or not _find_encoding(body, message.header("content-type").lower()))
 
 
@@ -403,11 +387,6 @@ def _is_host_of(value: str, url: str) -> bool:
 def is_recorded_request_header(name: str) -> bool:
     """Return whether a header of a request, in lower case, is stored: matching compares its value, or that it has a secret."""
     return is_counted(name) or (is_secret_name(name, "header") and not is_uncounted(name))
-
-
-def is_kept_request_header(name: str) -> bool:
-    """Return whether a header of a request, in lower case, is known to be harmless."""
-    return name in KEPT_REQUEST_HEADERS
 
 
 def is_kept_response_header(name: str) -> bool:
@@ -500,7 +479,7 @@ class Cleaner:
             if is_recorded_request_header(n) and not (n == "host" and _is_host_of(v, request.url))
         ]
         kind, encoding = request.header("content-type"), request.header("content-encoding")
-        plain = decode_body(request.body, encoding) if encoding else request.body
+        plain = decode_body(request.body, encoding)
         body = self.body(plain, kind)
         if encoding and body == plain:
             body = request.body
@@ -636,8 +615,7 @@ class Cleaner:
                 yield f"headers/{name}", name.lower()
         if isinstance(message, RecordedRequest) and clean_url(message.url, self.redactor) != message.url:
             yield "uri", "query"
-        encoding = message.header("content-encoding")
-        text = (decode_body(message.body, encoding) if encoding else message.body).decode(errors="replace")
+        text = decode_body(message.body, message.header("content-encoding")).decode(errors="replace")
         if self.redactor.suspicious(text):
             yield from self.redactor.findings(parse_if_json(text), "body")
         if is_stream(message):
@@ -647,8 +625,7 @@ class Cleaner:
 
     def _clean_reply_body(self, response: RecordedResponse) -> bytes:
         """Return the body as it is if it holds no secret, and else decoded and without secrets."""
-        encoding = response.header("content-encoding")
-        plain = decode_body(response.body, encoding) if encoding else response.body
+        plain = decode_body(response.body, response.header("content-encoding"))
         if not is_stream(response):
             clean = self.body(plain, response.header("content-type"))
         else:
@@ -684,7 +661,7 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
         cleaner = Cleaner(secrets_in_headers(tuple(headers)), base=redactor)
         request.uri = clean_url(request.uri, cleaner.redactor)
         request.headers = {
-            n: cleaner.header(n, _text(v)) for n, v in request.headers.items() if is_kept_request_header(n.lower())
+            n: cleaner.header(n, _text(v)) for n, v in request.headers.items() if n.lower() in KEPT_REQUEST_HEADERS
         }
         given = request.body
         clean = _clean_vcr_body(cleaner, _read_vcr_body(given), dict(headers).get("content-type", ""))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from functools import cached_property
 from random import Random
-from types import TracebackType
 from typing import Any, Literal, Self, TypeAlias
 
 import attrs
@@ -337,15 +336,11 @@ class Clients:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.aclose()

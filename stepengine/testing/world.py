@@ -31,7 +31,7 @@ from stepengine.data.effects import (
 )
 from stepengine.data.events import Event
 from stepengine.data.json import freeze
-from stepengine.data.messages import TextPart, ToolCallPart, ToolResult
+from stepengine.data.messages import TextPart, ToolCallPart
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
 from stepengine.data.questions import AnswerLike, to_answer
@@ -53,7 +53,7 @@ from stepengine.runtime.services import Services
 from stepengine.testing.backstage import SimulatedChildren, SimulatedMailbox
 from stepengine.testing.budgets import Budgets, ForwardingPerformer, run_without_waiting
 from stepengine.testing.effect_performer import EffectPerformer, OutcomeSource
-from stepengine.testing.faults import Fault, ListedFaults, RandomFaults
+from stepengine.testing.faults import Fault, RandomFaults
 from stepengine.testing.invariants import (
     Unwatched,
     Violation,
@@ -65,6 +65,7 @@ from stepengine.testing.invariants import (
     refuse,
 )
 from stepengine.testing.performed_effects import EffectRecords, PlannedFaults, WorldClock
+from stepengine.testing.short_answers import to_tool_result
 from stepengine.tools.context import RunResources
 from stepengine.tools.definition import Tool
 
@@ -121,12 +122,13 @@ class GeneratedOutcomes:
         if isinstance(effect, CallModel):
             return self._draw_reply(path, effect, at)
         if isinstance(effect, CallTool):
-            result = attrs.evolve(
-                self._make_tool_result(effect), tool_name=effect.tool_name, tool_call_id=effect.tool_call_id
-            )
-            return Value(result, at)
+            made = self.results.get(effect.tool_name, f"result {effect.seq} of {effect.tool_name}")
+            result = to_tool_result(made(effect.input) if callable(made) else made)
+            return Value(attrs.evolve(result, tool_name=effect.tool_name, tool_call_id=effect.tool_call_id), at)
         if isinstance(effect, CallFunction):
-            return Value(freeze(self._make_function_result(effect)), at)
+            call = effect.call
+            made = self.results.get(call.name)
+            return Value(freeze(made(*call.args, **call.kwargs) if callable(made) else made), at)
         if isinstance(effect, AskPerson):
             return Value(tuple([to_answer(self._answer(q), q) for q in effect.questions]), at)
         msg = f"a child is run, not answered: {effect!r}"
@@ -148,18 +150,6 @@ class GeneratedOutcomes:
             known = isinstance(error, StepEngineError)
             return Failure(error if known else ModelError(str(error)), at)  # type: ignore[arg-type]
         return Value(ModelReply(item, usage=Usage(3, 1)) if isinstance(item, str) else item, at)
-
-    def _make_tool_result(self, effect: CallTool) -> ToolResult:
-        made = self.results.get(effect.tool_name, f"result {effect.seq} of {effect.tool_name}")
-        made = made(effect.input) if callable(made) else made
-        if isinstance(made, ToolResult):
-            return made
-        return ToolResult.text(made) if isinstance(made, str) else ToolResult.json(made)
-
-    def _make_function_result(self, effect: CallFunction) -> object:
-        call = effect.call
-        made = self.results.get(call.name)
-        return made(*call.args, **call.kwargs) if callable(made) else made
 
     def _answer(self, question: Any) -> AnswerLike:
         return self.answers.get(question.text, question.options[0] if question.options else "yes")
@@ -296,7 +286,7 @@ class World:
     """
 
     def __init__(
-        self, setting: SimulationSetting, seed: int, faults: RandomFaults | ListedFaults, order: int = 0
+        self, setting: SimulationSetting, seed: int, faults: RandomFaults | Sequence[Fault], order: int = 0
     ) -> None:
         self.setting = setting
         self.seed = seed
@@ -406,39 +396,6 @@ class World:
         return tuple(dict.fromkeys([name for name in used if name not in self.canned.results]))
 
 
-class InvariantChecks:
-    """
-    Checks the author's invariants during a process.
-
-    Args:
-        invariants: The invariants.
-    """
-
-    def __init__(self, invariants: Sequence[Invariant]) -> None:
-        self._invariants = invariants
-        self._events: list[Event] = []
-
-    def check_effect(self, effect: Effect, machine: object, path: str) -> None:
-        """Check the state of the run at *path* before an effect, or add the event of a ``Notify``."""
-        if not self._invariants:
-            return
-        if isinstance(effect, Notify):
-            self._events.append(effect.event)
-        elif isinstance(machine, Machine):
-            self.check(machine.state, path)
-
-    def check(self, state: AgentState, path: str) -> None:
-        """Check a state with all events so far."""
-        for holds in self._invariants:
-            name = getattr(holds, "__name__", repr(holds))
-            try:
-                said = holds(state, tuple(self._events))
-            except AssertionError as error:
-                refuse("own", f"{name} does not hold in the run {path or 'root'}: {str(error) or 'it says no more'}")
-            if said is False:
-                refuse("own", f"{name} does not hold in the run {path or 'root'}")
-
-
 class SimulatedProcess:
     """
     A process of a world: it drives the machines of a tree of runs, and may crash.
@@ -457,7 +414,8 @@ class SimulatedProcess:
         self._run = run
         self._services = services
         self._kept: dict[str, RunResources] = {}
-        self._invariants = InvariantChecks(() if world.effects.is_replay else world.setting.invariants)
+        self._invariants = () if world.effects.is_replay else world.setting.invariants
+        self._events: list[Event] = []
         self.backstage = SimulatedChildren(
             f"{world.seed}:{world.order}", self._run_in_background, world.letters, _draw_message
         )
@@ -502,10 +460,11 @@ class SimulatedProcess:
             while True:
                 effect = _advance_machine(machine, outcome)
                 if isinstance(effect, Finished):
-                    self._invariants.check(effect.state, run.plan.path)
+                    self._check_invariants(effect.state, run.plan.path)
                     return effect
                 run.emitted(effect)
-                self._invariants.check_effect(effect, machine, run.plan.path)
+                if self._invariants and isinstance(machine, Machine) and not isinstance(effect, Notify):
+                    self._check_invariants(machine.state, run.plan.path)
                 outcome = self._answer(run, effect)
         finally:
             # A handler that ignores its close has its say in the checks of a run that went to its end.
@@ -515,8 +474,20 @@ class SimulatedProcess:
             if kept is not None:
                 kept.close()
 
+    def _check_invariants(self, state: AgentState, path: str) -> None:
+        """Check a state with all events so far."""
+        for holds in self._invariants:
+            name = getattr(holds, "__name__", repr(holds))
+            try:
+                said = holds(state, tuple(self._events))
+            except AssertionError as error:
+                refuse("own", f"{name} does not hold in the run {path or 'root'}: {str(error) or 'it says no more'}")
+            if said is False:
+                refuse("own", f"{name} does not hold in the run {path or 'root'}")
+
     def _answer(self, run: WatchedRun, effect: Effect) -> Outcome | None:
         if isinstance(effect, Notify):
+            self._events.append(effect.event)
             return None
         if isinstance(effect, Compute):
             return run_compute(effect, self._kept.setdefault(run.plan.path.rpartition(".")[0], RunResources()))

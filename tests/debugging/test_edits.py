@@ -7,13 +7,14 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from stepengine import Engine, load_agent
-from stepengine.debugging.edits import MomentPreview, WatchedMoment, look
+from stepengine.debugging.edits import MomentPreview, Walker, WatchedMoment
 from stepengine.engine.tape import Tape
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal
@@ -79,8 +80,9 @@ def load() -> tuple[Engine, Any]:
     return Engine([agent], models=ScriptedModel(lambda _: text("a model was asked"))), agent
 
 
-def seen(at: str = "#4", **options: Any) -> MomentPreview:
-    return look(load, Tape(FileJournal("run.jsonl")), at, **options)
+def seen(at: str = "#4", *, prints: bool = False, **options: Any) -> MomentPreview:
+    with closing(Walker(load, Tape(FileJournal("run.jsonl")), prints=prints)) as walker:
+        return walker.look(at, **options)
 
 
 def variables(found: MomentPreview) -> dict[str, str]:

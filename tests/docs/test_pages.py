@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from stepengine import evaluation
 from stepengine.cli.commands.undo import undo
-from stepengine.evaluation import criteria
 from stepengine.evaluation.evaluation_files import MAKERS
 from stepengine.journal import modes
 from stepengine.journal.records import Blob, Head, Input, Intent, Result
@@ -115,7 +115,7 @@ def test_the_tables_have_every_kind_of_record_and_every_mode() -> None:
 @pytest.mark.spec("evaluation:JG61")
 def test_the_table_has_every_check() -> None:
     assert [] == [name for name in MAKERS if f"`{name}(" not in page("evaluations.md")]
-    assert {*MAKERS} <= {*criteria.__all__}
+    assert {*MAKERS} <= {*evaluation.__all__}
 
 
 def test_the_numbers_are_those_of_the_code() -> None:

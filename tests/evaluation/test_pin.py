@@ -14,7 +14,7 @@ from stepengine import Engine, load_agent
 from stepengine.cli.exits import Exit
 from stepengine.errors import DataError
 from stepengine.evaluation import PinnedTest, pin
-from stepengine.evaluation.pinned_tests import WrittenTest, format_test, pin_name
+from stepengine.evaluation.pinned_tests import format_test, pin_name
 from stepengine.journal import FileJournal, MemoryJournal, scan
 from stepengine.testing import ScriptedModel, text
 from stepengine.tools.bundled import file_tools
@@ -136,7 +136,7 @@ def test_the_test_loads_no_file_for_a_contained_agent(folder: Any) -> None:
 @pytest.mark.spec("evaluation:JG81")
 def test_a_reason_with_controls_and_quotes_is_still_python() -> None:
     reason = 'said """x\x00\x1b[2J \\'
-    written = format_test(WrittenTest("it", ["a.py"], "steps > 1", reason, False, "journals/it.jsonl"))
+    written = format_test("it", ["a.py"], "steps > 1", reason, "journals/it.jsonl", has_bundled_tools=False)
 
     names: dict[str, Any] = {"__file__": __file__}
     exec(compile(written, "test_pin_it.py", "exec"), names)

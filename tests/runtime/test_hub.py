@@ -32,7 +32,7 @@ from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import StepEngineError
-from stepengine.redaction import GIVEN, Redactor
+from stepengine.redaction import GIVEN, RecordRedaction
 from stepengine.runtime.hub import (
     MAX_KEPT_CHARS,
     MAX_SUBSCRIBERS,
@@ -487,14 +487,14 @@ def looks_in_all(steps: int, monkeypatch: pytest.MonkeyPatch) -> int:
     Run so many steps behind a prompt with a key, watched, and return how many values were looked at.
     """
     count = 0
-    passes = Redactor.passes
+    is_clean = RecordRedaction.is_clean
 
-    def counting(self: Redactor, value: object) -> bool:
+    def counting(self: RecordRedaction, value: object) -> bool:
         nonlocal count
         count += 1
-        return passes(self, value)
+        return is_clean(self, value)
 
-    monkeypatch.setattr(Redactor, "passes", counting)
+    monkeypatch.setattr(RecordRedaction, "is_clean", counting)
     shown: list[ModelStarted] = []
     model = ScriptedModel([*[tool_call("look", {"n": n}) for n in range(steps)], "done"])
     engine = Engine(

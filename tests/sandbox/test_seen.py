@@ -544,8 +544,8 @@ async def test_checks_count_tools_called_by_programs() -> None:
     async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
         result = await engine.replay(journal)
 
-    assert Check.of_expression("tools == ['run_code', 'price', 'price', 'buy']").apply(result).passed
-    assert not Check.of_expression("'buy' not in tools").apply(result).passed
+    assert not Check.of_expression("tools == ['run_code', 'price', 'price', 'buy']").find_failure(result)
+    assert Check.of_expression("'buy' not in tools").find_failure(result)
 
 
 @pytest.mark.spec("programs:PG39")

@@ -80,7 +80,7 @@ def blame(
 
         own = add_journal_to_options(attrs.evolve(options, journal=file, last=last)).in_force()
         check_choice("--tools", tools, ("recorded", "idempotent"))
-        wanted, chosen, models = Check.of_text(check), _parse_steps(steps), make_scripted_models(script)
+        wanted, chosen, models = Check.from_any(check), _parse_steps(steps), make_scripted_models(script)
         shared, simulated = parse_budget(budget), load_function(simulate) if simulate else None
         case = load_recorded_case(own.journal, own, performs=tools != "recorded")
         engine, confirm = case.bench.engine, partial(confirm_cost, yes=yes or bool(budget))

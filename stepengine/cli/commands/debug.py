@@ -42,7 +42,7 @@ from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
 if TYPE_CHECKING:
     from types import FrameType
 
-    from stepengine.debugging.walks import AnyWalk, ForkedWalk
+    from stepengine.debugging.walks import ForkedWalk
     from stepengine.engine import Engine
     from stepengine.engine.stepper import Stepper
     from stepengine.journal import Journal
@@ -139,8 +139,7 @@ def _load_and_debug(options: Options, asked: DebugOptions, tally: SharedCounters
         return print_error(error.message)
     why = "--no-fork" if asked.no_fork else _find_fork_problem(bench.engine, history) or explain_no_fork()
     forked = None if why else ForkedWalk(stepper)
-    walk: AnyWalk = forked or PausedWalk(stepper)
-    debugger = Debugger(bench.engine, walk, agent)
+    debugger = Debugger(bench.engine, forked or PausedWalk(stepper), agent)
     hook = sys.breakpointhook
     session = DebugSession(DebugScreen(debugger, options, asked, tally), forked)
     session.print_overview(f"snapshots: {'fork' if forked else f'paused replays ({why})'}")

@@ -15,12 +15,12 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.codec import bare, plain
+from stepengine.data.codec import plain
 from stepengine.data.hooks import Change, StepContext
 from stepengine.data.state import AgentState
 from stepengine.data.yields import StepResult
 from stepengine.debugging.texts import SafeTexts
-from stepengine.debugging.viewer.payload import RunPayload
+from stepengine.debugging.viewer.payload import RunPayload, change_to_json
 from stepengine.engine.moments import Frame, Moment
 from stepengine.engine.stepper import Stepper
 from stepengine.errors import DataError, ReplayDivergence, StepEngineError
@@ -113,11 +113,7 @@ class _PositionCollector:
         for call in moment.hooks:
             if isinstance(call.said, Change):
                 with contextlib.suppress(DataError, TypeError):
-                    told = {
-                        k: v
-                        for k, v in _change_as_json(call.said).items()
-                        if k != "type" and v not in (None, {}, [], ())
-                    }
+                    told = _change_as_json(call.said)
                     if told:
                         texts = self._view.texts
                         yield {"point": call.point, "name": str(texts.clean(call.hook)), "change": texts.add(told)}
@@ -128,14 +124,13 @@ class _PositionCollector:
         self._contexts[path] = now
         changed = {k: v for k, v in now.items() if k not in before or before[k] is not v}
         gone = before.keys() - now.keys()
-        told: dict[str, int | None] = {k: self._store_value(k, plain(v)) for k, v in changed.items()}
+        told: dict[str, int | None] = {
+            k: self._view.texts.add(self._safe.named(k, plain(v))) for k, v in changed.items()
+        }
         if told or gone:
             self.walked.contexts[row] = {str(self._view.texts.clean(k)): v for k, v in told.items()} | dict.fromkeys(
                 gone
             )
-
-    def _store_value(self, name: str, value: object) -> int:
-        return self._view.texts.add(self._safe.named(name, value))
 
     def _frames(self, row: int, path: str, frames: list[Frame]) -> None:
         before_row, before, names = self._last.get(path, (-1, [], []))
@@ -192,7 +187,7 @@ class _PositionCollector:
 
 def _change_as_json(change: Change) -> dict[str, Any]:
     try:
-        found: dict[str, object] = plain(bare(change))
+        return change_to_json(change)
     except DataError:
         # Python objects for tools, and functions, have no JSON: their names tell enough.
         return {
@@ -200,4 +195,3 @@ def _change_as_json(change: Change) -> dict[str, Any]:
             for name in ("messages", "view", "tail", "tools", "values", "input", "result")
             if getattr(change, name, None)
         }
-    return found

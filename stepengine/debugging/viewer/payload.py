@@ -468,7 +468,7 @@ class RunPayload:
             told: Form = {"status": value.status, "result": self.texts.add_parts(value.content, whole_at=whole_at)}
             if value.side_effects:
                 told["did"] = self.texts.add([f"{e.kind} {e.target}".rstrip() for e in value.side_effects])
-            change = {} if value.change is None else _change_to_json(value.change)
+            change = {} if value.change is None else change_to_json(value.change)
             return told | {"change": self.texts.add(change)} if change else told
         if isinstance(value, ChildResult):
             return {
@@ -632,7 +632,7 @@ def _error_to_json(error: BaseException) -> Form:
     return {"type": type(error).__name__, "message": str(plain(str(error)))}
 
 
-def _change_to_json(change: object) -> Form:
+def change_to_json(change: object) -> Form:
     """Return a change by a tool as JSON, with the members that are set."""
     return {k: v for k, v in plain(bare(change)).items() if k != "type" and v not in (None, {}, [], ())}
 

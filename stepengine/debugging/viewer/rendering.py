@@ -128,7 +128,8 @@ def _render_limited(
     source: PageSource, other: PageSource | None, *, locals: bool, title: str, longest: int | None
 ) -> RenderedPage:
     made = make_payload(source, other, locals=locals, longest=longest)
-    name = title or f"{made.agent} · {_joined_file_names(source, other)}"
+    files = " → ".join([Path(each.file).name for each in (source, other) if each is not None])
+    name = title or f"{made.agent} · {files}"
     return RenderedPage(html=render_page(made.told, str(made.texts.clean(name))), missing=made.missing)
 
 
@@ -184,11 +185,6 @@ def make_payload(
     return PagePayload(
         told=payload, agent=str(view.agents[0]["id"]), texts=texts, missing=tuple([text for text, _ in reasons if text])
     )
-
-
-def _joined_file_names(source: PageSource, other: PageSource | None) -> str:
-    names = [Path(each.file).name for each in (source, other) if each is not None]
-    return " → ".join(names)
 
 
 def _load_run(

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from stepengine.debugging.viewer.payload import PageTexts, RunPayload
+from stepengine.journal.records import format_address
 from stepengine.journal.run_diff import Difference
 
 DETAILED = 20
@@ -37,21 +38,17 @@ def pair_steps(a: RunPayload, b: RunPayload, difference: Difference, texts: Page
     # What the runs were started with is told at the first step, how they ended at the last one.
     for number, at in ((min(beside, default=-1), "start"), (max(beside, default=-1), "end")):
         told[number] = [*told.get(number, []), *changes[at]]
-    gone = {a.lead[address] for address in a.lead if _address_text(address) in removed}
-    come = {b.lead[address] for address in b.lead if _address_text(address) in added}
+    gone = {a.lead[address] for address in a.lead if format_address(*address) in removed}
+    come = {b.lead[address] for address in b.lead if format_address(*address) in added}
     return [
         [i, j, *_mark_pair(i, j, told, texts, in_part=i in gone or j in come)] for i, j in _merge_rows(a, b, beside)
     ]
 
 
-def _address_text(address: tuple[str, int]) -> str:
-    return f"{address[0]}#{address[1]}"
-
-
 def _addresses_by_row(view: RunPayload) -> Mapping[int, list[str]]:
     found: dict[int, list[str]] = {}
     for address, number in view.lead.items():
-        found.setdefault(number, []).append(_address_text(address))
+        found.setdefault(number, []).append(format_address(*address))
     return found
 
 
@@ -66,8 +63,8 @@ def _pair_rows(a: RunPayload, b: RunPayload, removed: set[str], added: set[str])
     waiting = [("", "")]
     while waiting:
         ours, theirs = waiting.pop()
-        left = [e for e in _effects_of_run(a, ours) if _address_text(e) not in removed]
-        right = [e for e in _effects_of_run(b, theirs) if _address_text(e) not in added]
+        left = [e for e in _effects_of_run(a, ours) if format_address(*e) not in removed]
+        right = [e for e in _effects_of_run(b, theirs) if format_address(*e) not in added]
         for one, other in zip(left, right, strict=False):
             if b.lead[other] not in taken and a.lead[one] not in beside:
                 beside[a.lead[one]] = b.lead[other]
