@@ -57,7 +57,7 @@ from stepengine.models.bedrock_converse import request as converse
 from stepengine.models.bedrock_converse.families import find_family as family_of_converse
 from stepengine.models.bedrock_converse.families import parse_maker
 from stepengine.models.bedrock_converse.stream import ConverseAccumulator
-from stepengine.models.bedrock_converse.transport import AuthenticatedClient, ConverseErrorReply
+from stepengine.models.bedrock_converse.transport import AuthenticatedClient
 from stepengine.models.google import GoogleProvider, transport
 from stepengine.models.keys import (
     Credentials,
@@ -496,11 +496,12 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
     def _list_errors(self) -> tuple[type[Exception], ...]:
         import httpx2
 
-        http = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError)
-        return (ConverseErrorReply, *http, *self._cloud.list_errors())
+        return httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, *self._cloud.list_errors()
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        if isinstance(error, ConverseErrorReply):
+        import httpx2
+
+        if isinstance(error, httpx2.HTTPStatusError):
             response = error.response
             return error_from_body(response.content, response.status_code, response.headers, call)
         if isinstance(error, self._cloud.list_errors()):

@@ -139,9 +139,8 @@ def _encode_prompt(
     if request.system_prompt.strip():
         system = encode_json({"text": request.system_prompt})
         members["system"] = b"[" + system + (b"," + mark if mark else b"") + b"]"
-    messages = encode_messages(request, attrs.evolve(ways.flags, calls=offers))
-    content = messages.content
-    if mark and messages.last not in NOT_MARKED and not is_paused(request):
+    content, last = encode_messages(request, attrs.evolve(ways.flags, calls=offers))
+    if mark and last not in NOT_MARKED and not is_paused(request):
         content = b"".join([content[: -len(END)], b",", mark, END])
     members["messages"] = content
     return members

@@ -111,10 +111,12 @@ class GoogleProvider(HttpProvider):
         import httpx2
 
         errors = self._load_sdk().errors.APIError
-        return errors, transport.GoogleErrorReply, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
+        return errors, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        if not isinstance(error, self._load_sdk().errors.APIError | transport.GoogleErrorReply):
+        import httpx2
+
+        if not isinstance(error, self._load_sdk().errors.APIError | httpx2.HTTPStatusError):
             return error_from_transport(error, call)
         response: Any = error.response
         return error_from_body(response.content, response.status_code, response.headers, call)
