@@ -164,9 +164,6 @@ class _CloudProvider(ApiProvider):
         """Return a hash of its account in the cloud, or of its base URL if that is unknown."""
         return hash_account(self._cloud.identity(), self._resolve_access()[1])
 
-    def _list_errors(self) -> tuple[type[Exception], ...]:
-        return (*super()._list_errors(), *self._cloud.list_errors())
-
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
         if isinstance(error, self._cloud.list_errors()):
             # The SDK raises a plain RuntimeError for missing credentials; any other one has another cause.
@@ -454,9 +451,6 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
             provider=provider, max_retries=0, timeout=http_client.timeout, http_client=http_client
         )
 
-    def _list_errors(self) -> tuple[type[Exception], ...]:
-        return (*super()._list_errors(), self._load_sdk().OpenAIError)
-
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
         sdk = self._load_sdk()
         if isinstance(error, sdk.OpenAIError) and not isinstance(error, sdk.APIError):
@@ -492,11 +486,6 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> AuthenticatedClient:
         return AuthenticatedClient(self._aws, self.name, base_url, http_client)
-
-    def _list_errors(self) -> tuple[type[Exception], ...]:
-        import httpx2
-
-        return httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError, *self._cloud.list_errors()
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
         import httpx2

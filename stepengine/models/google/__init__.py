@@ -107,12 +107,6 @@ class GoogleProvider(HttpProvider):
         access = {"api_key": key, "vertexai": False}
         return transport.create_clients(self._load_sdk(), access, base_url, self._api_version, http_client)
 
-    def _list_errors(self) -> tuple[type[Exception], ...]:
-        import httpx2
-
-        errors = self._load_sdk().errors.APIError
-        return errors, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
-
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
         import httpx2
 
