@@ -52,7 +52,7 @@ from stepengine.models.anthropic.request import (
     limit_strict_tools,
     thinks_anyway,
 )
-from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings, Timeouts
+from stepengine.models.base import ModelInfo, Provider, ProviderSettings, Timeouts
 from stepengine.models.bedrock_converse import request as converse
 from stepengine.models.bedrock_converse.families import find_family as family_of_converse
 from stepengine.models.bedrock_converse.families import parse_maker
@@ -98,34 +98,11 @@ MULTI_REGIONS = frozenset({"us", "eu"})
 
 
 class _NoFilesProvider(Provider):
-    """A provider without files and batches, although its wire supports them elsewhere."""
+    """A provider without files and batches, although its wire supports them elsewhere: these methods raise an error."""
 
-    def batch_member(self, request: ModelRequest) -> BatchMember:
-        """
-        Raise an error: the cloud has no batches.
-
-        Raises:
-            ModelError: always.
-        """
-        return Provider.batch_member(self, request)
-
-    async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
-        """
-        Raise an error: the cloud stores no files.
-
-        Raises:
-            ModelError: always.
-        """
-        return await Provider.upload(self, data, mime_type=mime_type, name=name, expires_in=expires_in)
-
-    async def delete_file(self, file_id: str) -> None:
-        """
-        Raise an error: the cloud stores no files that could be deleted.
-
-        Raises:
-            ModelError: always.
-        """
-        await Provider.delete_file(self, file_id)
+    batch_member = Provider.batch_member
+    upload = Provider.upload
+    delete_file = Provider.delete_file
 
 
 class _CloudProvider(ApiProvider):

@@ -19,7 +19,6 @@ from stepengine.models._failures import RequestLabel, make_protocol_error
 from stepengine.models._hidden_tools import SEARCH, find_loaded_tools
 from stepengine.models._iterations import STOOD_IN, list_iterations, list_uncounted_iterations
 from stepengine.models._json import (
-    find_newer_members,
     make_call_part,
     objects_at,
     parse_token_count,
@@ -81,7 +80,6 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
     if message.get("content") is None:
         raise make_protocol_error(call, "it holds no content", usage)
     blocks = _drop_withdrawn_blocks(objects_at(message, "content"))
-    newer = find_newer_members(message, IN_MESSAGE)
     container = find_text(message, "container", "id")
     content = tuple([part for block in blocks for part in _decode_parts(block, call.provider, model, container)])
     return make_reply(
@@ -97,7 +95,7 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
             "id": message.get("id"),
             "usage": message.get("usage"),
             **select_members(message, *KEPT),
-            **({"more": newer} if newer else {}),
+            **wrap_newer_members(message, IN_MESSAGE),
         },
     )
 

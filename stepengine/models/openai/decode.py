@@ -36,6 +36,7 @@ from stepengine.models._json import (
     objects_at,
     read_json,
     text_at,
+    wrap_newer_members,
 )
 from stepengine.models._reply import (
     find_objects,
@@ -214,16 +215,12 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
             "id": data.get("id"),
             "usage": data.get("usage"),
             **select_members(data, *KEPT),
-            **_member_if_any("more", find_newer_members(data, IN_RESPONSE)),
+            **wrap_newer_members(data, IN_RESPONSE),
             **_find_image_model(data),
             **_collect_logprobs(items),
         },
         cost=find_stated_cost(data.get("usage")),
     )
-
-
-def _member_if_any(name: str, newer: Json) -> Json:
-    return {name: newer} if newer else {}
 
 
 def _find_image_model(data: Mapping[str, object]) -> Json:
