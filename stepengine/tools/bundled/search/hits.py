@@ -181,32 +181,25 @@ class FileHits:
     total: int
 
 
-class SearchFiles:
-    """Opens the files of a search: text files that are neither secret nor ignored."""
-
-    def __init__(self, root: Root, ignore: Ignore) -> None:
-        self._root = root
-        self._ignore = ignore
-
-    def read_lines(self, parts: tuple[str, ...]) -> list[str] | None:
-        """Return the lines of a file; ``None`` if the search excludes the file."""
-        if self._root.is_withheld(parts) or self._ignore.is_hidden(parts):
-            return None
-        try:
-            opened = self._root.open_file("/".join(parts))
-        except (ToolError, UnicodeError):
-            return None
-        try:
-            data = read_capped(opened.fd, SEARCH_FILE_BYTES) if opened.parts == parts else None
-        except OSError:
-            return None
-        finally:
-            calls.close(opened.fd)
-        text = None if data is None else decode_text(data)
-        if text is None:
-            return None
-        lines = text.text.removesuffix("\n").split("\n")
-        return [line.removesuffix("\r") for line in lines]
+def read_searched_lines(root: Root, ignore: Ignore, parts: tuple[str, ...]) -> list[str] | None:
+    """Return the lines of a text file; ``None`` for a file that a search leaves out: a secret, ignored or large one."""
+    if root.is_withheld(parts) or ignore.is_hidden(parts):
+        return None
+    try:
+        opened = root.open_file("/".join(parts))
+    except (ToolError, UnicodeError):
+        return None
+    try:
+        data = read_capped(opened.fd, SEARCH_FILE_BYTES) if opened.parts == parts else None
+    except OSError:
+        return None
+    finally:
+        calls.close(opened.fd)
+    text = None if data is None else decode_text(data)
+    if text is None:
+        return None
+    lines = text.text.removesuffix("\n").split("\n")
+    return [line.removesuffix("\r") for line in lines]
 
 
 class MatchReport:

@@ -191,11 +191,11 @@ async def _fetch_json(
             client.stream("GET", url, params=dict(params), headers=sent) as response,
         ):
             check_headers(response, where)
-            body = await read_body(response, where)
+            body, _ = await read_body(response, where)
     except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:  # a timeout is an OSError
         why = f"{type(error).__name__}: {error}" if str(error) else f"no answer within {seconds:g} s"
         raise ToolError(KNOWN.text(f"the search at {where} failed: {why}")) from None
-    text = body.data.decode("utf-8", "replace")
+    text = body.decode("utf-8", "replace")
     if response.status_code not in SUCCESS:
         msg = f"the search at {where} answered with HTTP {response.status_code}: {KNOWN.clean_beginning(text, REFUSAL_CHARS)[:REFUSAL_CHARS]}"
         raise ToolError(msg)
