@@ -52,7 +52,7 @@ from stepengine.models.anthropic.request import (
     limit_strict_tools,
     thinks_anyway,
 )
-from stepengine.models.base import ModelInfo, Provider, ProviderSettings, Timeouts
+from stepengine.models.base import Provider, ProviderSettings, Timeouts
 from stepengine.models.bedrock_converse import request as converse
 from stepengine.models.bedrock_converse.families import find_family as family_of_converse
 from stepengine.models.bedrock_converse.families import parse_maker
@@ -192,9 +192,7 @@ class _GoogleCloudProvider(_CloudProvider):
 class _CloudClaudeProvider(_NoFilesProvider, _CloudProvider, AnthropicProvider):
     """Claude in a cloud, which has no API for the limits and options of models."""
 
-    async def describe(self, model: str) -> ModelInfo | None:  # type: ignore[override]
-        """Return ``None``, because the cloud does not describe models."""
-        return None
+    describe = Provider.describe  # type: ignore[assignment]
 
 
 class _MultiProvider(Provider):
@@ -706,6 +704,7 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
 
     site = FOUNDRY
     model_patterns = ()
+    describe = Provider.describe  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -749,10 +748,6 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         if self._make_token_source() is None or url is None:
             return super()._resolve_access()
         return Credentials(None, "Entra ID", told=ENTRA_TOLD), url
-
-    async def describe(self, model: str) -> ModelInfo | None:  # type: ignore[override]
-        """Return ``None``, because Foundry does not describe models."""
-        return None
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         tokens = self._make_token_source()

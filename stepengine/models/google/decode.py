@@ -41,6 +41,7 @@ from stepengine.models._json import (
     object_at,
     objects_at,
     parse_token_count,
+    parse_token_counts,
     read_json,
     text_at,
     wrap_newer_members,
@@ -325,12 +326,13 @@ def parse_usage(raw: object) -> Usage | None:
     """Return the API's usage in our buckets; ``None`` when it reports none."""
     if not isinstance(raw, Mapping):
         return None
-    names = ("promptTokenCount", "candidatesTokenCount", "cachedContentTokenCount", "toolUsePromptTokenCount")
-    figures = [raw.get(name) for name in (*names, "thoughtsTokenCount")]
-    if raw.get("totalTokenCount") is None and all(figure is None for figure in figures):
+    names = (
+        *("promptTokenCount", "candidatesTokenCount", "cachedContentTokenCount"),
+        *("toolUsePromptTokenCount", "thoughtsTokenCount"),
+    )
+    if all(raw.get(name) is None for name in ("totalTokenCount", *names)):
         return None
-    prompt, output, cached, for_tools, thoughts = [parse_token_count(figure) or 0 for figure in figures]
-    unsure = any(figure is not None and parse_token_count(figure) is None for figure in figures)
+    (prompt, output, cached, for_tools, thoughts), unsure = parse_token_counts(raw, *names)
     if raw.get("promptTokenCount") is None:
         # The rest of the total is the prompt.
         total = parse_token_count(raw.get("totalTokenCount"))

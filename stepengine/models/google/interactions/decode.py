@@ -36,6 +36,7 @@ from stepengine.models._json import (
     object_at,
     objects_at,
     parse_token_count,
+    parse_token_counts,
     read_json,
     text_at,
 )
@@ -165,10 +166,10 @@ def parse_usage(raw: object) -> Usage | None:
         raw.get("total_input_tokens") is None and raw.get("total_output_tokens") is None
     ):
         return None
-    names = ("total_input_tokens", "total_output_tokens", "total_cached_tokens", "total_tool_use_tokens")
-    figures = [raw.get(name) for name in (*names, "total_thought_tokens")]
-    prompt, output, cached, for_tools, thoughts = [parse_token_count(figure) or 0 for figure in figures]
-    unsure = any(figure is not None and parse_token_count(figure) is None for figure in figures) or None in figures[:2]
+    totals = ("total_input_tokens", "total_output_tokens")
+    others = ("total_cached_tokens", "total_tool_use_tokens", "total_thought_tokens")
+    (prompt, output, cached, for_tools, thoughts), unsure = parse_token_counts(raw, *totals, *others)
+    unsure = unsure or any(raw.get(name) is None for name in totals)
     # Input from the API's tools is not in the prompt count, but is billed like it. `min`, since more cached tokens than
     # prompt tokens would make the rest negative.
     read, unsure = min(prompt, cached), unsure or cached > prompt
