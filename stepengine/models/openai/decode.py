@@ -451,7 +451,10 @@ class ResponsesAccumulator(Accumulator):
         elif kind == "response.reasoning_summary_part.added":
             return [ThinkingChunk("\n\n")] if event.get("summary_index") else []
         else:
-            self._check_item_open(event)
+            # A delta for an item that is not open is a gap in the stream. The call must be retried (reliability:MP28).
+            index = index_at(event, "output_index")
+            if index not in self._open:
+                self._refuse_stream(f"a delta for item {index}, which is not open")
             return self._make_text_deltas(SAID[kind], event)
         return []
 
@@ -470,12 +473,6 @@ class ResponsesAccumulator(Accumulator):
         index = event["output_index"]
         new = self._arguments.setdefault(index, ArgumentPieces()).append(text)
         return [ToolCallChunk(self._calls[index], new)] if new and index in self._calls else []
-
-    def _check_item_open(self, event: Json) -> None:
-        # A delta for an item that is not open is a gap in the stream. The call must be retried (reliability:MP28).
-        index = index_at(event, "output_index")
-        if index not in self._open:
-            self._refuse_stream(f"a delta for item {index}, which is not open")
 
     def _open_item(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
         newest = max((*self._open, *self._items), default=-1)
