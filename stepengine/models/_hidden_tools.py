@@ -44,11 +44,6 @@ def find_loaded_tools(data: Mapping[str, object]) -> list[str]:
     return [find_text(tool, "name") for tool in tools] + [find_text(one, "tool_name") for one in references]
 
 
-def find_referenced_tools(message: Message) -> Names:
-    """Return the names of the tools in the references of a message."""
-    return tuple([part.tool_name for part in message.content if isinstance(part, ToolReferencePart)])
-
-
 @frozen
 class _ToolsInConversation:
     """
