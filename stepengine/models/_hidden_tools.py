@@ -15,7 +15,7 @@ from attrs import frozen
 from stepengine.data.messages import Message, OpaquePart, ToolCallPart, ToolReferencePart
 from stepengine.data.models import ModelRequest
 from stepengine.data.tools import FIND_TOOLS, ToolSpec
-from stepengine.models._reply import find_objects, find_text
+from stepengine.models._json import find_objects, find_text
 from stepengine.models._wire import resolve_tool_choice
 
 SEARCH = "tool_search"

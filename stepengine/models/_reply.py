@@ -19,27 +19,8 @@ from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
 from stepengine.data.visible import cut_after
 from stepengine.models._failures import RequestLabel, make_malformed_call_error, make_protocol_error
-from stepengine.models._json import find_object, find_objects, find_text, parse_token_count
+from stepengine.models._json import find_object, find_text, parse_token_count
 from stepengine.models.keys import printable
-
-__all__ = (
-    "MAX_UNREAD_NAMES",
-    "UNKNOWN",
-    "add_unread",
-    "cut_at_stops",
-    "find_object",
-    "find_objects",
-    "find_stated_cost",
-    "find_text",
-    "format_sources",
-    "make_media_part",
-    "make_reply",
-    "parse_dollar_text",
-    "parse_dollars",
-    "select_members",
-    "shorten_text",
-    "usage_from_totals",
-)
 
 SHOWN_CHARS = 4_000
 """One or two screens of text."""

@@ -19,6 +19,8 @@ from stepengine.models._failures import RequestLabel, make_protocol_error
 from stepengine.models._hidden_tools import SEARCH, find_loaded_tools
 from stepengine.models._iterations import STOOD_IN, list_iterations, list_uncounted_iterations
 from stepengine.models._json import (
+    find_objects,
+    find_text,
     make_call_part,
     objects_at,
     parse_token_count,
@@ -26,7 +28,7 @@ from stepengine.models._json import (
     text_at,
     wrap_newer_members,
 )
-from stepengine.models._reply import find_objects, find_text, format_sources, make_reply, select_members, shorten_text
+from stepengine.models._reply import format_sources, make_reply, select_members, shorten_text
 
 STOPS = {
     "end_turn": StopReason.END_TURN,

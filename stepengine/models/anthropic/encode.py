@@ -39,7 +39,7 @@ from stepengine.data.messages import (
 )
 from stepengine.data.models import ModelRequest
 from stepengine.models._hidden_tools import find_loaded_tools, is_tool_search
-from stepengine.models._reply import find_objects, find_text
+from stepengine.models._json import find_objects, find_text
 from stepengine.models._wire import (
     MADE,
     NUDGE,

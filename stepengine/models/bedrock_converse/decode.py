@@ -23,6 +23,8 @@ from stepengine.models._failures import (
 )
 from stepengine.models._json import (
     find_newer_members,
+    find_objects,
+    find_text,
     make_call_part,
     object_at,
     objects_at,
@@ -30,7 +32,7 @@ from stepengine.models._json import (
     text_at,
     wrap_newer_members,
 )
-from stepengine.models._reply import find_objects, find_text, make_media_part, make_reply, shorten_text
+from stepengine.models._reply import make_media_part, make_reply, shorten_text
 
 STOPS = {
     "end_turn": StopReason.END_TURN,

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.json import compact, freeze
+from stepengine.data.media_types import UNKNOWN
 from stepengine.data.messages import AssistantPart, CitationPart, OpaquePart, TextPart, ThinkingPart
 from stepengine.data.models import (
     ModelDelta,
@@ -37,6 +38,8 @@ from stepengine.models._failures import (
 )
 from stepengine.models._json import (
     find_newer_members,
+    find_objects,
+    find_text,
     make_call_part,
     object_at,
     objects_at,
@@ -46,15 +49,7 @@ from stepengine.models._json import (
     text_at,
     wrap_newer_members,
 )
-from stepengine.models._reply import (
-    MAX_UNREAD_NAMES,
-    UNKNOWN,
-    find_objects,
-    find_text,
-    make_media_part,
-    make_reply,
-    shorten_text,
-)
+from stepengine.models._reply import MAX_UNREAD_NAMES, make_media_part, make_reply, shorten_text
 from stepengine.models.google.calls import IN_PIECES, PartialCall, join_arguments
 from stepengine.models.google.encode import GOES_ON_WITH
 from stepengine.models.keys import printable

@@ -30,6 +30,8 @@ from stepengine.models._failures import RequestLabel, error_from_body, make_prot
 from stepengine.models._hidden_tools import SEARCH, find_loaded_tools
 from stepengine.models._json import (
     find_newer_members,
+    find_objects,
+    find_text,
     index_at,
     make_call_part,
     object_at,
@@ -39,9 +41,7 @@ from stepengine.models._json import (
     wrap_newer_members,
 )
 from stepengine.models._reply import (
-    find_objects,
     find_stated_cost,
-    find_text,
     format_sources,
     make_media_part,
     make_reply,

@@ -12,9 +12,9 @@ from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.machine.blocks import find_call_mark
 from stepengine.models._api import RequestBody
-from stepengine.models._json import parse_token_count
+from stepengine.models._json import find_objects, find_text, parse_token_count
 from stepengine.models._preset_provider import PresetProvider
-from stepengine.models._reply import cut_at_stops, find_objects, find_text
+from stepengine.models._reply import cut_at_stops
 from stepengine.models._schemas import has_unsupported_strict_tool
 from stepengine.models._settings import warn_once
 from stepengine.models._wire import ToolsCache

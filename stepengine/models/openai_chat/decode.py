@@ -16,6 +16,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.json import compact, freeze
+from stepengine.data.media_types import UNKNOWN
 from stepengine.data.messages import (
     AssistantPart,
     CitationPart,
@@ -37,6 +38,9 @@ from stepengine.models._failures import (
 )
 from stepengine.models._json import (
     find_newer_members,
+    find_object,
+    find_objects,
+    find_text,
     list_at,
     make_call_part,
     object_at,
@@ -46,11 +50,7 @@ from stepengine.models._json import (
 )
 from stepengine.models._reply import (
     MAX_UNREAD_NAMES,
-    UNKNOWN,
-    find_object,
-    find_objects,
     find_stated_cost,
-    find_text,
     make_media_part,
     make_reply,
     parse_dollar_text,

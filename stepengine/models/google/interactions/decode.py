@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.json import compact, freeze
+from stepengine.data.media_types import UNKNOWN
 from stepengine.data.messages import AssistantPart, CitationPart, OpaquePart, TextPart, ThinkingPart
 from stepengine.data.models import (
     ModelDelta,
@@ -30,6 +31,8 @@ from stepengine.models._byte_reader import Accumulator
 from stepengine.models._failures import RequestLabel, error_from_body, make_protocol_error, make_unanswerable_error
 from stepengine.models._json import (
     encode_utf8,
+    find_objects,
+    find_text,
     index_at,
     list_at,
     make_call_part,
@@ -40,7 +43,7 @@ from stepengine.models._json import (
     read_json,
     text_at,
 )
-from stepengine.models._reply import UNKNOWN, find_objects, find_text, make_media_part, make_reply, shorten_text
+from stepengine.models._reply import make_media_part, make_reply, shorten_text
 
 STOPS = {
     "completed": StopReason.END_TURN,

@@ -15,11 +15,10 @@ from attrs import frozen
 
 from stepengine.errors import ToolError
 from stepengine.tools.bundled.search.ignore import Ignore
-from stepengine.workspace import calls
+from stepengine.tools.bundled.search.symbols import read_text_file
 from stepengine.workspace.guard import withheld_note
 from stepengine.workspace.paths import display_path
 from stepengine.workspace.patterns import SEARCH_COLUMNS
-from stepengine.workspace.text import decode_text, read_capped
 
 if TYPE_CHECKING:
     from stepengine.workspace.root import Root
@@ -185,17 +184,7 @@ def read_searched_lines(root: Root, ignore: Ignore, parts: tuple[str, ...]) -> l
     """Return the lines of a text file; ``None`` for a file that a search leaves out: a secret, ignored or large one."""
     if root.is_withheld(parts) or ignore.is_hidden(parts):
         return None
-    try:
-        opened = root.open_file("/".join(parts))
-    except (ToolError, UnicodeError):
-        return None
-    try:
-        data = read_capped(opened.fd, SEARCH_FILE_BYTES) if opened.parts == parts else None
-    except OSError:
-        return None
-    finally:
-        calls.close(opened.fd)
-    text = None if data is None else decode_text(data)
+    text = read_text_file(root, parts, SEARCH_FILE_BYTES)
     if text is None:
         return None
     lines = text.text.removesuffix("\n").split("\n")
