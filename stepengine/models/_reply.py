@@ -134,7 +134,7 @@ def _mark_truncated_call(content: tuple[AssistantPart, ...]) -> tuple[AssistantP
 
 
 def make_media_part(
-    written: object, mime_type: str, provider_data: Mapping[str, object], name: str = ""
+    written: object, mime_type: str, provider_data: Mapping[str, object]
 ) -> ImagePart | DocumentPart | None:
     """
     Return the image or file of a base64 text from a model; an empty type is detected from the bytes.
@@ -150,7 +150,7 @@ def make_media_part(
     mime = resolve_media_type(mime_type, data)
     if mime.startswith("image/"):
         return ImagePart(data=data, mime_type=mime, provider_data=freeze(dict(provider_data)))
-    return DocumentPart(data=data, mime_type=mime or UNKNOWN, name=name, provider_data=freeze(dict(provider_data)))
+    return DocumentPart(data=data, mime_type=mime or UNKNOWN, provider_data=freeze(dict(provider_data)))
 
 
 def cut_at_stops(reply: ModelReply, stops: tuple[str, ...]) -> ModelReply:
