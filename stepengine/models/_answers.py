@@ -13,7 +13,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.json import JsonDict, compact
-from stepengine.data.messages import AssistantPart, TextPart, ToolCallPart
+from stepengine.data.messages import TextPart, ToolCallPart
 from stepengine.data.models import (
     ModelDelta,
     ModelReply,
@@ -82,15 +82,11 @@ def add_answer_tool_if_needed(
 @lru_cache(maxsize=KEPT_TOOLS)  # encoded tools are cached by their identity
 def _make_answer_tool(schema: JsonDict) -> ToolSpec:
     """Return the answer tool, with *schema* as the schema of its input."""
-    if _is_object(schema):
+    if schema.get("type") == "object":
         return ToolSpec(ANSWER, SAYS, schema, strict=True)
     inner, defined = nest_schema(schema, WHOLE)
     members = {"type": "object", "properties": {WHOLE: inner}, "required": [WHOLE], "additionalProperties": False}
     return ToolSpec(ANSWER, SAYS, {**members, **defined}, strict=True)
-
-
-def _is_object(schema: Mapping[str, object]) -> bool:
-    return schema.get("type") == "object"
 
 
 def is_answered_by_tool(request: ModelRequest) -> bool:
@@ -104,12 +100,11 @@ def convert_answer_call(reply: ModelReply, schema: Mapping[str, object]) -> Mode
 
     Such an answer is premature: the other calls are executed, and the model answers again.
     """
-    answers = [part for part in reply.content if _is_answer(part)]
+    answers = [call for call in reply.tool_calls if call.tool_name == ANSWER]
     if not answers:
         return reply
-    early = len(reply.tool_calls) > len(answers)
-    parts = [part for part in reply.content if not _is_answer(part)]
-    if early:
+    parts = [part for part in reply.content if part not in answers]
+    if len(reply.tool_calls) > len(answers):
         return attrs.evolve(reply, content=tuple(parts))
     text = TextPart(_answer_text(answers[0], schema))
     stop = StopReason.END_TURN if reply.stop_reason is StopReason.TOOL_USE else reply.stop_reason
@@ -119,17 +114,11 @@ def convert_answer_call(reply: ModelReply, schema: Mapping[str, object]) -> Mode
     return attrs.evolve(reply, content=(*kept, text), stop_reason=stop, provider_data=data)
 
 
-def _is_answer(part: AssistantPart) -> bool:
-    return isinstance(part, ToolCallPart) and part.tool_name == ANSWER
-
-
-def _answer_text(part: AssistantPart, schema: Mapping[str, object]) -> str:
-    if not isinstance(part, ToolCallPart):
-        return ""
-    if part.raw_input is not None:
-        return part.raw_input
-    value: Any = part.input
-    return compact(value[WHOLE] if not _is_object(schema) and WHOLE in value else JsonDict(value))
+def _answer_text(call: ToolCallPart, schema: Mapping[str, object]) -> str:
+    if call.raw_input is not None:
+        return call.raw_input
+    value: Any = call.input
+    return compact(value[WHOLE] if schema.get("type") != "object" and WHOLE in value else JsonDict(value))
 
 
 class AnswerChunks:

@@ -209,7 +209,7 @@ class ApiProvider(Provider):
                 return await ask(ready.client)
         except TimeoutError:
             failure = make_timeout_error(call, "total", self._timeouts)
-        except self._list_errors() as error:
+        except Exception as error:  # noqa: BLE001 - `_convert_error` returns other errors unchanged
             failure = self._convert_error(error, call)
         raise failure
 
@@ -252,21 +252,15 @@ class ApiProvider(Provider):
                 response = await self._post(ready.client, body, stream=stream)
         except TimeoutError:
             failure = make_timeout_error(call, limit, timeouts)
-        except self._list_errors() as error:
+        except Exception as error:  # noqa: BLE001 - `_convert_error` returns other errors unchanged
             failure = self._convert_error(error, call)
         else:
             return HttpExchange(response, call, timeouts, started)
         # Raised outside the handler, so that the SDK's error, which holds the key, is not its context (reliability:SC05).
         raise failure
 
-    def _list_errors(self) -> tuple[type[Exception], ...]:
-        """Return the exception classes of the SDK and the HTTP library for failed requests."""
-        import httpx2
-
-        return self._load_sdk().APIError, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
-
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        """Return the error to raise for *error*."""
+        """Return the error to raise for *error* of the SDK or the HTTP library, and any other *error* itself."""
         return error_from_sdk(error, self._load_sdk(), call)
 
     async def _post(self, client: Any, body: RequestBody, *, stream: bool) -> object:

@@ -21,7 +21,6 @@ from typing import Any
 from stepengine.data.json import MAX_DECODINGS
 from stepengine.models._json import encode_utf8, read_json
 
-BEGINS = ("{", "[", '"')
 ENDS = ("}", "]", '"', "l", "e")
 UNREADABLE = object()
 """A marker for arguments that are not JSON, which equals no value."""

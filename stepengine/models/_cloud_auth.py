@@ -186,7 +186,8 @@ class AwsAuth(CloudAuth):
             or self._region is not None
             or find_set_variable((self.key_variable, *AWS_SIGNS, *AWS_REGIONS))
         )
-        if not (is_named or any(map(_is_file, AWS_FILES.items()))):
+        files = [Path(os.environ.get(variable) or usual).expanduser() for variable, usual in AWS_FILES.items()]
+        if not (is_named or any(file.is_file() for file in files)):
             msg = (
                 f"there are no AWS credentials for {provider!r}: set AWS_REGION and {self.key_variable}, or AWS_ACCESS_KEY_ID "
                 f"and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, or pass {self.made_by}(region=..., profile=...)"
@@ -282,11 +283,6 @@ def _read_profile_region(profile: str | None) -> str | None:
         if region:
             _regions[key] = region
     return _regions.get(key)
-
-
-def _is_file(names: tuple[str, str]) -> bool:
-    variable, usual = names
-    return Path(os.environ.get(variable) or usual).expanduser().is_file()
 
 
 def _make_registered_secret(provider: str, value: str | Secret | None, member: str) -> Secret | None:

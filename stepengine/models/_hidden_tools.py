@@ -15,7 +15,7 @@ from attrs import frozen
 from stepengine.data.messages import Message, OpaquePart, ToolCallPart, ToolReferencePart
 from stepengine.data.models import ModelRequest
 from stepengine.data.tools import FIND_TOOLS, ToolSpec
-from stepengine.models._reply import find_objects, find_text
+from stepengine.models._json import find_objects, find_text
 from stepengine.models._wire import resolve_tool_choice
 
 SEARCH = "tool_search"
@@ -42,11 +42,6 @@ def find_loaded_tools(data: Mapping[str, object]) -> list[str]:
     ]
     references = find_objects(data, "content", "tool_references")
     return [find_text(tool, "name") for tool in tools] + [find_text(one, "tool_name") for one in references]
-
-
-def find_referenced_tools(message: Message) -> Names:
-    """Return the names of the tools in the references of a message."""
-    return tuple([part.tool_name for part in message.content if isinstance(part, ToolReferencePart)])
 
 
 @frozen

@@ -115,6 +115,13 @@ def parse_token_count(value: object) -> int | None:
     return value if type(value) is int and 0 <= value <= MAX_COUNT_TOKENS else None
 
 
+def parse_token_counts(raw: Mapping[str, object], *names: str) -> tuple[list[int], bool]:
+    """Return the numbers of tokens under *names*, 0 for missing and invalid ones, and whether one of them is invalid."""
+    counts = [parse_token_count(raw.get(name)) for name in names]
+    is_unsure = any(raw.get(name) is not None and count is None for name, count in zip(names, counts, strict=True))
+    return [count or 0 for count in counts], is_unsure
+
+
 def _raise_wrong_type(name: str, wanted: str, value: object) -> NoReturn:
     msg = f"{name!r} is {_describe_type(value)}, {wanted} was expected"
     raise TypeError(msg)

@@ -260,36 +260,17 @@ class PresetProvider(HttpProvider):
         return os.environ.get(API_VERSION, "").strip() if self._preset.azure else ""
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        tokens = self._make_token_source()
-        if tokens is not None:
-            return self._make_token_client(tokens, base_url, http_client)
+        tokens, sdk = self._make_token_source(), self._load_sdk()
         key = self._preset.no_key if credentials.key is None else credentials.key.reveal()
-        shared = {
-            "max_retries": 0,
-            "timeout": http_client.timeout,
-            "http_client": http_client,
-            "api_key": key or NO_KEY,
-        }
-        if not key:
+        if tokens is None and not key:
             http_client.event_hooks = {**http_client.event_hooks, "request": [remove_placeholder_key]}
+        shared: dict[str, Any] = {"max_retries": 0, "timeout": http_client.timeout, "http_client": http_client}
         if self._api_version:
+            shared["azure_ad_token_provider" if tokens else "api_key"] = tokens or key or NO_KEY
             return create_client_without_openai_env(
-                self._load_sdk().AsyncAzureOpenAI, azure_endpoint=base_url, api_version=self._api_version, **shared
+                sdk.AsyncAzureOpenAI, azure_endpoint=base_url, api_version=self._api_version, **shared
             )
-        if self._preset.key_variable == "OPENAI_API_KEY":
-            return self._load_sdk().AsyncOpenAI(base_url=base_url, **shared)
-        return create_client_without_openai_env(self._load_sdk().AsyncOpenAI, base_url=base_url, **shared)
-
-    def _make_token_client(self, tokens: TokenSource, base_url: str, http_client: Any) -> Any:
-        shared = {"max_retries": 0, "timeout": http_client.timeout, "http_client": http_client}
-        if self._api_version:
-            return create_client_without_openai_env(
-                self._load_sdk().AsyncAzureOpenAI,
-                azure_endpoint=base_url,
-                api_version=self._api_version,
-                azure_ad_token_provider=tokens,
-                **shared,
-            )
-        return create_client_without_openai_env(
-            self._load_sdk().AsyncOpenAI, base_url=base_url, api_key=tokens, **shared
-        )
+        shared |= {"base_url": base_url, "api_key": tokens or key or NO_KEY}
+        if tokens is None and self._preset.key_variable == "OPENAI_API_KEY":
+            return sdk.AsyncOpenAI(**shared)
+        return create_client_without_openai_env(sdk.AsyncOpenAI, **shared)

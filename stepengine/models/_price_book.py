@@ -178,10 +178,10 @@ class PriceBook:
         tokens = None if reply.usage is None else self.price_usage(model, reply.usage, at)
         if tokens is None or not isinstance(raw, Mapping):
             return tokens
-        tier = self._resolve_tier(model, data, raw, at)
-        if tier is None:
+        context, _ = self._resolve_tier(model, data, raw, at)
+        if context is None:
             return None
-        context, beside = tier.context, list_uncounted_iterations(raw)
+        beside = list_uncounted_iterations(raw)
         images = self._price_images(model, data, at) or Decimal(0)
         # The fast way for nearly all replies: ordinary tier, no other iterations, and only token kinds in our buckets.
         # Otherwise the price library reads the provider's own usage.
@@ -203,8 +203,7 @@ class PriceBook:
         """Return the provider's names of billed items in *reply* without a known price."""
         data: Mapping[str, Any] = reply.provider_data
         raw, provider = data["usage"], str(data.get("provider") or "")
-        tier = self._resolve_tier(model, data, raw, at)
-        found = [] if tier is None else list(tier.unpriced)
+        _, found = self._resolve_tier(model, data, raw, at)
         if _has_special_prices(raw):
             extracted = self._extract_usage(model, provider, raw)
             found += list_unlisted_kinds(extracted, self.find_model(model).get_prices(at))
@@ -215,16 +214,18 @@ class PriceBook:
             found.append(IMAGES)
         return tuple(dict.fromkeys(found))
 
-    def _resolve_tier(self, model: str, data: Mapping[str, Any], raw: Mapping[str, Any], at: datetime) -> _Tier | None:
+    def _resolve_tier(
+        self, model: str, data: Mapping[str, Any], raw: Mapping[str, Any], at: datetime
+    ) -> tuple[dict[str, str] | None, list[str]]:
         """
-        Return the price context for the tier and speed of a reply, with unpriced items; ``None`` for an unknown tier.
+        Return the price context for the tier and speed of a reply, ``None`` for an unknown tier, and those without a price.
 
         Flex has the price of a batch if only that is listed, and at Groq the ordinary price.
         """
         context = {"processing": "batch"} if data.get("processing") == "batch" else {}
-        unpriced, tier, speed = [], _billed_tier(model, data, raw), raw.get("speed")
+        unpriced, tier, speed = list[str](), _billed_tier(model, data, raw), raw.get("speed")
         if not tier and speed is None:
-            return _Tier(context, ())
+            return context, unpriced
         known = self.find_model(model)
         if tier and _has_price_variant(known, "service_tier", tier, at):
             context["service_tier"] = tier
@@ -234,13 +235,13 @@ class PriceBook:
         elif tier in DEARER:
             unpriced.append(tier)
         elif tier and tier != context.get("processing"):
-            return None
+            return None, unpriced
         if isinstance(speed, str) and speed != "standard":
             if _has_price_variant(known, "speed", speed, at):
                 context["speed"] = speed
             else:
                 unpriced.append(speed)
-        return _Tier(context, tuple(unpriced))
+        return context, unpriced
 
     def _price_images(self, model: str, data: Mapping[str, Any], at: datetime) -> Decimal | None:
         """Return the cost of a reply's images from a separate image model; ``None`` for none, or if it is unknown."""
@@ -367,13 +368,6 @@ def _has_special_prices(raw: object) -> bool:
             for name, value in raw.items()
         )
     return isinstance(raw, list | tuple) and any(_has_special_prices(entry) for entry in raw)
-
-
-class _Tier(NamedTuple):
-    """The price context for the tier and speed of a reply, and the names of those without a price."""
-
-    context: dict[str, str]
-    unpriced: tuple[str, ...]
 
 
 def _has_price_variant(known: Any, kind: str, word: str, at: datetime) -> bool:

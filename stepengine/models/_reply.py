@@ -19,27 +19,8 @@ from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
 from stepengine.data.visible import cut_after
 from stepengine.models._failures import RequestLabel, make_malformed_call_error, make_protocol_error
-from stepengine.models._json import find_object, find_objects, find_text, parse_token_count
+from stepengine.models._json import find_object, find_text, parse_token_count
 from stepengine.models.keys import printable
-
-__all__ = (
-    "MAX_UNREAD_NAMES",
-    "UNKNOWN",
-    "add_unread",
-    "cut_at_stops",
-    "find_object",
-    "find_objects",
-    "find_stated_cost",
-    "find_text",
-    "format_sources",
-    "make_media_part",
-    "make_reply",
-    "parse_dollar_text",
-    "parse_dollars",
-    "select_members",
-    "shorten_text",
-    "usage_from_totals",
-)
 
 SHOWN_CHARS = 4_000
 """One or two screens of text."""
@@ -153,7 +134,7 @@ def _mark_truncated_call(content: tuple[AssistantPart, ...]) -> tuple[AssistantP
 
 
 def make_media_part(
-    written: object, mime_type: str, provider_data: Mapping[str, object], name: str = ""
+    written: object, mime_type: str, provider_data: Mapping[str, object]
 ) -> ImagePart | DocumentPart | None:
     """
     Return the image or file of a base64 text from a model; an empty type is detected from the bytes.
@@ -169,7 +150,7 @@ def make_media_part(
     mime = resolve_media_type(mime_type, data)
     if mime.startswith("image/"):
         return ImagePart(data=data, mime_type=mime, provider_data=freeze(dict(provider_data)))
-    return DocumentPart(data=data, mime_type=mime or UNKNOWN, name=name, provider_data=freeze(dict(provider_data)))
+    return DocumentPart(data=data, mime_type=mime or UNKNOWN, provider_data=freeze(dict(provider_data)))
 
 
 def cut_at_stops(reply: ModelReply, stops: tuple[str, ...]) -> ModelReply:

@@ -39,7 +39,8 @@ class Sdk(NamedTuple):
         except (ImportError, ValueError):  # its parent is missing, or its import is blocked
             spec = None
         if spec is None:
-            raise self._make_missing_error()
+            msg = f"the package {self.package!r} is not installed: pip install 'stepengine[{self.extra}]'"
+            raise ModelError(msg, kind="missing_sdk")
         if spec.origin is None:
             why = "only its folder is left"
             raise self._make_broken_error(why)
@@ -60,10 +61,6 @@ class Sdk(NamedTuple):
         except Exception as error:
             why = f"{type(error).__name__}: {error}"
             raise self._make_broken_error(why) from error
-
-    def _make_missing_error(self) -> ModelError:
-        msg = f"the package {self.package!r} is not installed: pip install 'stepengine[{self.extra}]'"
-        return ModelError(msg, kind="missing_sdk")
 
     def _make_broken_error(self, why: str, *lacking: str) -> ModelError:
         remedy = " ".join([repr(name) for name in lacking]) or f"--force-reinstall '{self.package}'"

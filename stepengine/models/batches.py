@@ -198,12 +198,11 @@ class Batched(Provider):
             self._waiting, self._came = {}, asyncio.Event()
         calls, text = self._waiting, canonical(bare(request)).encode()
         print_ = hashlib.sha256(text).hexdigest()
-        name, batch = out.find_unclaimed_call(
-            print_, lambda known: known in self._over or _is_awaited(calls.get(known))
-        ) or (
-            f"call-{secrets.token_hex(8)}",
-            "",
+        # A call is taken while a caller waits for it, or is about to receive its reply.
+        found = out.find_unclaimed_call(
+            print_, lambda known: known in self._over or (known in calls and not calls[known].reply.cancelled())
         )
+        name, batch = found or (f"call-{secrets.token_hex(8)}", "")
         waiting = _WaitingCall(
             request, None if batch else member, print_, len(text), loop.create_future(), loop.time(), batch
         )
@@ -381,11 +380,6 @@ async def _await_reply(call: _WaitingCall) -> ModelReply:
         if not call.batch:
             mark_unsent(stopped)
         raise
-
-
-def _is_awaited(call: _WaitingCall | None) -> bool:
-    """Return whether a caller waits for a call or is about to receive its reply."""
-    return call is not None and not call.reply.cancelled()
 
 
 def _fail_calls(calls: Mapping[str, _WaitingCall], error: Exception, *, stay: bool = False) -> None:

@@ -52,12 +52,12 @@ from stepengine.models.anthropic.request import (
     limit_strict_tools,
     thinks_anyway,
 )
-from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings, Timeouts
+from stepengine.models.base import Provider, ProviderSettings, Timeouts
 from stepengine.models.bedrock_converse import request as converse
 from stepengine.models.bedrock_converse.families import find_family as family_of_converse
 from stepengine.models.bedrock_converse.families import parse_maker
 from stepengine.models.bedrock_converse.stream import ConverseAccumulator
-from stepengine.models.bedrock_converse.transport import AuthenticatedClient, ConverseErrorReply
+from stepengine.models.bedrock_converse.transport import AuthenticatedClient
 from stepengine.models.google import GoogleProvider, transport
 from stepengine.models.keys import (
     Credentials,
@@ -98,34 +98,11 @@ MULTI_REGIONS = frozenset({"us", "eu"})
 
 
 class _NoFilesProvider(Provider):
-    """A provider without files and batches, although its wire supports them elsewhere."""
+    """A provider without files and batches, although its wire supports them elsewhere: these methods raise an error."""
 
-    def batch_member(self, request: ModelRequest) -> BatchMember:
-        """
-        Raise an error: the cloud has no batches.
-
-        Raises:
-            ModelError: always.
-        """
-        return Provider.batch_member(self, request)
-
-    async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:
-        """
-        Raise an error: the cloud stores no files.
-
-        Raises:
-            ModelError: always.
-        """
-        return await Provider.upload(self, data, mime_type=mime_type, name=name, expires_in=expires_in)
-
-    async def delete_file(self, file_id: str) -> None:
-        """
-        Raise an error: the cloud stores no files that could be deleted.
-
-        Raises:
-            ModelError: always.
-        """
-        await Provider.delete_file(self, file_id)
+    batch_member = Provider.batch_member
+    upload = Provider.upload
+    delete_file = Provider.delete_file
 
 
 class _CloudProvider(ApiProvider):
@@ -163,9 +140,6 @@ class _CloudProvider(ApiProvider):
     def get_account(self) -> str:
         """Return a hash of its account in the cloud, or of its base URL if that is unknown."""
         return hash_account(self._cloud.identity(), self._resolve_access()[1])
-
-    def _list_errors(self) -> tuple[type[Exception], ...]:
-        return (*super()._list_errors(), *self._cloud.list_errors())
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
         if isinstance(error, self._cloud.list_errors()):
@@ -218,9 +192,7 @@ class _GoogleCloudProvider(_CloudProvider):
 class _CloudClaudeProvider(_NoFilesProvider, _CloudProvider, AnthropicProvider):
     """Claude in a cloud, which has no API for the limits and options of models."""
 
-    async def describe(self, model: str) -> ModelInfo | None:  # type: ignore[override]
-        """Return ``None``, because the cloud does not describe models."""
-        return None
+    describe = Provider.describe  # type: ignore[assignment]
 
 
 class _MultiProvider(Provider):
@@ -454,9 +426,6 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
             provider=provider, max_retries=0, timeout=http_client.timeout, http_client=http_client
         )
 
-    def _list_errors(self) -> tuple[type[Exception], ...]:
-        return (*super()._list_errors(), self._load_sdk().OpenAIError)
-
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
         sdk = self._load_sdk()
         if isinstance(error, sdk.OpenAIError) and not isinstance(error, sdk.APIError):
@@ -493,14 +462,10 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> AuthenticatedClient:
         return AuthenticatedClient(self._aws, self.name, base_url, http_client)
 
-    def _list_errors(self) -> tuple[type[Exception], ...]:
+    def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
         import httpx2
 
-        http = (httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError)
-        return (ConverseErrorReply, *http, *self._cloud.list_errors())
-
-    def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        if isinstance(error, ConverseErrorReply):
+        if isinstance(error, httpx2.HTTPStatusError):
             response = error.response
             return error_from_body(response.content, response.status_code, response.headers, call)
         if isinstance(error, self._cloud.list_errors()):
@@ -739,6 +704,7 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
 
     site = FOUNDRY
     model_patterns = ()
+    describe = Provider.describe  # type: ignore[assignment]
 
     def __init__(
         self,
@@ -782,10 +748,6 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         if self._make_token_source() is None or url is None:
             return super()._resolve_access()
         return Credentials(None, "Entra ID", told=ENTRA_TOLD), url
-
-    async def describe(self, model: str) -> ModelInfo | None:  # type: ignore[override]
-        """Return ``None``, because Foundry does not describe models."""
-        return None
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         tokens = self._make_token_source()

@@ -313,17 +313,13 @@ class Models:
         return self._resolve_provider(model, self.parse(model))
 
     def _resolve_provider(self, model: str, ref: ModelRef) -> Provider:
-        provider = self._find_serving_provider(ref)
+        provider = self._served.get(str(ref))
+        if provider is None:
+            route = None if ref.provider else parse_route(ref.model)
+            if route is not None:
+                return Fallback(route, self.provider_for)
+            provider = self._only if self._only is not None else self._get_provider(ref.provider)
         return _FixedModelProvider(provider, str(ref)) if model in self.aliases and ref.provider else provider
-
-    def _find_serving_provider(self, ref: ModelRef) -> Provider:
-        served = self._served.get(str(ref))
-        if served is not None:
-            return served
-        route = None if ref.provider else parse_route(ref.model)
-        if route is not None:
-            return Fallback(route, self.provider_for)
-        return self._only if self._only is not None else self._get_provider(ref.provider)
 
     def check(self, model: str) -> str:
         """

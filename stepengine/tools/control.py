@@ -259,18 +259,12 @@ def set_output_binding(schema: JsonDict) -> ToolBinding:
     The machine checks the input by the agent's own ``validate_output``.
     """
     free = control_tools_by_name()["set_output"].binding()
-    spec = attrs.evolve(free.spec, input_schema=schema if _is_valid_input_schema(schema) else _nest_in_data(schema))
+    # Providers reject such a schema as the input of a tool.
+    if schema.get("type") != "object" or any(word in schema for word in UNFIT_AT_TOP):
+        inner, definitions = nest_schema(schema, "data")
+        schema = freeze_object({**object_schema(("data",), data=inner), **definitions})
+    spec = attrs.evolve(free.spec, input_schema=schema)
     return ToolBinding(spec, lambda value: Validated(value, value), runs=free.runs)
-
-
-def _is_valid_input_schema(schema: JsonDict) -> bool:
-    """Return True if providers accept *schema* as the input of a tool."""
-    return schema.get("type") == "object" and not any(word in schema for word in UNFIT_AT_TOP)
-
-
-def _nest_in_data(schema: JsonDict) -> JsonDict:
-    inner, definitions = nest_schema(schema, "data")
-    return freeze_object({**object_schema(("data",), data=inner), **definitions})
 
 
 def control_tools() -> list[Tool]:

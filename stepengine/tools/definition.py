@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Callable, Coroutine, Generator, Mapping, Sequence
 from copy import copy
-from typing import Any, Generic, Protocol, TypedDict, cast, get_args, get_origin
+from typing import Any, Generic, TypedDict, cast, get_args, get_origin
 
 import attrs
 from attrs import frozen
@@ -30,7 +30,6 @@ from stepengine.data.tools import (
     ToolBinding,
     ToolLike,
     ToolSpec,
-    Validated,
     Yielding,
     template_parameters,
 )
@@ -219,15 +218,6 @@ def _schema_properties(spec: ToolSpec) -> JsonDict:
     return found if isinstance(found, JsonDict) else JsonDict()
 
 
-class Inputs(Protocol):
-    """Validates the input of a tool."""
-
-    schema: JsonDict
-
-    def validate(self, value: JsonDict) -> Validated:
-        """Return the validated input, or raise ``ToolInputError``."""
-
-
 def check_name(name: object, where: str = "") -> None:
     """
     Raise ``DefinitionError`` for a tool name that a provider would reject.
@@ -308,7 +298,14 @@ class Tool(Generic[P, R]):
         made._binding, made._preview, made._signature = binding, None, None  # noqa: SLF001  (a third constructor)
         return made
 
-    def _set_up(self, name: str, description: str, inputs: Inputs, body: FunctionBody, options: ToolOptions) -> None:
+    def _set_up(
+        self,
+        name: str,
+        description: str,
+        inputs: FunctionInputs | SchemaInputs,
+        body: FunctionBody,
+        options: ToolOptions,
+    ) -> None:
         flags = _check_options(name, {**options, "description": description})
         del flags["description"]
         if "idempotent" in flags:
@@ -464,17 +461,14 @@ class Tool(Generic[P, R]):
 
     def __call__(self, *args: object, **kwargs: object) -> object:
         """Refuse to be called like the function: nothing would validate, record or limit that call."""
+        name, hint = self.spec.name, f"`{self.spec.name}.fn(...)`"
+        if self.body.is_generator:
+            hint = f"`Walk({name}, params={{...}})` (from stepengine.testing)"
         msg = (
-            f"tool {self.spec.name!r} is not called directly; in a handler write `yield from call({self.spec.name}, ...)`, "
-            f"in a unit test {self._test_hint()}"
+            f"tool {name!r} is not called directly; in a handler write `yield from call({name}, ...)`, "
+            f"in a unit test {hint}"
         )
         raise TypeError(msg)
-
-    def _test_hint(self) -> str:
-        name = self.spec.name
-        if self.body.is_generator:
-            return f"`Walk({name}, params={{...}})` (from stepengine.testing)"
-        return f"`{name}.fn(...)`"
 
 
 def with_sandbox(

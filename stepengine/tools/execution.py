@@ -73,7 +73,12 @@ async def execute(
             if isinstance(outcome, str) and tool.returns is not None:
                 from stepengine.data.events import Warned
 
-                ctx.emit(Warned(message=_wrong_annotation_text(spec.name, tool.returns)))
+                ctx.emit(
+                    Warned(
+                        message=f"tool {spec.name!r} is annotated `-> {tool.returns}` and returned a text; the result is "
+                        f"that text, not a {tool.returns}"
+                    )
+                )
             result_type = tool.result_type if is_more_than_json(outcome) and ctx.is_typed else Any
             return as_result(outcome, scoped.max_chars if body.wants_context else None, result_type)
         if isinstance(outcome.error, UnknownOutcome):
@@ -83,13 +88,6 @@ async def execute(
             return _failure_result(spec.name, outcome)
         await ctx.pause(min(RETRY_WAIT_SECONDS * 2 ** (spec.retries - tries), RETRY_WAIT_SECONDS_MAX))
         tries -= 1
-
-
-def _wrong_annotation_text(tool_name: str, returns: str) -> str:
-    """Return the warning that a tool returned text although it is annotated with another type."""
-    return (
-        f"tool {tool_name!r} is annotated `-> {returns}` and returned a text; the result is that text, not a {returns}"
-    )
 
 
 async def _run_body_once(

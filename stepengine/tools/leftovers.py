@@ -87,9 +87,5 @@ async def end_tasks(tasks: list[asyncio.Task[Any]], tool_name: str, ctx: ToolCon
     for task in done:
         if not task.cancelled():
             task.exception()  # so that nobody is told that it was never retrieved
-    names = ", ".join(sorted(_task_name(t) for t in tasks))
+    names = ", ".join(sorted(f"{t.get_name()} ({getattr(t.get_coro(), '__qualname__', '?')})" for t in tasks))
     ctx.emit(Warned(message=f"tool {tool_name!r} left tasks behind, which were cancelled: {names}"))
-
-
-def _task_name(task: asyncio.Task[Any]) -> str:
-    return f"{task.get_name()} ({getattr(task.get_coro(), '__qualname__', '?')})"

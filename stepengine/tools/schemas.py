@@ -962,12 +962,6 @@ def _unevaluated_issues(at: _IssueReport, other: Form, instance: object, schema:
     return _too_many_issue(at, "Unevaluated", len(strange))
 
 
-def _additional_item_issues(
-    at: _IssueReport, _: object, instance: list[object], schema: dict[str, Any]
-) -> Iterator[str]:
-    return _too_many_issue(at, "Additional", len(instance) - len(schema["items"]))
-
-
 def _too_many_issue(at: _IssueReport, what: str, count: int) -> Iterator[str]:
     yield f"{at.path}: {what} items are not allowed ({count} item{'s' if count > 1 else ''})"
 
@@ -1008,7 +1002,9 @@ SAYINGS: dict[str, Saying] = {
     "dependencies": _dependent_issues,
     "additionalProperties": _additional_issues,
     "unevaluatedProperties": _unevaluated_issues,
-    "additionalItems": _additional_item_issues,
+    "additionalItems": lambda at, _, instance, schema: _too_many_issue(
+        at, "Additional", len(instance) - len(schema["items"])
+    ),
     "unevaluatedItems": _unevaluated_issues,
     "propertyNames": _name_issues,
     "anyOf": _any_of_issues,

@@ -369,7 +369,8 @@ def encoded_by(wire: str, first: Recording, second: Recording, history: Transcri
             request = attrs.evolve(request, settings=settings)
             manual = (encode_thinking(request, first.model, find_family(first.model)) or {}).get("type") == "enabled"
             hidden = frozenset(tools_in(second, "defer_loading")) or None
-            return encode_anthropic(request, AnthropicFlags("anthropic", first.model, manual, hidden=hidden)).decode()
+            messages, _ = encode_anthropic(request, AnthropicFlags("anthropic", first.model, manual, hidden=hidden))
+            return messages.decode()
         case "openai":
             later = {tool["name"]: tool for item in second.request["input"] for tool in added_tools(item)}
             flags = ResponsesFlags("openai", first.model, hidden=frozenset(later) or None)

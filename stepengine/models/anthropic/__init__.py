@@ -9,8 +9,6 @@ from functools import partial
 from typing import Any, ClassVar, Literal, cast
 from urllib.parse import quote
 
-from attrs import frozen
-
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ModelSettings, ReplyDone
 from stepengine.data.server_tools import Programs
 from stepengine.data.tools import ToolSpec
@@ -116,7 +114,7 @@ class AnthropicProvider(HttpProvider):
         cache: Literal["5m", "1h"] | None = "5m" if prompt_cache is True else prompt_cache or None
         self._ways = AnthropicRequestOptions(provider=name, max_tokens=max_tokens, cache=cache, site=self.site)
         self._tools: dict[tuple[str | None, Programs | None], ToolsCache] = {}
-        self._fitting: _StrictToolsCache | None = None
+        self._strict_tools: tuple[tuple[object, ...], object, tuple[ToolSpec, ...]] = ((), None, ())
         self._asks = ask_models
         self._asked_for: set[str] = set()
         self._described: dict[str, tuple[ModelInfo, AnthropicFamily]] = {}
@@ -176,9 +174,8 @@ class AnthropicProvider(HttpProvider):
         body = self._encode_for_batch(request)
         headers = merge_headers(body.headers, parse_extra_headers(request.settings))
         group = " ".join([f"{name}: {value}" for name, value in sorted(headers.items())])
-        return BatchMember(
-            request, group, _BatchRequest(body.content, headers, self._get_family(self.strip_prefix(request.model)))
-        )
+        family = self._get_family(self.strip_prefix(request.model))
+        return BatchMember(request, group, (body.content, headers, family))
 
     async def submit_batch(self, members: Mapping[str, BatchMember]) -> str:
         """
@@ -191,12 +188,12 @@ class AnthropicProvider(HttpProvider):
         for name, member in members.items():
             model = self.strip_prefix(member.request.model)
             await self._describe_if_new(model)
-            part: _BatchRequest = member.content
-            if part.family != self._get_family(model):
-                part = self.batch_member(member.request).content
+            encoded, own_headers, family = member.content
+            if family != self._get_family(model):
+                encoded, own_headers, _ = self.batch_member(member.request).content
             # A description that arrived meanwhile may have changed the headers of some requests only.
-            headers = {**headers, **part.headers}
-            parts.append(b'{"custom_id":"%s","params":%s}' % (name.encode(), part.content))
+            headers = {**headers, **own_headers}
+            parts.append(b'{"custom_id":"%s","params":%s}' % (name.encode(), encoded))
         content = b'{"requests":[%s]}' % b",".join(parts)
         return read_batch_id(self.name, await self._call_api("batches", BATCHES, content, **headers))
 
@@ -299,18 +296,12 @@ class AnthropicProvider(HttpProvider):
         tools = limit_tools_to_choice(request, self._get_family(self.strip_prefix(request.model)))
         if not any(tool.strict for tool in tools):
             return tools
-        known, programs = self._fitting, merge_programs(request.settings)
-        schema = request.settings.response_schema
-        beside = (after, programs)
-        if (
-            known is not None
-            and known.schema is schema
-            and known.beside == beside
-            and _are_same_tools(tools, known.tools)
-        ):
-            return known.fitting
-        self._fitting = _StrictToolsCache(tools, schema, beside, limit_strict_tools(tools, schema, after, programs))
-        return self._fitting.fitting
+        programs, schema = merge_programs(request.settings), request.settings.response_schema
+        key = (after, programs, id(schema), *map(id, tools))
+        if self._strict_tools[0] != key:
+            # The cache holds tools and schema, so that no other objects get their ids.
+            self._strict_tools = key, (tools, schema), limit_strict_tools(tools, schema, after, programs)
+        return self._strict_tools[2]
 
     def _supports_tool_search(self, model: str) -> bool:
         return self.site.searches and self._get_family(model).searches
@@ -384,26 +375,3 @@ def _parse_batch_result(line: Mapping[str, object]) -> Mapping[str, Any]:
             return {"ended": kind}
         case _:
             return {}
-
-
-def _are_same_tools(tools: tuple[ToolSpec, ...], others: tuple[ToolSpec, ...]) -> bool:
-    return len(tools) == len(others) and all(a is b for a, b in zip(tools, others, strict=True))
-
-
-@frozen
-class _BatchRequest:
-    """A request of a batch: its bytes, its headers, and the model family that they were encoded for."""
-
-    content: bytes
-    headers: Mapping[str, str]
-    family: AnthropicFamily
-
-
-@frozen
-class _StrictToolsCache:
-    """The tools and schema of the last request, and the tools with the chosen strict ones."""
-
-    tools: tuple[ToolSpec, ...]
-    schema: Mapping[str, Any] | None
-    beside: tuple[str, Programs | None]
-    fitting: tuple[ToolSpec, ...]

@@ -19,14 +19,16 @@ from stepengine.models._failures import RequestLabel, make_protocol_error
 from stepengine.models._hidden_tools import SEARCH, find_loaded_tools
 from stepengine.models._iterations import STOOD_IN, list_iterations, list_uncounted_iterations
 from stepengine.models._json import (
-    find_newer_members,
+    find_objects,
+    find_text,
     make_call_part,
     objects_at,
     parse_token_count,
+    parse_token_counts,
     text_at,
     wrap_newer_members,
 )
-from stepengine.models._reply import find_objects, find_text, format_sources, make_reply, select_members, shorten_text
+from stepengine.models._reply import format_sources, make_reply, select_members, shorten_text
 
 STOPS = {
     "end_turn": StopReason.END_TURN,
@@ -81,7 +83,6 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
     if message.get("content") is None:
         raise make_protocol_error(call, "it holds no content", usage)
     blocks = _drop_withdrawn_blocks(objects_at(message, "content"))
-    newer = find_newer_members(message, IN_MESSAGE)
     container = find_text(message, "container", "id")
     content = tuple([part for block in blocks for part in _decode_parts(block, call.provider, model, container)])
     return make_reply(
@@ -97,7 +98,7 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
             "id": message.get("id"),
             "usage": message.get("usage"),
             **select_members(message, *KEPT),
-            **({"more": newer} if newer else {}),
+            **wrap_newer_members(message, IN_MESSAGE),
         },
     )
 
@@ -212,17 +213,15 @@ def parse_usage(raw: object) -> Usage | None:
     # Unknown is not zero (reliability:MP61): a sum with an unknown part is marked as a lower bound.
     if not isinstance(raw, Mapping) or (raw.get("input_tokens") is None and raw.get("output_tokens") is None):
         return None
-    figures = [
-        raw.get(name)
-        for name in ("input_tokens", "output_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-    ]
+    totals = ("input_tokens", "output_tokens")
+    counts, unsure = parse_token_counts(raw, *totals, "cache_read_input_tokens", "cache_creation_input_tokens")
+    fresh, output, read, written = counts
     details = raw.get("output_tokens_details")
-    fresh, output, read, written = [parse_token_count(figure) or 0 for figure in figures]
     thought = parse_token_count(details.get("thinking_tokens")) if isinstance(details, Mapping) else None
     # Buckets are disjoint (ecosystem:EC76): the API's output includes thoughts. `min`, since a service that reports
     # more thoughts than output must not make the rest negative.
     reasoning = min(output, thought or 0)
-    unsure = any(figure is not None and parse_token_count(figure) is None for figure in figures) or None in figures[:2]
+    unsure = unsure or any(raw.get(name) is None for name in totals)
     usage = Usage(fresh, output - reasoning, read, written, reasoning, at_least=unsure)
     objects_at(raw, "iterations")  # raises for anything but a list of objects
     # Billed, and in none of the totals above. An entry without counts makes the sum a lower bound.

@@ -39,7 +39,7 @@ from stepengine.data.messages import (
 )
 from stepengine.data.models import ModelRequest
 from stepengine.models._hidden_tools import find_loaded_tools, is_tool_search
-from stepengine.models._reply import find_objects, find_text
+from stepengine.models._json import find_objects, find_text
 from stepengine.models._wire import (
     MADE,
     NUDGE,
@@ -110,28 +110,9 @@ class AnthropicEncoded(BaseTurn):
 # --- joining --------------------------------------------------------------------------------------------------------
 
 
-@frozen
-class EncodedHistory:
+def encode_messages(request: ModelRequest, flags: AnthropicEncodeOptions, *, lost: bool = False) -> tuple[bytes, str]:
     """
-    The ``messages`` array, and the container of a waiting program.
-
-    Attributes:
-        messages: The array.
-        container: The container of the program that waits for the last results; ``""`` for none.
-    """
-
-    messages: bytes
-    container: str = ""
-
-
-def encode_messages(request: ModelRequest, flags: AnthropicEncodeOptions, *, lost: bool = False) -> bytes:
-    """Return the ``messages`` array of history and tail with alternating roles; see ``encode_history``."""
-    return encode_history(request, flags, lost=lost).messages
-
-
-def encode_history(request: ModelRequest, flags: AnthropicEncodeOptions, *, lost: bool = False) -> EncodedHistory:
-    """
-    Return the ``messages`` array, and the container of a waiting program.
+    Return the ``messages`` array with alternating roles, and the container of the waiting program (``""`` for none).
 
     A waiting program receives only its results, so user messages of the tail are left out. A program is abandoned if a user
     message followed instead, or its container is *lost*. Its calls are then sent as text (providers:PV121).
@@ -142,7 +123,7 @@ def encode_history(request: ModelRequest, flags: AnthropicEncodeOptions, *, lost
     joiner = _AnthropicJoiner()
     for turn in turns:
         joiner.add(turn)
-    return EncodedHistory(joiner.join(nudge=not is_paused(request)), joiner.container)
+    return joiner.join(nudge=not is_paused(request)), joiner.container
 
 
 def _replace_abandoned_turns(

@@ -30,7 +30,7 @@ from stepengine.models._settings import (
 )
 from stepengine.models._thinking_levels import budget_from_thinking, effort_from_thinking
 from stepengine.models._wire import encode_json, encode_members, is_paused, join_members, resolve_tool_choice
-from stepengine.models.anthropic.encode import AnthropicEncodeOptions, encode_history, encode_messages
+from stepengine.models.anthropic.encode import AnthropicEncodeOptions, encode_messages
 from stepengine.models.anthropic.families import DEFAULT_MAX_TOKENS, AnthropicFamily
 
 MIN_BUDGET_TOKENS = 1024
@@ -177,13 +177,11 @@ def encode(
     }
     known = "" if after == INVALID_SIGNATURE else model
     flags = AnthropicEncodeOptions(ways.provider, known, manual, _runs_code(request), find_hidden_tools(request))
-    history = encode_history(request, flags, lost=after == LOST_PROGRAM)
-    if history.container:
-        optional["container"] = history.container
+    messages, container = encode_messages(request, flags, lost=after == LOST_PROGRAM)
+    if container:
+        optional["container"] = container
     members = encode_members(request, optional, tools)
-    members["messages"] = (
-        history.messages if site.marks_whole else _mark_last_block(history.messages, request, ways.mark)
-    )
+    members["messages"] = messages if site.marks_whole else _mark_last_block(messages, request, ways.mark)
     return join_members(members)
 
 
@@ -234,7 +232,7 @@ def encode_token_count_request(
     manual = asked is not None and asked["type"] == "enabled"
     members = encode_members(request, optional, tools, extra=False)
     flags = AnthropicEncodeOptions(ways.provider, model, manual, _runs_code(request), find_hidden_tools(request))
-    members["messages"] = encode_messages(request, flags)
+    members["messages"], _ = encode_messages(request, flags)
     return join_members(members)
 
 

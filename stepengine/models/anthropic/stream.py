@@ -105,11 +105,16 @@ class AnthropicAccumulator(Accumulator):
 
     def _handle_message_event(self, kind: str, event: Json) -> None:
         if kind == "message_start":
-            self._start(object_at(event, "message"))
+            if self._message is not None:
+                self._refuse_stream("a second message_start")
+            message = object_at(event, "message")
+            self._message = {**message, "usage": dict(object_at(message, "usage"))}
         elif kind == "message_delta":
             self._apply_message_delta(event)
         elif kind == "message_stop":
-            self._stop()
+            if not self._is_complete():
+                self._refuse_stream("a message_stop while a block is open or the stop reason is missing")
+            self.done = True
         elif kind != "ping":
             self._record_unread(kind)
 
@@ -132,11 +137,6 @@ class AnthropicAccumulator(Accumulator):
 
     def _is_complete(self) -> bool:
         return bool(self._message and self._message.get("stop_reason")) and all(o.closed for o in self._blocks)
-
-    def _start(self, message: Mapping[str, object]) -> None:
-        if self._message is not None:
-            self._refuse_stream("a second message_start")
-        self._message = {**message, "usage": dict(object_at(message, "usage"))}
 
     def _open_block(self, index: int, block: Mapping[str, object]) -> list[ModelDelta]:
         if self._message is None or index != len(self._blocks):
@@ -214,11 +214,6 @@ class AnthropicAccumulator(Accumulator):
         self._message["usage"].update({name: value for name, value in usage.items() if value is not None})
         self._message.update(object_at(event, "delta"))
         self._message.update(find_newer_members(event, IN_EVENT))
-
-    def _stop(self) -> None:
-        if not self._is_complete():
-            self._refuse_stream("a message_stop while a block is open or the stop reason is missing")
-        self.done = True
 
 
 def _first_delta(block: Mapping[str, object]) -> list[ModelDelta]:

@@ -23,14 +23,16 @@ from stepengine.models._failures import (
 )
 from stepengine.models._json import (
     find_newer_members,
+    find_objects,
+    find_text,
     make_call_part,
     object_at,
     objects_at,
-    parse_token_count,
+    parse_token_counts,
     text_at,
     wrap_newer_members,
 )
-from stepengine.models._reply import find_objects, find_text, make_media_part, make_reply, shorten_text
+from stepengine.models._reply import make_media_part, make_reply, shorten_text
 
 STOPS = {
     "end_turn": StopReason.END_TURN,
@@ -180,8 +182,7 @@ def parse_usage(raw: object) -> Usage | None:
     """Return the API's usage in our buckets; ``None`` when it reports none. Its input excludes cached tokens."""
     if not isinstance(raw, Mapping) or (raw.get("inputTokens") is None and raw.get("outputTokens") is None):
         return None
-    names = ("inputTokens", "outputTokens", "cacheReadInputTokens", "cacheWriteInputTokens")
-    figures = [raw.get(name) for name in names]
-    fresh, output, read, written = [parse_token_count(figure) or 0 for figure in figures]
-    unsure = any(figure is not None and parse_token_count(figure) is None for figure in figures) or None in figures[:2]
-    return Usage(fresh, output, read, written, at_least=unsure)
+    totals = ("inputTokens", "outputTokens")
+    counts, unsure = parse_token_counts(raw, *totals, "cacheReadInputTokens", "cacheWriteInputTokens")
+    fresh, output, read, written = counts
+    return Usage(fresh, output, read, written, at_least=unsure or any(raw.get(name) is None for name in totals))

@@ -140,27 +140,12 @@ OPEN = {"user": b'{"role":"user","content":[', "assistant": b'{"role":"assistant
 TEXT = frozenset({"text"})
 
 
-@frozen
-class EncodedConversation:
-    """
-    The encoded conversation.
-
-    Attributes:
-        content: The array.
-        last: The kind of its last block; ``""`` if that is the assistant's.
-    """
-
-    content: bytes
-    last: str
-
-
-def encode_messages(request: ModelRequest, flags: ConverseEncodeOptions) -> EncodedConversation:
-    """Return the encoded history and tail with alternating roles."""
+def encode_messages(request: ModelRequest, flags: ConverseEncodeOptions) -> tuple[bytes, str]:
+    """Return the array of history and tail with alternating roles, and the kind of the last block (``""``: the assistant's)."""
     joiner = _ConverseJoiner(flags.family)
     for turn in encode_turns(request, flags, ENCODERS):
         joiner.add(turn)
-    content = joiner.join(nudge=not is_paused(request))
-    return EncodedConversation(content, joiner.last)
+    return joiner.join(nudge=not is_paused(request)), joiner.last
 
 
 class _ConverseJoiner(MessageJoiner):

@@ -32,8 +32,14 @@ from stepengine.models._wire import (
 from stepengine.models.bedrock_converse.encode import ConverseEncodeOptions, encode_messages
 from stepengine.models.bedrock_converse.families import ConverseFamily
 
-TIERS = {"auto": None, "standard": "default", "flex": "flex", "priority": "priority"}
-FAST = {"performanceConfig": {"latency": "optimized"}}
+TIERS: dict[str, dict[str, Any]] = {
+    "auto": {},
+    "standard": {"serviceTier": {"type": "default"}},
+    "flex": {"serviceTier": {"type": "flex"}},
+    "priority": {"serviceTier": {"type": "priority"}},
+    "fast": {"performanceConfig": {"latency": "optimized"}},
+}
+"""The body members for each service tier."""
 UNDEMANDED = frozenset({None, "auto", "none"})
 NOT_MARKED = frozenset({"", "document", "video"})
 """The kinds of last blocks after which the service rejects a mark; ``""`` is the assistant's."""
@@ -139,9 +145,8 @@ def _encode_prompt(
     if request.system_prompt.strip():
         system = encode_json({"text": request.system_prompt})
         members["system"] = b"[" + system + (b"," + mark if mark else b"") + b"]"
-    messages = encode_messages(request, attrs.evolve(ways.flags, calls=offers))
-    content = messages.content
-    if mark and messages.last not in NOT_MARKED and not is_paused(request):
+    content, last = encode_messages(request, attrs.evolve(ways.flags, calls=offers))
+    if mark and last not in NOT_MARKED and not is_paused(request):
         content = b"".join([content[: -len(END)], b",", mark, END])
     members["messages"] = content
     return members
@@ -214,18 +219,11 @@ def encode_tool(spec: ToolSpec) -> Json:
 def encode_special_settings(request: ModelRequest, model: str, family: ConverseFamily, provider: str) -> WireSettings:
     """Return the body members for the settings that only some wires support."""
     ways: dict[str, Way] = {
-        "service_tier": _encode_tier,
+        "service_tier": TIERS.get,
         "cache": lambda lifetime: _encode_cache_lifetime(lifetime, family),
         "server_tools": lambda items: _encode_server_tools(items, model, family, provider),
     }
     return convert_settings(request.settings, ways)
-
-
-def _encode_tier(tier: str) -> Json | None:
-    if tier == "fast":
-        return FAST
-    word = TIERS[tier]
-    return {} if word is None else {"serviceTier": {"type": word}}
 
 
 def _encode_cache_lifetime(lifetime: str, family: ConverseFamily) -> Json | None:

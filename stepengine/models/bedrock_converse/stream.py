@@ -95,7 +95,9 @@ class ConverseAccumulator(Accumulator):
             case "contentBlockStart":
                 return self._start(index_at(event, "contentBlockIndex"), object_at(event, "start"))
             case "contentBlockStop":
-                return self._stop(self._get_open_block(index_at(event, "contentBlockIndex")))
+                opened = self._get_open_block(index_at(event, "contentBlockIndex"))
+                opened.closed = True
+                return [] if opened.call is None else [ToolCallEnded(opened.call)]
             case "error":
                 raise self._make_stream_error(event)
             case _:
@@ -178,11 +180,6 @@ class ConverseAccumulator(Accumulator):
             case _:
                 _merge_delta(opened, kind, delta)
                 return []
-
-    def _stop(self, opened: _OpenConverseBlock) -> list[ModelDelta]:
-        """Close a content block; return a ``ToolCallEnded`` for a call."""
-        opened.closed = True
-        return [] if opened.call is None else [ToolCallEnded(opened.call)]
 
     def _build_block(self, opened: _OpenConverseBlock) -> Json:
         """Return a block in the form of a reply without a stream; ``{}`` for an empty block."""

@@ -19,14 +19,6 @@ SERVICE = "bedrock"
 JSON = {"content-type": "application/json", "accept": "*/*"}
 
 
-class ConverseErrorReply(Exception):
-    """A reply with an error status, with its body already read."""
-
-    def __init__(self, response: Any) -> None:
-        super().__init__()
-        self.response = response
-
-
 class AuthenticatedClient:
     """
     Sends requests to Bedrock, signed with AWS credentials or with a Bedrock API key.
@@ -51,7 +43,7 @@ class AuthenticatedClient:
         Send *content* with credentials to *path*; return the HTTP library's response before its body is read.
 
         Raises:
-            ConverseErrorReply: for a reply with an error status.
+            httpx2.HTTPStatusError: for a reply with an error status, after its body was read.
         """
         request = self._http_client.build_request(
             "POST", self._base_url + path, content=content, headers={**JSON, **headers}
@@ -67,7 +59,7 @@ class AuthenticatedClient:
                 await response.aread()
             finally:
                 await response.aclose()
-            raise ConverseErrorReply(response)
+            response.raise_for_status()
         return response
 
     async def _make_signed_headers(self, request: Any, content: bytes, headers: Mapping[str, str]) -> dict[str, str]:

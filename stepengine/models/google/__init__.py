@@ -12,7 +12,7 @@ from stepengine.models._api import NO_KEY, RequestBody, read_batch_id
 from stepengine.models._byte_reader import Accumulator
 from stepengine.models._failures import RequestLabel, error_from_body, error_from_transport
 from stepengine.models._http import HttpProvider
-from stepengine.models._json import parse_token_count
+from stepengine.models._json import find_object, find_objects, find_text, parse_token_count
 from stepengine.models._sdks import GOOGLE
 from stepengine.models._settings import warn_once
 from stepengine.models._thinking_levels import thinking_for_gemini
@@ -37,11 +37,6 @@ __all__ = ("GoogleProvider",)
 
 ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED", "EXPIRED", "PARTIALLY_SUCCEEDED"})
 LOST = {"CANCELLED": "canceled", "EXPIRED": "expired"}
-
-
-def _batch_key(answer: Mapping[str, object]) -> str:
-    metadata = answer.get("metadata")
-    return str(metadata.get("key")) if isinstance(metadata, Mapping) else ""
 
 
 def _parse_batch_result(answer: Mapping[str, object]) -> Mapping[str, Any]:
@@ -107,14 +102,10 @@ class GoogleProvider(HttpProvider):
         access = {"api_key": key, "vertexai": False}
         return transport.create_clients(self._load_sdk(), access, base_url, self._api_version, http_client)
 
-    def _list_errors(self) -> tuple[type[Exception], ...]:
+    def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
         import httpx2
 
-        errors = self._load_sdk().errors.APIError
-        return errors, transport.GoogleErrorReply, httpx2.HTTPError, httpx2.InvalidURL, httpx2.StreamError, OSError
-
-    def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        if not isinstance(error, self._load_sdk().errors.APIError | transport.GoogleErrorReply):
+        if not isinstance(error, self._load_sdk().errors.APIError | httpx2.HTTPStatusError):
             return error_from_transport(error, call)
         response: Any = error.response
         return error_from_body(response.content, response.status_code, response.headers, call)
@@ -175,8 +166,7 @@ class GoogleProvider(HttpProvider):
             ModelError: when the query fails, or the batch failed as a whole.
         """
         told = await self._call_api("batches", f"batches/{quote(batch.rpartition('/')[2], safe='')}")
-        metadata = told.get("metadata")
-        about = metadata if isinstance(metadata, Mapping) else {}
+        about = find_object(told, "metadata")
         state = str(about.get("state")).rpartition("_STATE_")[2]
         if state not in ENDED:
             return None
@@ -187,13 +177,10 @@ class GoogleProvider(HttpProvider):
             raise error_from_body({"error": told.get("error")}, None, {}, call)
         results: dict[str, object] = {} if state not in LOST else {"": {"ended": LOST[state]}}
         for place in (about.get("output"), told.get("response")):
-            match place:
-                case {"inlinedResponses": {"inlinedResponses": list(answers)}}:
-                    named = [(_batch_key(answer), answer) for answer in answers if isinstance(answer, Mapping)]
-                    # Results without a name are dropped: the name "" is for all requests.
-                    results |= {key: _parse_batch_result(answer) for key, answer in named if key}
-                case _:
-                    pass
+            for answer in find_objects(place, "inlinedResponses", "inlinedResponses"):
+                # Results without a name are dropped: the name "" is for all requests.
+                if name := find_text(answer, "metadata", "key"):
+                    results[name] = _parse_batch_result(answer)
         return results
 
     async def upload(self, data: bytes, *, mime_type: str, name: str = "", expires_in: int | None = None) -> str:

@@ -13,6 +13,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.json import compact, freeze
+from stepengine.data.media_types import UNKNOWN
 from stepengine.data.messages import AssistantPart, CitationPart, OpaquePart, TextPart, ThinkingPart
 from stepengine.data.models import (
     ModelDelta,
@@ -37,23 +38,18 @@ from stepengine.models._failures import (
 )
 from stepengine.models._json import (
     find_newer_members,
+    find_objects,
+    find_text,
     make_call_part,
     object_at,
     objects_at,
     parse_token_count,
+    parse_token_counts,
     read_json,
     text_at,
     wrap_newer_members,
 )
-from stepengine.models._reply import (
-    MAX_UNREAD_NAMES,
-    UNKNOWN,
-    find_objects,
-    find_text,
-    make_media_part,
-    make_reply,
-    shorten_text,
-)
+from stepengine.models._reply import MAX_UNREAD_NAMES, make_media_part, make_reply, shorten_text
 from stepengine.models.google.calls import IN_PIECES, PartialCall, join_arguments
 from stepengine.models.google.encode import GOES_ON_WITH
 from stepengine.models.keys import printable
@@ -325,12 +321,13 @@ def parse_usage(raw: object) -> Usage | None:
     """Return the API's usage in our buckets; ``None`` when it reports none."""
     if not isinstance(raw, Mapping):
         return None
-    names = ("promptTokenCount", "candidatesTokenCount", "cachedContentTokenCount", "toolUsePromptTokenCount")
-    figures = [raw.get(name) for name in (*names, "thoughtsTokenCount")]
-    if raw.get("totalTokenCount") is None and all(figure is None for figure in figures):
+    names = (
+        *("promptTokenCount", "candidatesTokenCount", "cachedContentTokenCount"),
+        *("toolUsePromptTokenCount", "thoughtsTokenCount"),
+    )
+    if all(raw.get(name) is None for name in ("totalTokenCount", *names)):
         return None
-    prompt, output, cached, for_tools, thoughts = [parse_token_count(figure) or 0 for figure in figures]
-    unsure = any(figure is not None and parse_token_count(figure) is None for figure in figures)
+    (prompt, output, cached, for_tools, thoughts), unsure = parse_token_counts(raw, *names)
     if raw.get("promptTokenCount") is None:
         # The rest of the total is the prompt.
         total = parse_token_count(raw.get("totalTokenCount"))

@@ -33,7 +33,8 @@ CIRCULATES_SINCE = 3
 """The first generation that accepts functions together with server tools and with a schema (providers:PV41)."""
 VALIDATING = re.compile(r"(?:models/)?gemini-2\.5")
 """Models before Gemini 3 that can guarantee the schemas of functions."""
-TIERS = {"auto": None, "standard": "standard", "flex": "flex", "priority": "priority"}
+TIERS = {"auto": {}, **{tier: {"serviceTier": tier} for tier in ("standard", "flex", "priority")}}
+"""The body members for each service tier."""
 OURS = b'[{"functionDeclarations":'
 
 Json = dict[str, Any]
@@ -87,7 +88,7 @@ def encode_tool(spec: ToolSpec) -> Json:
 def encode_special_settings(request: ModelRequest, model: str, *, is_vertex: bool = False) -> WireSettings:
     """Return the body members for the settings that only some wires support."""
     ways: dict[str, Way] = {
-        "service_tier": lambda tier: _encode_tier(tier) if tier in TIERS else None,
+        "service_tier": TIERS.get,
         "seed": lambda seed: {"generationConfig": {"seed": seed}},
         "logprobs": lambda most: {
             "generationConfig": {"responseLogprobs": True, **({"logprobs": most} if most else {})}
@@ -99,11 +100,6 @@ def encode_special_settings(request: ModelRequest, model: str, *, is_vertex: boo
         "server_tools": lambda items: _encode_server_tools(items, request, model, is_vertex=is_vertex),
     }
     return convert_settings(request.settings, ways)
-
-
-def _encode_tier(tier: str) -> Json:
-    word = TIERS[tier]
-    return {} if word is None else {"serviceTier": word}
 
 
 def _encode_safety(category: str, threshold: str) -> Json:

@@ -128,22 +128,11 @@ async def delete_uploaded_file(clients: GoogleClients, file_id: str, headers: Ma
     await clients.files.aio.files.delete(name=name, config={"http_options": {"headers": dict(headers)}})
 
 
-class GoogleErrorReply(Exception):
-    """
-    A reply with an error status, raised before the SDK reads its body.
-
-    The SDK parses the body as JSON and loses the status if the body is not valid UTF-8 or JSON.
-    """
-
-    def __init__(self, response: Any) -> None:
-        super().__init__()
-        self.response = response
-
-
 async def _raise_if_refused(response: Any) -> None:
+    """Raise for an error status before the SDK parses the body, because it loses the status if the body is not JSON."""
     if response.status_code >= HTTP_REDIRECT:
         await response.aread()
-        raise GoogleErrorReply(response)
+        response.raise_for_status()
 
 
 class _CaughtRequest(BaseException):

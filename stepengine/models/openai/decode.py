@@ -30,17 +30,18 @@ from stepengine.models._failures import RequestLabel, error_from_body, make_prot
 from stepengine.models._hidden_tools import SEARCH, find_loaded_tools
 from stepengine.models._json import (
     find_newer_members,
+    find_objects,
+    find_text,
     index_at,
     make_call_part,
     object_at,
     objects_at,
     read_json,
     text_at,
+    wrap_newer_members,
 )
 from stepengine.models._reply import (
-    find_objects,
     find_stated_cost,
-    find_text,
     format_sources,
     make_media_part,
     make_reply,
@@ -214,16 +215,12 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
             "id": data.get("id"),
             "usage": data.get("usage"),
             **select_members(data, *KEPT),
-            **_member_if_any("more", find_newer_members(data, IN_RESPONSE)),
+            **wrap_newer_members(data, IN_RESPONSE),
             **_find_image_model(data),
             **_collect_logprobs(items),
         },
         cost=find_stated_cost(data.get("usage")),
     )
-
-
-def _member_if_any(name: str, newer: Json) -> Json:
-    return {name: newer} if newer else {}
 
 
 def _find_image_model(data: Mapping[str, object]) -> Json:
@@ -454,7 +451,10 @@ class ResponsesAccumulator(Accumulator):
         elif kind == "response.reasoning_summary_part.added":
             return [ThinkingChunk("\n\n")] if event.get("summary_index") else []
         else:
-            self._check_item_open(event)
+            # A delta for an item that is not open is a gap in the stream. The call must be retried (reliability:MP28).
+            index = index_at(event, "output_index")
+            if index not in self._open:
+                self._refuse_stream(f"a delta for item {index}, which is not open")
             return self._make_text_deltas(SAID[kind], event)
         return []
 
@@ -473,12 +473,6 @@ class ResponsesAccumulator(Accumulator):
         index = event["output_index"]
         new = self._arguments.setdefault(index, ArgumentPieces()).append(text)
         return [ToolCallChunk(self._calls[index], new)] if new and index in self._calls else []
-
-    def _check_item_open(self, event: Json) -> None:
-        # A delta for an item that is not open is a gap in the stream. The call must be retried (reliability:MP28).
-        index = index_at(event, "output_index")
-        if index not in self._open:
-            self._refuse_stream(f"a delta for item {index}, which is not open")
 
     def _open_item(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
         newest = max((*self._open, *self._items), default=-1)

@@ -34,7 +34,7 @@ from stepengine.data.messages import (
     UserMessage,
 )
 from stepengine.data.models import ModelRequest
-from stepengine.models._hidden_tools import find_referenced_tools, is_tool_search
+from stepengine.models._hidden_tools import is_tool_search
 from stepengine.models._json import encode_utf8, find_object
 from stepengine.models._wire import (
     MADE,
@@ -335,10 +335,9 @@ def _encode_call(part: ToolCallPart, flags: OpenAIEncodeOptions, ids: Mapping[st
 
 
 def _encode_result(message: ToolMessage, flags: OpenAIEncodeOptions) -> ResponsesEncoded:
-    refers = tuple(
-        [name for name in find_referenced_tools(message) if flags.hidden is not None and name in flags.hidden]
-    )
     parts = remove_empty_texts(message.content)
+    references = [part.tool_name for part in parts if isinstance(part, ToolReferencePart)]
+    refers = tuple([name for name in references if flags.hidden is not None and name in flags.hidden])
     if refers and any(not isinstance(part, ToolReferencePart) for part in parts):
         # Definitions of these tools follow, so the references are left out.
         message = attrs.evolve(message, content=[p for p in parts if getattr(p, "tool_name", "") not in refers])

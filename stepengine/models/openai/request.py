@@ -14,8 +14,8 @@ from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._failures import DANGLING_REASONING, INVALID_SIGNATURE, UNKNOWN_FIELD
 from stepengine.models._hidden_tools import find_hidden_tools
+from stepengine.models._json import find_objects
 from stepengine.models._programs import check_programs, make_callers_member, merge_programs
-from stepengine.models._reply import find_objects
 from stepengine.models._schemas import make_strict_schema
 from stepengine.models._settings import (
     DROPPED,

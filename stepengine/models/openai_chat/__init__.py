@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 
 from stepengine.data.models import ModelReply, ModelRequest
+from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.machine.blocks import find_call_mark
 from stepengine.models._api import RequestBody
-from stepengine.models._json import parse_token_count
+from stepengine.models._json import find_objects, find_text, parse_token_count
 from stepengine.models._preset_provider import PresetProvider
-from stepengine.models._reply import cut_at_stops, find_objects, find_text
+from stepengine.models._reply import cut_at_stops
 from stepengine.models._schemas import has_unsupported_strict_tool
 from stepengine.models._settings import warn_once
 from stepengine.models._wire import ToolsCache
@@ -85,16 +86,8 @@ class OpenAIChatProvider(PresetProvider):
     _listed: Mapping[str, ModelInfo] | None = None
 
     @cached_property
-    def _tools(self) -> ToolsCache:
-        return ToolsCache(encode_tool)
-
-    @cached_property
-    def _plain_tools(self) -> ToolsCache:
-        return ToolsCache(encode_plain_tool)
-
-    @cached_property
-    def _strict_tools(self) -> ToolsCache:
-        return ToolsCache(encode_strict_tool)
+    def _tools(self) -> dict[Callable[[ToolSpec], object], ToolsCache]:
+        return {kind: ToolsCache(kind) for kind in (encode_tool, encode_plain_tool, encode_strict_tool)}
 
     async def describe(self, model: str) -> ModelInfo | None:
         """
@@ -147,8 +140,8 @@ class OpenAIChatProvider(PresetProvider):
         model, preset = self.strip_prefix(request.model), self._preset
         warn_once(make_thinking_request(request, model, preset).note)
         plain = preset.plain_schemas and re.fullmatch(preset.plain_schemas, model)
-        kind = self._plain_tools if plain else self._strict_tools if supports_strict(preset, model) else self._tools
-        tools = kind(limit_tools_to_choice(request, preset))
+        kind = encode_plain_tool if plain else encode_strict_tool if supports_strict(preset, model) else encode_tool
+        tools = self._tools[kind](limit_tools_to_choice(request, preset))
         content = encode(request, model, preset, tools, stream=stream, after=after)
         return RequestBody(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
 

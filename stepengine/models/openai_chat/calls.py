@@ -88,27 +88,6 @@ class _CallSlot:
     more_of_function: dict[str, Any] = attrs.field(factory=dict)
 
 
-class _OfferedNames:
-    """
-    The names of the offered tools, which decide how the pieces of a name are joined.
-    """
-
-    def __init__(self, names: Collection[str]) -> None:
-        self.names = names
-
-    def __contains__(self, name: str) -> bool:
-        return name in self.names
-
-    def join(self, name: str, more: str) -> list[str]:
-        """Return the possible names, or starts of names, after the piece *more*: both joined, or *more* as the whole so far."""
-        made = dict.fromkeys([name + more, *([more] if more.startswith(name) else [])])
-        return [each for each in made if any(offered.startswith(each) for offered in self.names)]
-
-    def may_grow(self, name: str) -> bool:
-        """Return whether *name* may still be incomplete."""
-        return bool(self.names) and name not in self.names
-
-
 class CallPieces:
     """
     Collects the tool call deltas of one reply.
@@ -120,7 +99,7 @@ class CallPieces:
 
     def __init__(self, refuse: Callable[[str], NoReturn], offered: Collection[str] = ()) -> None:
         self._refuse = refuse
-        self._offered = _OfferedNames(offered)
+        self._offered = offered
         self._slots: list[_CallSlot] = []
         self._by_index: dict[int, _CallSlot] = {}
         self._chunk = 0
@@ -297,14 +276,14 @@ class CallPieces:
             return self._refuse(
                 f"the name {piece.name!r} inside the call of {slot.name!r}, without another id or index"
             )
-        if has_same_id or not self._offered.names:
+        if has_same_id or not self._offered:
             return not has_other_id
-        is_more, is_tool = bool(self._offered.join(slot.name, piece.name)), slot.name in self._offered
+        is_more, is_tool = bool(self._join_names(slot.name, piece.name)), slot.name in self._offered
         if has_other_id:
             return self._ids_change and is_more and not is_tool
         if is_more and is_tool and piece.name in self._offered:
             self._refuse(f"the names {slot.name!r} and {piece.name!r}, which are two tools and, joined, a third one")
-        return is_more or not (is_tool and self._offered.join("", piece.name))
+        return is_more or not (is_tool and self._join_names("", piece.name))
 
     def _continues_elsewhere(self, slot: _CallSlot, piece: _CallPiece) -> bool:
         """Return whether *piece*, with the id and name of *slot* but another index, continues it."""
@@ -352,12 +331,17 @@ class CallPieces:
         """Return the name of a call after the piece *more*: its continuation, its repetition, or the whole name so far."""
         if not name or name == more:
             return more
-        found = self._offered.join(name, more)
+        found = self._join_names(name, more)
         if len(found) > 1:
             self._refuse(
                 f"the names {name!r} and {more!r} for one call, which can be read as {' or '.join(map(repr, found))}"
             )
         return found[0] if found else name + more
+
+    def _join_names(self, name: str, more: str) -> list[str]:
+        """Return the possible names, or starts of names, after the piece *more*: both joined, or *more* as the whole so far."""
+        made = dict.fromkeys([name + more, *([more] if more.startswith(name) else [])])
+        return [each for each in made if any(offered.startswith(each) for offered in self._offered)]
 
     def _observe_id(self, slot: _CallSlot, piece: _CallPiece) -> _CallSlot:
         """Store the id of *piece*, learn whether the ids of this server change, and return the call of the piece."""
@@ -399,8 +383,9 @@ class CallPieces:
             return []
         deltas: list[ModelDelta] = []
         for slot in before:
-            if not (slot.ended or slot.arguments.count or not self._offered.may_grow(slot.name)):
-                break  # its name may grow
+            may_grow = self._offered and slot.name not in self._offered
+            if may_grow and not (slot.ended or slot.arguments.count):
+                break
             if not slot.announced and (slot.name or slot is last):
                 slot.announced = True
                 deltas.append(ToolCallStarted(slot.number, slot.name))

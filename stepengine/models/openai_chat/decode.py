@@ -16,6 +16,7 @@ import attrs
 from attrs import frozen
 
 from stepengine.data.json import compact, freeze
+from stepengine.data.media_types import UNKNOWN
 from stepengine.data.messages import (
     AssistantPart,
     CitationPart,
@@ -37,6 +38,9 @@ from stepengine.models._failures import (
 )
 from stepengine.models._json import (
     find_newer_members,
+    find_object,
+    find_objects,
+    find_text,
     list_at,
     make_call_part,
     object_at,
@@ -46,11 +50,7 @@ from stepengine.models._json import (
 )
 from stepengine.models._reply import (
     MAX_UNREAD_NAMES,
-    UNKNOWN,
-    find_object,
-    find_objects,
     find_stated_cost,
-    find_text,
     make_media_part,
     make_reply,
     parse_dollar_text,
@@ -127,8 +127,9 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     message = object_at(choice, "message")
     usage = _find_raw_usage(data)
     # Only `extra` settings can offer such a tool, and the engine cannot execute it. As an ordinary call it would get an
-    # error result, and the model would try again.
-    if any(_is_custom(entry) for entry in objects_at(message, "tool_calls")):
+    # error result, and the model would try again. Snowflake adds an empty `custom` member to function calls.
+    entries = objects_at(message, "tool_calls")
+    if any(entry.get("type") == "custom" or any(find_object(entry, "custom").values()) for entry in entries):
         raise make_unanswerable_error(call, ["custom"], parse_usage(usage))
     # An answer by a schema is text everywhere else. Without a schema such content is an error of the server.
     if isinstance(message.get("content"), Mapping) and _wants_json(call):
@@ -237,11 +238,6 @@ def _decode_parts(message: Mapping[str, Any], provider: str, model: str) -> list
     # Some servers send a call in both forms; then the older one is ignored.
     legacy = None if calls else find_legacy_call(message)
     return parts if legacy is None else [*parts, _decode_call({}, legacy, {**mark, "legacy": True})]
-
-
-def _is_custom(entry: Mapping[str, object]) -> bool:
-    """Return whether an entry calls a custom tool; Snowflake adds an empty ``custom`` member to function calls."""
-    return entry.get("type") == "custom" or any(find_object(entry, "custom").values())
 
 
 def _decode_call(entry: Mapping[str, object], function: Mapping[str, object], mark: Json) -> AssistantPart:

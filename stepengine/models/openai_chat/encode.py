@@ -170,9 +170,9 @@ class _ChatJoiner:
         if self._bridged and self._role == "tool":
             self._out.append(BRIDGE)
         if len(turns) == 1 and turns[0].plain and not mark:
-            content = b'"' + _strip_quotes(turns[0].body) + b'"'
+            content = turns[0].body
         else:
-            parts = b",".join([TEXT + _strip_quotes(t.body) + b'"}' if t.plain else t.body for t in turns])
+            parts = b",".join([TEXT + t.body + b"}" if t.plain else t.body for t in turns])
             content = b"[" + parts[:-1] + mark + b"}]"
         self._out.append(b'{"role":"user","content":' + content + b"}")
         self._user = []
@@ -191,18 +191,13 @@ class _ChatJoiner:
         """Add the cache mark to the last message, a result, by turning its text into a list of one part."""
         head, content, text = self._out[-1].partition(b',"content":"')
         if content and text != b'"}':
-            self._out[-1] = head + b',"content":[' + TEXT + text[:-1] + self._mark + b"}]}"
+            self._out[-1] = head + b',"content":[' + TEXT + b'"' + text[:-1] + self._mark + b"}]}"
 
 
-TEXT = b'{"type":"text","text":"'
+TEXT = b'{"type":"text","text":'
 # Mistral answers 400, code 3230, "Unexpected role 'user' after role 'tool'".
 BRIDGE = encode_json({"role": "assistant", "content": "OK"})
 NUDGE_TURN = ChatEncoded("user", encode_json(NUDGE))
-
-
-def _strip_quotes(text: bytes) -> bytes:
-    """Return an encoded JSON text without its quotes."""
-    return text[1:-1]
 
 
 # --- one message ----------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Concatenate, Literal, ParamSpec, TypeAlias
 
 import attrs
 from attrs import frozen
@@ -285,10 +285,6 @@ class ShellTools:
             raise DefinitionError(msg)
 
 
-class _Set(Protocol):
-    def make_tools(self, root: Folder) -> list[Tool]: ...
-
-
 def _check_local_options(root: Folder, **lent: object) -> None:
     """Raise ``DefinitionError`` for an option of this machine in a workspace on another system."""
     named = [f"{name}=" for name, value in lent.items() if value is not None]
@@ -314,7 +310,9 @@ def _set_tool_folder(root: Folder, tools: list[Tool]) -> list[Tool]:
     return tools
 
 
-def _tools_function(options: Callable[P, _Set], name: str) -> Callable[Concatenate[Folder, P], list[Tool]]:
+def _tools_function(
+    options: Callable[P, FileTools | SearchTools | ShellTools], name: str
+) -> Callable[Concatenate[Folder, P], list[Tool]]:
     """Return a function that takes a root and these options and returns the tools."""
 
     def tools(root: Folder, /, *args: P.args, **kwargs: P.kwargs) -> list[Tool]:

@@ -13,6 +13,7 @@ import unicodedata
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
@@ -87,10 +88,6 @@ class MemoryStore(Protocol):
         """Delete a note; return False if it does not exist."""
 
 
-def _today() -> datetime:
-    return datetime.now(UTC)
-
-
 @frozen
 class FileMemory:
     """
@@ -105,7 +102,7 @@ class FileMemory:
     """
 
     folder: Path | None = attrs.field(default=None, converter=attrs.converters.optional(Path))
-    clock: Callable[[], datetime] = attrs.field(default=_today, kw_only=True)
+    clock: Callable[[], datetime] = attrs.field(default=partial(datetime.now, UTC), kw_only=True)
 
     async def write(self, scope: str, text: str, tags: Sequence[str], origin: str) -> Note:
         """Append a note; raise ``ToolError`` if the file is full, which names the oldest three notes."""
@@ -216,14 +213,10 @@ def _parse_notes(lines: Sequence[str]) -> list[Note]:
             date=m[2],
             tags=[tag[1:] for tag in m[3].split()],
             origin=m[4] or "",
-            text=_to_plain_text(m[5]),
+            text=m[5].encode("utf-8", KEPT).decode("utf-8", "replace"),
         )
         for m in found
     ]
-
-
-def _to_plain_text(text: str) -> str:
-    return text.encode("utf-8", KEPT).decode("utf-8", "replace")
 
 
 def _split_words(text: str) -> list[str]:

@@ -9,7 +9,7 @@ from stepengine.data.models import ModelRequest
 from stepengine.models._api import RequestBody
 from stepengine.models._settings import warn_once
 from stepengine.models._wire import ToolsCache
-from stepengine.models.base import BatchMember, Provider, Timeouts
+from stepengine.models.base import Provider, Timeouts
 from stepengine.models.google import GoogleProvider, transport
 from stepengine.models.google.interactions.decode import InteractionsAccumulator
 from stepengine.models.google.interactions.request import (
@@ -43,6 +43,7 @@ class GoogleInteractionsProvider(GoogleProvider):
 
     model_patterns = ()
     accumulator = InteractionsAccumulator
+    batch_member = Provider.batch_member  # raises an error, because the API has no batches
 
     def __init__(
         self,
@@ -67,15 +68,6 @@ class GoogleInteractionsProvider(GoogleProvider):
             key_env=key_env,
         )
         self._tools = ToolsCache(encode_tool)
-
-    def batch_member(self, request: ModelRequest) -> BatchMember:
-        """
-        Raise an error: the API has no batches.
-
-        Raises:
-            ModelError: always.
-        """
-        return Provider.batch_member(self, request)
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         dropped = [*encode_special_settings(request, self.strip_prefix(request.model), self.name).dropped]

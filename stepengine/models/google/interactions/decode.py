@@ -14,6 +14,7 @@ from typing import Any
 import attrs
 
 from stepengine.data.json import compact, freeze
+from stepengine.data.media_types import UNKNOWN
 from stepengine.data.messages import AssistantPart, CitationPart, OpaquePart, TextPart, ThinkingPart
 from stepengine.data.models import (
     ModelDelta,
@@ -30,16 +31,19 @@ from stepengine.models._byte_reader import Accumulator
 from stepengine.models._failures import RequestLabel, error_from_body, make_protocol_error, make_unanswerable_error
 from stepengine.models._json import (
     encode_utf8,
+    find_objects,
+    find_text,
     index_at,
     list_at,
     make_call_part,
     object_at,
     objects_at,
     parse_token_count,
+    parse_token_counts,
     read_json,
     text_at,
 )
-from stepengine.models._reply import UNKNOWN, find_objects, find_text, make_media_part, make_reply, shorten_text
+from stepengine.models._reply import make_media_part, make_reply, shorten_text
 
 STOPS = {
     "completed": StopReason.END_TURN,
@@ -165,10 +169,10 @@ def parse_usage(raw: object) -> Usage | None:
         raw.get("total_input_tokens") is None and raw.get("total_output_tokens") is None
     ):
         return None
-    names = ("total_input_tokens", "total_output_tokens", "total_cached_tokens", "total_tool_use_tokens")
-    figures = [raw.get(name) for name in (*names, "total_thought_tokens")]
-    prompt, output, cached, for_tools, thoughts = [parse_token_count(figure) or 0 for figure in figures]
-    unsure = any(figure is not None and parse_token_count(figure) is None for figure in figures) or None in figures[:2]
+    totals = ("total_input_tokens", "total_output_tokens")
+    others = ("total_cached_tokens", "total_tool_use_tokens", "total_thought_tokens")
+    (prompt, output, cached, for_tools, thoughts), unsure = parse_token_counts(raw, *totals, *others)
+    unsure = unsure or any(raw.get(name) is None for name in totals)
     # Input from the API's tools is not in the prompt count, but is billed like it. `min`, since more cached tokens than
     # prompt tokens would make the rest negative.
     read, unsure = min(prompt, cached), unsure or cached > prompt

@@ -16,7 +16,8 @@ from stepengine.models._wire import encode_members, join_members, resolve_tool_c
 from stepengine.models.google.interactions.encode import InteractionsEncodeOptions, encode_messages
 
 CHOICES = {"auto": "auto", "none": "none", "required": "any"}
-TIERS = {"auto": None, "standard": "standard", "flex": "flex", "priority": "priority"}
+TIERS = {"auto": {}, **{tier: {"service_tier": tier} for tier in ("standard", "flex", "priority")}}
+"""The body members for each service tier."""
 STATEFUL = ("background", "previous_interaction_id", "agent", "continuation_token")
 """Members of requests that depend on state at the provider, or run in the background."""
 
@@ -80,7 +81,7 @@ def encode_tool(spec: ToolSpec) -> Json:
 def encode_special_settings(request: ModelRequest, model: str, provider: str) -> WireSettings:
     """Return the body members for the settings that only some wires support."""
     ways: dict[str, Way] = {
-        "service_tier": lambda tier: _encode_tier(tier) if tier in TIERS else None,
+        "service_tier": TIERS.get,
         "seed": lambda seed: {"generation_config": {"seed": seed}},
         "store": lambda keep: {"store": keep},
         "safety": lambda safety: {"safety_settings": [_encode_safety(name, word) for name, word in safety.items()]},
@@ -95,11 +96,6 @@ def _encode_safety(category: str, threshold: str) -> Json:
     """Return a safety setting in the API's terms; the API's own terms are unchanged."""
     word, limit = category.lower().removeprefix("harm_category_"), threshold.lower()
     return {"type": word, "threshold": limit if limit == "off" or limit.startswith("block_") else f"block_{limit}"}
-
-
-def _encode_tier(tier: str) -> Json:
-    word = TIERS[tier]
-    return {} if word is None else {"service_tier": word}
 
 
 def _encode_server_tools(items: tuple[ServerTool, ...], model: str, provider: str) -> Json:

@@ -18,27 +18,24 @@ Parts = tuple[str, ...]
 WRITERS = ("write_file", "str_replace", "delete_file")
 
 
-class _SeenFiles:
+class _SeenFiles(dict[Parts, str]):
     """The hashes of the files that one run has read or written; ``""`` if the hash of a file is unknown."""
-
-    def __init__(self, hashes: dict[Parts, str]) -> None:
-        self.hashes = hashes
 
     async def aclose(self) -> Iterable[str]:
         """Clear the hashes."""
-        self.hashes = {}
+        self.clear()
         return ()
 
 
 def record_hash(ctx: ToolContext, real: Parts, parts: Parts, digest: str) -> None:
     """Record the hash of a file that a run has read or written below the root *real*; ``""`` if it has none."""
     if ctx.is_of_run:
-        _get_seen_files(ctx, real).hashes[parts] = digest
+        _get_seen_files(ctx, real)[parts] = digest
 
 
 def find_hash(ctx: ToolContext, real: Parts, parts: Parts) -> str:
     """Return the hash of a file when the run last read or wrote it; ``""`` if it did not, and outside of a run."""
-    return _get_seen_files(ctx, real).hashes.get(parts, "") if ctx.is_of_run else ""
+    return _get_seen_files(ctx, real).get(parts, "") if ctx.is_of_run else ""
 
 
 def _get_seen_files(ctx: ToolContext, real: Parts) -> _SeenFiles:

@@ -31,7 +31,7 @@ from stepengine.workspace.calls import FILE, Fd
 from stepengine.workspace.line_ends import keep_line_ends
 from stepengine.workspace.paths import display_path
 from stepengine.workspace.root import Missing, OpenedEntry, Root
-from stepengine.workspace.text import READ_WHOLE_BYTES, FileText, decode_text, read_capped, short_hash
+from stepengine.workspace.text import READ_WHOLE_BYTES, decode_text, read_capped, short_hash
 from stepengine.workspace.writes import FileWrite, OldFile, content_hash
 
 WRITE_BYTES = 4 * 1024 * 1024
@@ -64,7 +64,12 @@ def make_write_tools(root: Root, *, delete: bool = False, buffers: Buffers | Non
     """Return `write_file` and `str_replace` for *root* and the editor's *buffers*; with *delete* also `delete_file`."""
     writer = _Writer(root, buffers)
 
-    @tool(category="write", annotations=OVERWRITES, preview=writer.preview_write, destinations=())
+    @tool(
+        category="write",
+        annotations=OVERWRITES,
+        preview=lambda given: writer.preview("Write", given, _make_content_change(given["content"])),
+        destinations=(),
+    )
     def write_file(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext, path: PathText, content: str, instructions: str = "", expected_hash: str = ""
     ) -> ToolResult:
@@ -100,7 +105,15 @@ def make_write_tools(root: Root, *, delete: bool = False, buffers: Buffers | Non
         ctx.logger.info("write_file", path=file, instructions=instructions)
         return _make_result({"file": file, "message": f"{word} {file} ({lines:,} lines, {len(data):,} bytes)."}, file)
 
-    @tool(category="write", annotations=EDITS, preview=writer.preview_replace, aliases=ALIASES, destinations=())
+    @tool(
+        category="write",
+        annotations=EDITS,
+        preview=lambda given: writer.preview(
+            "Edit", given, _make_replacement_change(given["path"], given["replacements"])
+        ),
+        aliases=ALIASES,
+        destinations=(),
+    )
     def str_replace(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
         path: PathText,
@@ -138,7 +151,12 @@ def make_write_tools(root: Root, *, delete: bool = False, buffers: Buffers | Non
         value = {"file": done.file, "message": f"Changed {done.file} ({count}).", "unified_diff": done.diff}
         return _make_result(value, done.file)
 
-    @tool(category="write", annotations=EDITS, preview=writer.preview_delete, destinations="path")
+    @tool(
+        category="write",
+        annotations=EDITS,
+        preview=lambda given: writer.preview("Delete", given, _make_delete_change(given["path"])),
+        destinations="path",
+    )
     def delete_file(ctx: ToolContext, path: PathText, expected_hash: str = "") -> ToolResult:  # noqa: D417  (as above)
         """
         Delete a file.
@@ -196,7 +214,10 @@ def _make_replacement_change(path: str, replacements: Sequence[ReplacementInput]
         if old.data is None:
             msg = f"{path!r} has more than {READ_WHOLE_BYTES:,} bytes, which is too much to change"
             raise ToolError(msg)
-        decoded = _decode_file_text(old.data, path)
+        decoded = decode_text(old.data)
+        if decoded is None:
+            msg = f"{path!r} is a binary file; str_replace edits text"
+            raise ToolError(msg)
         return decoded.encode(replace_all(decoded.text, made, path))
 
     return change
@@ -211,14 +232,6 @@ def _make_delete_change(path: str) -> Change:
             raise ToolError(msg)
 
     return change
-
-
-def _decode_file_text(data: bytes | None, path: str) -> FileText:
-    decoded = decode_text(data or b"")
-    if decoded is None:
-        msg = f"{path!r} is a binary file; str_replace edits text"
-        raise ToolError(msg)
-    return decoded
 
 
 def _make_result(value: dict[str, Any], file: str) -> ToolResult:
@@ -397,19 +410,7 @@ class _Writer:
 
     # --- what people are shown ----------------------------------------------------------------------------------------
 
-    def preview_write(self, given: JsonDict) -> ToolPreview:
-        """Return the preview of ``write_file``."""
-        return self._preview("Write", given, _make_content_change(given["content"]))
-
-    def preview_replace(self, given: JsonDict) -> ToolPreview:
-        """Return the preview of ``str_replace``."""
-        return self._preview("Edit", given, _make_replacement_change(given["path"], given["replacements"]))
-
-    def preview_delete(self, given: JsonDict) -> ToolPreview:
-        """Return the preview of ``delete_file``."""
-        return self._preview("Delete", given, _make_delete_change(given["path"]))
-
-    def _preview(self, verb: str, given: JsonDict, change: Change) -> ToolPreview:
+    def preview(self, verb: str, given: JsonDict, change: Change) -> ToolPreview:
         """Return the diff that a call would cause now; the call fails if the file changes before it runs."""
         path = given["path"]
         try:

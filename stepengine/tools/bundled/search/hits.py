@@ -15,11 +15,10 @@ from attrs import frozen
 
 from stepengine.errors import ToolError
 from stepengine.tools.bundled.search.ignore import Ignore
-from stepengine.workspace import calls
+from stepengine.tools.bundled.search.symbols import read_text_file
 from stepengine.workspace.guard import withheld_note
 from stepengine.workspace.paths import display_path
 from stepengine.workspace.patterns import SEARCH_COLUMNS
-from stepengine.workspace.text import decode_text, read_capped
 
 if TYPE_CHECKING:
     from stepengine.workspace.root import Root
@@ -181,32 +180,15 @@ class FileHits:
     total: int
 
 
-class SearchFiles:
-    """Opens the files of a search: text files that are neither secret nor ignored."""
-
-    def __init__(self, root: Root, ignore: Ignore) -> None:
-        self._root = root
-        self._ignore = ignore
-
-    def read_lines(self, parts: tuple[str, ...]) -> list[str] | None:
-        """Return the lines of a file; ``None`` if the search excludes the file."""
-        if self._root.is_withheld(parts) or self._ignore.is_hidden(parts):
-            return None
-        try:
-            opened = self._root.open_file("/".join(parts))
-        except (ToolError, UnicodeError):
-            return None
-        try:
-            data = read_capped(opened.fd, SEARCH_FILE_BYTES) if opened.parts == parts else None
-        except OSError:
-            return None
-        finally:
-            calls.close(opened.fd)
-        text = None if data is None else decode_text(data)
-        if text is None:
-            return None
-        lines = text.text.removesuffix("\n").split("\n")
-        return [line.removesuffix("\r") for line in lines]
+def read_searched_lines(root: Root, ignore: Ignore, parts: tuple[str, ...]) -> list[str] | None:
+    """Return the lines of a text file; ``None`` for a file that a search leaves out: a secret, ignored or large one."""
+    if root.is_withheld(parts) or ignore.is_hidden(parts):
+        return None
+    text = read_text_file(root, parts, SEARCH_FILE_BYTES)
+    if text is None:
+        return None
+    lines = text.text.removesuffix("\n").split("\n")
+    return [line.removesuffix("\r") for line in lines]
 
 
 class MatchReport:

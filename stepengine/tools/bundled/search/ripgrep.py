@@ -31,7 +31,7 @@ from typing import TYPE_CHECKING, Any
 from stepengine.data.alike import list_names
 from stepengine.data.visible import cut_end
 from stepengine.errors import ToolError, WorkspaceLost
-from stepengine.tools.bundled.search.hits import SEARCH_FILE_BYTES, FileHits, SearchFiles, SearchFlags
+from stepengine.tools.bundled.search.hits import SEARCH_FILE_BYTES, FileHits, SearchFlags, read_searched_lines
 from stepengine.tools.bundled.search.ignore import Ignore
 from stepengine.tools.conversion import ERROR_CHARS
 from stepengine.workspace import calls
@@ -77,7 +77,6 @@ def search_in_python(
     test = _make_line_test(pattern, flags)
     wanted = _make_file_test(flags)
     ignore = Ignore(root, budget)
-    sources = SearchFiles(root, ignore)
     depth = len(base.parts)
 
     def enter(place: tuple[str, ...], _: Fd) -> bool:
@@ -90,7 +89,7 @@ def search_in_python(
                 continue
             if entry.stat(follow_symlinks=False).st_size > SEARCH_FILE_BYTES:
                 continue
-            lines = sources.read_lines(place)
+            lines = read_searched_lines(root, ignore, place)
             if lines is not None:
                 found = _find_spans(lines, test, flags, per_file, budget)
                 if found[0]:
@@ -232,7 +231,7 @@ class Ripgrep:
             ToolError: when ripgrep refuses the pattern or a file type.
         """
         spans: list[tuple[int, str]] = []
-        sources = SearchFiles(self._root, Ignore(self._root, budget))
+        ignore = Ignore(self._root, budget)
         for event in self._iter_events(self._command(pattern, flags, per_file), budget):
             kind, data = event.get("type"), event.get("data", {})
             if kind == "begin":
@@ -241,7 +240,7 @@ class Ripgrep:
                 spans.append((int(data["line_number"]) - 1, _decode_text(data["lines"])))
             elif kind == "end":
                 found = self._verify_hits(
-                    sources, _decode_text(data["path"]), spans, int(data["stats"]["matched_lines"])
+                    ignore, _decode_text(data["path"]), spans, int(data["stats"]["matched_lines"])
                 )
                 if found is not None:
                     yield found
@@ -284,13 +283,11 @@ class Ripgrep:
         calls.close(fd)
         return True
 
-    def _verify_hits(
-        self, sources: SearchFiles, path: str, spans: list[tuple[int, str]], total: int
-    ) -> FileHits | None:
+    def _verify_hits(self, ignore: Ignore, path: str, spans: list[tuple[int, str]], total: int) -> FileHits | None:
         """Return the reported matches that our own walk finds on the same lines."""
         names = tuple(path.removeprefix("./").split("/"))
         parts = (*self._base.parts, *names)
-        lines = sources.read_lines(parts)
+        lines = read_searched_lines(self._root, ignore, parts)
         if lines is None:
             return None
         same = [(first, n) for first, text in spans if (n := _count_lines_if_equal(lines, first, text))]

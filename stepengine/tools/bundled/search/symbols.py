@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING
 
 from stepengine.errors import ToolError
 from stepengine.workspace import calls
-from stepengine.workspace.text import decode_text, read_capped
+from stepengine.workspace.text import FileText, decode_text, read_capped
 
 if TYPE_CHECKING:
     from stepengine.workspace.root import Root
@@ -84,20 +84,23 @@ def top_level_names(text: str, name: str) -> list[str]:
 
 def read_symbols(root: Root, parts: tuple[str, ...]) -> list[str]:
     """Return the top-level names of a file below the root; an empty list if it cannot be read or is very large."""
-    if not has_symbols(parts[-1]):
-        return []
+    text = read_text_file(root, parts, FILE_BYTES) if has_symbols(parts[-1]) else None
+    return [] if text is None else top_level_names(text.shown, parts[-1])
+
+
+def read_text_file(root: Root, parts: tuple[str, ...], most: int) -> FileText | None:
+    """Return the text of a file below the root; ``None`` if it is a link, has more than *most* bytes or cannot be read."""
     try:
         opened = root.open_file("/".join(parts))
     except (ToolError, UnicodeError):
-        return []
+        return None
     try:
-        data = read_capped(opened.fd, FILE_BYTES) if opened.parts == parts else None
+        data = read_capped(opened.fd, most) if opened.parts == parts else None
     except OSError:
-        return []
+        return None
     finally:
         calls.close(opened.fd)
-    text = None if data is None else decode_text(data)
-    return [] if text is None else top_level_names(text.shown, parts[-1])
+    return None if data is None else decode_text(data)
 
 
 SHORTEST_STEM_CHARS = 3

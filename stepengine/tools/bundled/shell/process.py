@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextvars import Context
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any
 
 from attrs import frozen
 
@@ -248,41 +248,6 @@ class _Pipe:
                 self._ends()
 
 
-class SupervisedChild(Protocol):
-    """The supervisor of a command, on this or a remote system."""
-
-    def forward_to(self, process: CommandProcess) -> None:
-        """Start to forward output, reports and the end of the command to *process*."""
-
-    @property
-    def has_ended_messages(self) -> bool:
-        """Whether the supervisor has ended its messages."""
-
-    async def wait_for_streams(self) -> None:
-        """Wait until no process holds the streams of the command open."""
-
-    async def wait_for_messages_end(self) -> None:
-        """Wait until the supervisor has ended its messages."""
-
-    def drain(self) -> None:
-        """Read the available output, without waiting for more."""
-
-    def signal(self, pid: int, number: int) -> None:
-        """Send a signal to the process group of the command, unless its id was freed."""
-
-    def request_end(self) -> None:
-        """Ask the supervisor to end the command and all its processes."""
-
-    def kill_all(self, command_pid: int) -> None:
-        """Kill the command, if it has started (*command_pid* is not 0), and its unresponsive supervisor."""
-
-    async def wait_for_supervisor(self) -> None:
-        """Wait for the supervisor. If it was killed, kill the remaining processes by their marker."""
-
-    def close(self) -> None:
-        """Stop reading."""
-
-
 class _LocalChild:
     """The supervisor of a command on this system."""
 
@@ -491,7 +456,7 @@ class CommandProcess:
         seconds: How long it ran, until it ended or now.
     """
 
-    def __init__(self, child: SupervisedChild, what: CommandStart, began: float) -> None:
+    def __init__(self, child: _LocalChild | _FarChild, what: CommandStart, began: float) -> None:
         self._child = child
         self.pid = 0
         self.out, self.err = Capture(COMMAND_CHARS), Capture(COMMAND_CHARS)
@@ -578,7 +543,9 @@ class CommandProcess:
             async with asyncio.timeout(START_SECONDS):
                 await self._known.wait()
         if self._errno:
-            _raise_start_error(what, self._errno)
+            reason = REASONS.get(self._errno, os.strerror(self._errno))
+            msg = f"{what.argv[0]!r} could not be executed: {reason}"
+            raise ToolError(msg)
         self.raise_if_lost(what.argv[0])
         if not self.pid:
             msg = f"{what.argv[0]!r} was ended: the process that supervises it was stopped or killed, maybe by itself"
@@ -647,12 +614,6 @@ def _signal_name(number: int) -> str:
         return signal.Signals(number).name
     except ValueError:  # a real-time signal
         return f"signal {number}"
-
-
-def _raise_start_error(what: CommandStart, number: int) -> NoReturn:
-    reason = REASONS.get(number, os.strerror(number))
-    msg = f"{what.argv[0]!r} could not be executed: {reason}"
-    raise ToolError(msg)
 
 
 PROC = Path("/proc")

@@ -14,10 +14,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
-from attrs import frozen
 
 from stepengine.errors import DefinitionError
-from stepengine.tools.bundled.shell.commands import Launch
+from stepengine.tools.bundled.shell.commands import Launch, Runner
 from stepengine.workspace.bubblewrap import PROGRAM, sandbox_options
 from stepengine.workspace.path_rules import PROTECTED
 
@@ -34,7 +33,7 @@ PROBE_SECONDS = 20
 """Starting a program in the sandbox takes milliseconds, on a busy machine seconds."""
 
 
-def make_bubblewrap_runner(root: Sequence[str]) -> _Bubblewrap:
+def make_bubblewrap_runner(root: Sequence[str]) -> Runner:
     """
     Return the runner that executes commands in a bubblewrap sandbox.
 
@@ -54,64 +53,46 @@ def make_bubblewrap_runner(root: Sequence[str]) -> _Bubblewrap:
             "and Fedora: package bubblewrap), or run the whole process in a container and leave sandbox= out"
         )
         raise DefinitionError(msg)
-    made = _Bubblewrap(program)
-    made.probe("/" + "/".join(root))
-    return made
+    _probe_sandbox(program, "/" + "/".join(root))
+    return _run_in_sandbox
 
 
-@frozen
-class _Bubblewrap:
-    """
-    Starts commands by bubblewrap.
+def _run_in_sandbox(launch: Launch) -> Launch:
+    """Return what is executed to have *launch* executed in the sandbox."""
+    private = str(Path(launch.env["TMPDIR"]).parent)
+    folder = launch.root if launch.cwd == "." else f"{launch.root}/{launch.cwd}"
+    options = _iter_options(launch.root, launch.env["PATH"])
+    argv = (PROGRAM, *options, "--bind", private, private, "--chdir", folder, "--", *launch.argv)
+    return attrs.evolve(launch, argv=argv)
 
-    Attributes:
-        program: Its path.
-    """
 
-    program: str
+def _iter_options(root: str, search_path: str) -> Iterator[str]:
+    yield from sandbox_options(search_path)
+    yield from ("--bind", root, root)
+    kept = [f"{root}/{name}" for name in RUN_LATER if Path(root, name).exists()]
+    kept += [f"{root}/.git"] if Path(root, ".git").is_file() else []  # of a worktree: it says where the hooks are
+    for folder in sorted({str(Path(path).parent) for path in kept} - {root}):
+        yield from ("--bind", folder, folder)  # what is mounted cannot be moved aside for another one in its place
+    for path in kept:
+        yield from ("--ro-bind", path, path)
 
-    def __call__(self, launch: Launch) -> Launch:
-        """Return what is executed to have *launch* executed in the sandbox."""
-        private = str(Path(launch.env["TMPDIR"]).parent)
-        folder = launch.root if launch.cwd == "." else f"{launch.root}/{launch.cwd}"
-        argv = (
-            PROGRAM,
-            *self._iter_options(launch.root, launch.env["PATH"]),
-            "--bind",
-            private,
-            private,
-            "--chdir",
-            folder,
+
+def _probe_sandbox(program: str, root: str) -> None:
+    """Raise ``DefinitionError`` if this system cannot create a sandbox."""
+    try:
+        done = subprocess.run(  # noqa: S603  (a fixed program)
+            [program, *_iter_options(root, ""), "--", "/bin/sh", "-c", ":"],
+            capture_output=True,
+            timeout=PROBE_SECONDS,
+            check=False,
+            stdin=subprocess.DEVNULL,
         )
-        return attrs.evolve(launch, argv=(*argv, "--", *launch.argv))
-
-    def _iter_options(self, root: str, search_path: str) -> Iterator[str]:
-        yield from sandbox_options(search_path)
-        yield from ("--bind", root, root)
-        kept = [f"{root}/{name}" for name in RUN_LATER if Path(root, name).exists()]
-        kept += [f"{root}/.git"] if Path(root, ".git").is_file() else []  # of a worktree: it says where the hooks are
-        for folder in sorted({str(Path(path).parent) for path in kept} - {root}):
-            yield from ("--bind", folder, folder)  # what is mounted cannot be moved aside for another one in its place
-        for path in kept:
-            yield from ("--ro-bind", path, path)
-
-    def probe(self, root: str) -> None:
-        """Raise ``DefinitionError`` if this system cannot create a sandbox."""
-        options = self._iter_options(root, "")
-        try:
-            done = subprocess.run(  # noqa: S603  (a fixed program)
-                [self.program, *options, "--", "/bin/sh", "-c", ":"],
-                capture_output=True,
-                timeout=PROBE_SECONDS,
-                check=False,
-                stdin=subprocess.DEVNULL,
-            )
-            said, failed = done.stderr.decode("utf-8", "replace").strip(), done.returncode != 0
-        except (OSError, subprocess.TimeoutExpired) as error:
-            said, failed = str(error), True
-        if failed:
-            msg = (
-                f"shell_tools(sandbox=True): bubblewrap is here and cannot make a sandbox: {said[:500] or 'it gave no reason'}. "
-                "Containers often forbid it; such a container is the sandbox then, and sandbox= is left out"
-            )
-            raise DefinitionError(msg)
+        said, failed = done.stderr.decode("utf-8", "replace").strip(), done.returncode != 0
+    except (OSError, subprocess.TimeoutExpired) as error:
+        said, failed = str(error), True
+    if failed:
+        msg = (
+            f"shell_tools(sandbox=True): bubblewrap is here and cannot make a sandbox: {said[:500] or 'it gave no reason'}. "
+            "Containers often forbid it; such a container is the sandbox then, and sandbox= is left out"
+        )
+        raise DefinitionError(msg)

@@ -49,20 +49,6 @@ PIECE_BYTES = 4_096
 CODINGS = frozenset({"gzip", "x-gzip", "deflate"})
 
 
-@frozen
-class ResponseBody:
-    """
-    The body of a response, and whether it was cut.
-
-    Attributes:
-        data: The decoded bytes.
-        truncated: Whether there was more.
-    """
-
-    data: bytes
-    truncated: bool = False
-
-
 def check_headers(response: httpx2.Response, where: str) -> None:
     """
     Raise an error for a response whose headers are larger than 64 KiB.
@@ -76,9 +62,9 @@ def check_headers(response: httpx2.Response, where: str) -> None:
         raise ToolError(msg)
 
 
-async def read_body(response: httpx2.Response, where: str) -> ResponseBody:
+async def read_body(response: httpx2.Response, where: str) -> tuple[bytes, bool]:
     """
-    Return at most 2,000,000 bytes of the decoded body, decoded from at most as many received ones; the rest is not read.
+    Return the decoded body and whether it was cut: at most 2,000,000 bytes, from at most as many received ones, are read.
 
     Raises:
         ToolError: for a coding that was not asked for, several codings, broken data, and data that grows more than a
@@ -95,8 +81,8 @@ async def read_body(response: httpx2.Response, where: str) -> ResponseBody:
         made += chunk if inflate is None else inflate.feed(chunk)
         came += len(chunk)
         if max(len(made), came) > WEB_BYTES:  # what follows the end of compressed data makes nothing, but does not end
-            return ResponseBody(bytes(made[:WEB_BYTES]), truncated=True)
-    return ResponseBody(bytes(made))
+            return bytes(made[:WEB_BYTES]), True
+    return bytes(made), False
 
 
 class _Inflate:
@@ -409,8 +395,9 @@ async def _read_answer(response: httpx2.Response, target: UrlTarget, method: str
         return resolve_redirect(target, location)
     content_type = str(response.headers.get("content-type", ""))
     readable = is_text(content_type) or content_type in UNSPECIFIED
-    body = await read_body(response, target.url) if method == "GET" and readable else ResponseBody(b"")
-    return Fetched(target.url, response.status_code, content_type, body.data, body.truncated)
+    is_read = method == "GET" and readable
+    body, is_cut = await read_body(response, target.url) if is_read else (b"", False)
+    return Fetched(target.url, response.status_code, content_type, body, is_cut)
 
 
 async def resolve_host(host: str, port: int) -> Sequence[str]:

@@ -56,7 +56,7 @@ SUCCESS = range(200, 300)
 @frozen
 class SearchHit:
     """
-    One result of a search.
+    One result of a search, or a link in a table of contents.
 
     Attributes:
         title: Its title.
@@ -192,11 +192,11 @@ async def _fetch_json(
             client.stream("GET", url, params=dict(params), headers=sent) as response,
         ):
             check_headers(response, where)
-            body = await read_body(response, where)
+            body, _ = await read_body(response, where)
     except (httpx2.HTTPError, httpx2.StreamError, OSError) as error:  # a timeout is an OSError
         why = f"{type(error).__name__}: {error}" if str(error) else f"no answer within {seconds:g} s"
         raise ToolError(KNOWN.text(f"the search at {where} failed: {why}")) from None
-    text = body.data.decode("utf-8", "replace")
+    text = body.decode("utf-8", "replace")
     if response.status_code not in SUCCESS:
         msg = f"the search at {where} answered with HTTP {response.status_code}: {KNOWN.clean_beginning(text, REFUSAL_CHARS)[:REFUSAL_CHARS]}"
         raise ToolError(msg)
@@ -232,15 +232,6 @@ class DocsBackend(Protocol):
 
     async def read(self, library_title: str, topic: str, max_tokens: int) -> str:
         """Return documentation about *topic*, at most about *max_tokens*. Raise ``ToolError`` if there is none."""
-
-
-@frozen
-class _PageLink:
-    """A link to a page in a table of contents."""
-
-    title: str
-    url: str
-    about: str
 
 
 class DocsSites:
@@ -279,7 +270,7 @@ class DocsSites:
             raise ToolError(msg)
         return text
 
-    async def _fetch_links(self, site: str) -> list[_PageLink]:
+    async def _fetch_links(self, site: str) -> list[SearchHit]:
         problem: ToolError | None = None
         for address in (f"{site}/llms.txt", site):
             count_page.get()()
@@ -314,14 +305,14 @@ class SearchedDocs:
     async def read(self, library_title: str, topic: str, max_tokens: int) -> str:
         """Return the text of the first results."""
         hits = await self._search.search(f"{library_title} documentation {topic}", "standard")
-        text = await _fetch_excerpts(self._fetcher, [_PageLink(h.title, h.url, "") for h in hits], topic, max_tokens)
+        text = await _fetch_excerpts(self._fetcher, hits, topic, max_tokens)
         if not text:
             msg = f"no documentation of {library_title!r} about {topic!r} was found"
             raise ToolError(msg)
         return text
 
 
-async def _fetch_excerpts(fetcher: Fetcher, links: Sequence[_PageLink], topic: str, max_tokens: int) -> str:
+async def _fetch_excerpts(fetcher: Fetcher, links: Sequence[SearchHit], topic: str, max_tokens: int) -> str:
     """Return excerpts of the pages that can be fetched, in order, until the tokens are used up."""
     texts: list[str] = []
     left = max_tokens * CHARS_PER_TOKEN
@@ -351,22 +342,22 @@ def _fold_title(title: str) -> str:
     return "".join(c for c in title.lower() if c.isalnum())
 
 
-def _parse_links(text: str, base: str) -> list[_PageLink]:
+def _parse_links(text: str, base: str) -> list[SearchHit]:
     """Return the first 2,000 links of a page in Markdown, each page once; relative ones are below *base*."""
-    found: dict[str, _PageLink] = {}
+    found: dict[str, SearchHit] = {}
     for match in islice(LINK.finditer(text), MAX_LINKS):
         try:
             url = urldefrag(urljoin(base, match[2]))[0]
         except ValueError:  # brackets that hold no IPv6 address
             continue
         if url.startswith(("http://", "https://")) and url.rstrip("/") != base.rstrip("/"):
-            found.setdefault(url, _PageLink(match[1].strip(), url, (match[3] or "").strip()))
+            found.setdefault(url, SearchHit(match[1].strip(), url, (match[3] or "").strip()))
     return list(found.values())
 
 
-def _rank_links(links: Sequence[_PageLink], topic: str) -> list[_PageLink]:
+def _rank_links(links: Sequence[SearchHit], topic: str) -> list[SearchHit]:
     """Return the links that match a topic, best first."""
-    words = [Counter(split_words(f"{link.title} {link.title} {link.url} {link.about}")) for link in links]
+    words = [Counter(split_words(f"{link.title} {link.title} {link.url} {link.snippet}")) for link in links]
     wanted = set(split_words(topic))
     spread = Counter(word for counted in words for word in wanted & set(counted))
     scores = [

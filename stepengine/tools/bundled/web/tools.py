@@ -44,13 +44,13 @@ Words = Annotated[str, StringConstraints(strip_whitespace=True, min_length=1, ma
 def make_web_tools(search: SearchBackend | None, docs: DocsBackend | None, fetch: Fetcher | None) -> list[Tool]:
     """Return one tool for each argument that is not ``None``."""
     made = []
-    counter = _FetchCounter()
+    counts: OrderedDict[str, int] = OrderedDict()
     if search is not None:
         made.append(_make_search_tool(search))
     if docs is not None:
-        made.append(_make_docs_tool(docs, counter))
+        made.append(_make_docs_tool(docs, counts))
     if fetch is not None:
-        made.append(_make_url_tool(fetch, counter))
+        made.append(_make_url_tool(fetch, counts))
     return made
 
 
@@ -88,7 +88,7 @@ def _make_search_tool(backend: SearchBackend) -> Tool:
     return web_search
 
 
-def _make_docs_tool(backend: DocsBackend, counter: _FetchCounter) -> Tool:
+def _make_docs_tool(backend: DocsBackend, counts: OrderedDict[str, int]) -> Tool:
     @tool(category="network", annotations=REACHES_OUT, parallel_safe=True, destinations=())
     async def read_docs(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
@@ -121,11 +121,11 @@ def _make_docs_tool(backend: DocsBackend, counter: _FetchCounter) -> Tool:
             max_tokens: How much to return at most, in tokens of about four characters.
         """
         most = min(max_tokens, DOCS_TOKENS_MAX)
-        counts = count_page.set(partial(counter.count, ctx))
+        previous = count_page.set(partial(_count_fetch, counts, ctx))
         try:
             text = (await backend.read(library_title, topic, most)).strip()
         finally:
-            count_page.reset(counts)
+            count_page.reset(previous)
         if not text:
             msg = f"the documentation of {library_title!r} says nothing about {topic!r}"
             raise ToolError(msg)
@@ -137,7 +137,7 @@ def _make_docs_tool(backend: DocsBackend, counter: _FetchCounter) -> Tool:
     return read_docs
 
 
-def _make_url_tool(fetcher: Fetcher, counter: _FetchCounter) -> Tool:
+def _make_url_tool(fetcher: Fetcher, counts: OrderedDict[str, int]) -> Tool:
     @tool(category="network", annotations=REACHES_OUT, parallel_safe=True, destinations="url")
     async def read_url(  # noqa: D417  (the context is no parameter of the tool)
         ctx: ToolContext,
@@ -170,7 +170,7 @@ def _make_url_tool(fetcher: Fetcher, counter: _FetchCounter) -> Tool:
             url: The address, beginning with http:// or https://.
             max_chars: How many characters of text to return at most.
         """
-        counter.count(ctx)
+        _count_fetch(counts, ctx)
         fetched = await fetcher.fetch(url)
         page = await read_page(fetched)
         made: dict[str, object] = {"url": url, "final_url": fetched.url, "status": fetched.status}
@@ -186,23 +186,12 @@ def _make_url_tool(fetcher: Fetcher, counter: _FetchCounter) -> Tool:
     return read_url
 
 
-class _FetchCounter:
-    """Counts fetches per run tree, for the last few runs."""
-
-    def __init__(self) -> None:
-        self._counts: OrderedDict[str, int] = OrderedDict()
-
-    def count(self, ctx: ToolContext) -> None:
-        """
-        Count one fetch of a run tree; raise ``ToolError`` above the limit.
-
-        Raises:
-            ToolError: when the run has had its share.
-        """
-        run_id = ctx.ancestor_run_ids[0] if ctx.ancestor_run_ids else ctx.run_id
-        made = self._counts[run_id] = self._counts.pop(run_id, 0) + 1
-        if len(self._counts) > KEPT_RUNS:
-            self._counts.popitem(last=False)
-        if made > WEB_FETCHES_PER_RUN:
-            msg = f"this run has fetched {WEB_FETCHES_PER_RUN} pages, which is the limit; work with what you have"
-            raise ToolError(msg)
+def _count_fetch(counts: OrderedDict[str, int], ctx: ToolContext) -> None:
+    """Count one fetch of a run tree in the *counts* of the last few runs; raise ``ToolError`` above the limit."""
+    run_id = ctx.ancestor_run_ids[0] if ctx.ancestor_run_ids else ctx.run_id
+    made = counts[run_id] = counts.pop(run_id, 0) + 1
+    if len(counts) > KEPT_RUNS:
+        counts.popitem(last=False)
+    if made > WEB_FETCHES_PER_RUN:
+        msg = f"this run has fetched {WEB_FETCHES_PER_RUN} pages, which is the limit; work with what you have"
+        raise ToolError(msg)
