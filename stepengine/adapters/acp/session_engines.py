@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
 from stepengine.adapters.acp import servers
-from stepengine.adapters.acp.editor_files import EditorTools
 from stepengine.adapters.acp.session_options import MODE, MODEL, SessionChoices
 from stepengine.data.definition import AgentDefinition, ToolSource
 from stepengine.data.events import Event
@@ -66,11 +65,11 @@ class SessionEngines:
         self,
         cwd: Path,
         chosen: SessionChoices,
-        tools: EditorTools,
+        tools: Mapping[str, object],
         observers: tuple[Callable[[Event], Any], ...] = (),
     ) -> Engine:
         """Return an engine from the maker, with the choices and editor tools that the maker accepts."""
-        known = {MODE: chosen.mode, MODEL: chosen.model, BUFFERS: tools.buffers, TERMINALS: tools.terminals}
+        known = {MODE: chosen.mode, MODEL: chosen.model, BUFFERS: None, TERMINALS: None, **tools}
         given = {name: value for name, value in known.items() if name in self._accepted}
         engine: Engine = self._make(cwd, observers=observers, **given)
         return engine
