@@ -195,22 +195,18 @@ def _serve_page(options: Options, wanted: PageOptions) -> Exit:
     if wanted.opens:
         webbrowser.open(address)
     code = Exit.COMPLETED
-    before = signal.signal(signal.SIGTERM, _raise_on_sigterm)
+
+    def terminate(*_: object) -> None:
+        nonlocal code
+        code = Exit.TERMINATED
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, terminate)
     with server:
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             pass
-        except _Terminated:
-            code = Exit.TERMINATED
         finally:
             signal.signal(signal.SIGTERM, before)
     return code
-
-
-class _Terminated(BaseException):
-    """Raised on SIGTERM."""
-
-
-def _raise_on_sigterm(*_: object) -> None:
-    raise _Terminated

@@ -299,7 +299,7 @@ class PromptReader(Terminal):
         """Read a line. Unsent text is stored when a question interrupts, and restored at the next read."""
         self.was_pasted, self._accepted = self.was_pasted and keeps and bool(self._draft), None
         self._above.reading = session.app
-        session.bottom_toolbar = self._make_toolbar_function() if self.status() else None
+        session.bottom_toolbar = (lambda: [("class:bottom-toolbar.text", self.status())]) if self.status() else None
         session.app.erase_when_done = bool(refresh_interval)
         draft = self._draft if keeps else ""
         sent = False
@@ -320,10 +320,6 @@ class PromptReader(Terminal):
             if keeps:
                 self._draft = "" if sent else session.default_buffer.text
         return self._expand_pastes(said)
-
-    def _make_toolbar_function(self) -> object:
-        """Return a function that renders the status line."""
-        return lambda: [("class:bottom-toolbar.text", self.status())]
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 
@@ -353,7 +349,7 @@ class PromptReader(Terminal):
         from prompt_toolkit.keys import Keys
 
         keys = KeyBindings()
-        is_typed = Condition(lambda: bool(self._current_input_text()))
+        is_typed = Condition(lambda: self._session is not None and bool(self._session.default_buffer.text))
         is_working = Condition(lambda: self._interrupt is not None)
         is_interrupted = Condition(lambda: self._is_interrupted)
         for names, does, when in (
@@ -386,9 +382,6 @@ class PromptReader(Terminal):
     def _insert_pasted_text(self, event: Any) -> None:
         self.was_pasted = True
         event.current_buffer.insert_text(self._fold_paste(event.data.replace("\r\n", "\n").replace("\r", "\n")))
-
-    def _current_input_text(self) -> str:
-        return "" if self._session is None else self._session.default_buffer.text
 
     # --- pastes -------------------------------------------------------------------------------------------------------
 
@@ -539,7 +532,7 @@ class ExpandedMessage:
     notes: tuple[str, ...]
 
 
-def expand_attachments(said: str, folder: Path, withhold: Sequence[str] = ()) -> ExpandedMessage:
+def expand_attachments(said: str, folder: Path) -> ExpandedMessage:
     """
     Return a message with the content of the files named ``@path`` at word starts; ``@@`` is a plain ``@``.
 
@@ -553,7 +546,7 @@ def expand_attachments(said: str, folder: Path, withhold: Sequence[str] = ()) ->
     left = ALL_BYTES
     for name in names:
         read, kind = (_list_folder, "folder") if os.path.isdir(folder / name) else (_read_file, "file")  # noqa: PTH112  (never raises)
-        content = _read_in_folder(folder, withhold, read, name, min(left, FILE_BYTES))
+        content = _read_in_folder(folder, read, name, min(left, FILE_BYTES))
         if isinstance(content, str):
             left -= len(content.encode())
             notes.append(f"+ {name} ({len(content.encode()):,} bytes)")
@@ -565,16 +558,14 @@ def expand_attachments(said: str, folder: Path, withhold: Sequence[str] = ()) ->
     return ExpandedMessage("\n\n".join([said, *parts]), tuple(notes))
 
 
-def _read_in_folder(
-    folder: Path, withhold: Sequence[str], read: Callable[[Root, str, int], str], name: str, most: int
-) -> str | Exception:
+def _read_in_folder(folder: Path, read: Callable[[Root, str, int], str], name: str, most: int) -> str | Exception:
     """Call *read* for *name* below *folder*; return its text, or the error."""
     from stepengine.errors import ToolError
     from stepengine.workspace.path_policy import PathPolicy
     from stepengine.workspace.root import Root
 
     try:
-        with contextlib.closing(Root(folder, PathPolicy(withhold=tuple(withhold), allow_wide_root=True))) as root:
+        with contextlib.closing(Root(folder, PathPolicy(allow_wide_root=True))) as root:
             return read(root, name, most)
     except UnicodeDecodeError:
         return ValueError("it is not UTF-8 text")
