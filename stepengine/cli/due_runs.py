@@ -31,7 +31,6 @@ from stepengine.errors import DefinitionError, JournalError
 from stepengine.journal.recorded_runs import find_recorded_run, runs_folder
 
 if TYPE_CHECKING:
-    from stepengine.data.definition import AgentDefinition
     from stepengine.engine.scheduler import Scheduler
     from stepengine.engine.schedules import Schedule
     from stepengine.engine.waker import WakeResult

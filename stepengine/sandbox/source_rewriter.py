@@ -132,14 +132,13 @@ class AgentText:
     line: int
 
 
-def rewrite_for_sandbox(text: str, file: str, *, known: Collection[str] = ()) -> AgentText:
+def rewrite_for_sandbox(text: str, file: str) -> AgentText:
     """
     Return an agent file rewritten for the sandbox.
 
     Args:
         text: The file's text, of at most 64 KiB.
         file: What it is called in messages.
-        known: More names than those of its own that it may use.
 
     Raises:
         DefinitionError: with file and line, for what cannot be run so.
@@ -153,7 +152,7 @@ def rewrite_for_sandbox(text: str, file: str, *, known: Collection[str] = ()) ->
     schemas = find_schemas(tree, file)
     work = _Rewriting(source, tree, file, schemas)
     code = work.result()
-    for problem in problems(code, NO_STUBS, {*PRELUDE_NAMES, *known}):
+    for problem in problems(code, NO_STUBS, PRELUDE_NAMES):
         _refuse(file, problem.line, problem.text)
     return AgentText(code, source, file, work.lines, schemas, work.params_of, work.holds, work.holds_at)
 

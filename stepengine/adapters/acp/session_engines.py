@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import attrs
+
 from stepengine.adapters.acp import servers
 from stepengine.adapters.acp.session_options import MODE, MODEL, SessionChoices
 from stepengine.data.definition import AgentDefinition, ToolSource
@@ -76,7 +78,8 @@ class SessionEngines:
 
     def get_agent(self, engine: Engine, sources: Sequence[ToolSource] = ()) -> AgentDefinition:
         """Return the agent of *engine* with the tools of *sources* added."""
-        return servers.add_sources(engine.agent(self.agent_id), sources)
+        agent = engine.agent(self.agent_id)
+        return attrs.evolve(agent, tools=[*agent.tools, *sources]) if sources else agent
 
     def make_sources(
         self, named: Sequence[Any], agent: AgentDefinition, cwd: Path, warn: Callable[[str], None]
