@@ -100,7 +100,7 @@ class _WatchScreen:
 
     def _load_engine(self) -> tuple[Engine, AgentDefinition]:
         history = self._tape.history
-        agent = load_recorded_agent(self._tape.journal, self._options, history)
+        agent = load_recorded_agent(self._options, history)
         return make_engine_setup(self._options, agent, performs=False, recorded=history).engine, agent
 
     def close(self) -> None:

@@ -243,7 +243,7 @@ class _DueRunResumer:
         agent_id = str(history.root["agent_id"])
         settings = options.settings
         options = attrs.evolve(options, agent=options.agent or self._agents.files.get(agent_id, ""))
-        agent = load_recorded_agent(journal, options, history, folders=self._agent_folders, option="--agents")
+        agent = load_recorded_agent(options, history, folders=self._agent_folders, option="--agents")
         again = not self._trusts and must_ask_again(journal, history)
         bench = make_engine_setup(options, agent, asks_nobody=True, headless=False, recorded=history)
         limits = resume_limits(journal, attrs.evolve(options, settings=settings))

@@ -164,7 +164,7 @@ def _make_steppers(
     folders = options.settings.agent_folders
     agent_id = agent_id_of(history)
     try:
-        agent = load_recorded_agent(journal, options, history)
+        agent = load_recorded_agent(options, history)
         with contextlib.suppress(DefinitionError):
             print_error(f"lines and variables come from {locate_agent(options.agent or agent_id, folders=folders)}")
         ours = make_engine_setup(options, agent, performs=False, recorded=history).engine

@@ -292,11 +292,11 @@ class TurnOutput:
         *,
         name: str,
         category: str,
-        title: str = "",
-        status: str = "",
-        given: Mapping[str, Any] = {},
-        kept: Mapping[str, Any] = {},
-        output: str = "",
+        title: str,
+        status: str,
+        given: Mapping[str, Any],
+        kept: Mapping[str, Any],
+        output: str,
     ) -> None:
         """
         Record the progress of a tool call of the agent.

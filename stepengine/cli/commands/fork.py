@@ -162,7 +162,7 @@ def _run_fork(options: Options, at: str, into: str, prepare: Callable[[Options, 
     history = journal.history()
     perform = prepare(options, journal, history)
     named = _choose_fork_journal(options, at, into)
-    agent = load_recorded_agent(journal, options, history)
+    agent = load_recorded_agent(options, history)
     bench = make_engine_setup(options, agent, into="" if named is None else named.address, recorded=history)
     about = {"agent_id": agent.id, "prompt": str(history.root.get("prompt", ""))}
     origin = {"stem": options.stem or None, "at": at}

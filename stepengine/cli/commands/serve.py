@@ -369,7 +369,7 @@ def _parse_function_name(module: str) -> str:
 
 
 def load_engine(
-    module: str, options: Options, leave_out: Callable[[str], object] | None = None
+    module: str, options: Options, leave_out: Callable[[str], object]
 ) -> tuple[Engine | DurableEngine, Sequence[Schedule]]:
     """
     Return the engine and the schedules for *module*; *leave_out* is called for files that cannot be loaded.

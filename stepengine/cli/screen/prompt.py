@@ -19,8 +19,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from attrs import frozen
-
 from stepengine.cli.screen.console import Terminal, TypedLines
 from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.screen.render import visible
@@ -258,7 +256,7 @@ class PromptReader(Terminal):
         """The queued lines, which are sent after the turn."""
         return tuple(self._unsent)
 
-    def clear_queue(self, *, to_line: bool = False) -> None:
+    def clear_queue(self, *, to_line: bool) -> None:
         """
         Remove all queued lines; with *to_line*, put them back into the input line.
 
@@ -518,25 +516,11 @@ class PromptHistory:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@frozen
-class ExpandedMessage:
+def expand_attachments(said: str, folder: Path) -> tuple[str, list[str]]:
     """
-    A message with the content of the files that it names, and a note about each file.
+    Return a message with the content of the files named ``@path`` at word starts, and a note about each file.
 
-    Attributes:
-        text: What was said, with the files behind it.
-        notes: A line for each file: that it goes along, or why not.
-    """
-
-    text: str
-    notes: tuple[str, ...]
-
-
-def expand_attachments(said: str, folder: Path) -> ExpandedMessage:
-    """
-    Return a message with the content of the files named ``@path`` at word starts; ``@@`` is a plain ``@``.
-
-    Only files inside *folder* that the file tools would read go along, up to 64 KiB each and 256 KiB together; of a folder what
+    ``@@`` is a plain ``@``. Only files inside *folder* that the file tools would read go along, up to 64 KiB each and 256 KiB together; of a folder what
     is in it, by name.
     """
     words = [word for word in said.split() if word.startswith("@") and len(word) > 1]
@@ -555,7 +539,7 @@ def expand_attachments(said: str, folder: Path) -> ExpandedMessage:
             notes.append(f"{name} does not go along: {content}")
     for word in {word for word in words if word.startswith("@@")}:
         said = said.replace(word, word[1:])
-    return ExpandedMessage("\n\n".join([said, *parts]), tuple(notes))
+    return "\n\n".join([said, *parts]), notes
 
 
 def _read_in_folder(folder: Path, read: Callable[[Root, str, int], str], name: str, most: int) -> str | Exception:
