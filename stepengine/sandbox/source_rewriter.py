@@ -286,7 +286,7 @@ class _Rewriting:
             case ast.ImportFrom():
                 self._rewrite_import_from(node)
             case ast.FunctionDef() if id(node) in self._yielding:
-                self._insert(node, b"async ")
+                self._insert_at(self._span(node)[0], b"async ")
             case ast.YieldFrom() if self._is_own_call(node.value):
                 self._wrap(node, YIELD_FROM, b"await (", b")")
             case ast.YieldFrom():
@@ -500,12 +500,8 @@ class _Rewriting:
         # What begins later ends first.
         self._edits.append(_Edit(end, -self._count, end, behind))
 
-    def _insert(self, node: Any, text: bytes) -> None:
-        self._insert_at(self._span(node)[0], text)
-
     def _insert_at(self, at: int, text: bytes) -> None:
-        self._count += 1
-        self._edits.append(_Edit(at, self._count, at, text))
+        self._replace(at, at, text)
 
     def _replace(self, start: int, end: int, text: bytes) -> None:
         self._count += 1
