@@ -155,27 +155,13 @@ def _make_listing_commands() -> dict[str, Parsed]:
     }
 
 
-def _make_app() -> typer.Typer:
-    return typer.Typer(
-        name="stepengine",
-        cls=_MainCommandGroup,
-        help=_format_help_text(OVERVIEW.strip()),
-        epilog=_format_help_text(EXIT_CODES),
-        callback=_print_overview,
-        invoke_without_command=True,
-        add_completion=False,
-        rich_markup_mode="rich",
-        pretty_exceptions_enable=False,
-    )
-
-
 def _make_typer_app(**attributes: Any) -> typer.Typer:
     return typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False, **attributes)
 
 
 def _make_command_group(first: str) -> Parsed:
     """Return the group of the two-word commands whose first word is *first*."""
-    _, text, several = UNDER[first]
+    text, several = UNDER[first]
     part = _make_typer_app(name=first, help=text, no_args_is_help=True)
     for name, listed in several.items():
         _register_command(part, name, listed, f"{first} {name}")
@@ -204,4 +190,11 @@ def _escape_markup(text: str) -> str:
     return MARKUP.sub(r"\\[", text)
 
 
-app = _make_app()
+app = _make_typer_app(
+    name="stepengine",
+    cls=_MainCommandGroup,
+    help=_format_help_text(OVERVIEW.strip()),
+    epilog=_format_help_text(EXIT_CODES),
+    callback=_print_overview,
+    invoke_without_command=True,
+)

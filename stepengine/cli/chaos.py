@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import attrs
-from attrs import frozen
 
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import Options, read_params
@@ -16,18 +15,9 @@ from stepengine.data.alike import list_names
 RUNS = 100
 
 
-@frozen(kw_only=True)
-class ChaosOptions:
-    """The options of ``test --chaos``, with their defaults."""
-
-    params: str = ""
-    results: str = ""
-    faults: str = ""
-    runs: int = RUNS
-    seed: int = 0
-
-
-def run_chaos(agent: str, prompt: str, chosen: ChaosOptions, options: Options) -> Exit:
+def run_chaos(
+    agent: str, prompt: str, options: Options, *, params: str, results: str, faults: str, runs: int, seed: int
+) -> Exit:
     """Run an agent in simulated worlds with faults, and print a failed check or the totals. Return the exit code."""
     from stepengine.engine import load_agent
     from stepengine.engine.agent_family import find_agent_family
@@ -35,7 +25,7 @@ def run_chaos(agent: str, prompt: str, chosen: ChaosOptions, options: Options) -
     from stepengine.testing.faults import FAULTS
     from stepengine.tools.bundled.bundled import uncalled_tools
 
-    kinds = [kind.strip() for kind in chosen.faults.split(",") if kind.strip()]
+    kinds = [kind.strip() for kind in faults.split(",") if kind.strip()]
     unknown = [kind for kind in kinds if kind not in FAULTS]
     if unknown:
         msg = f"--faults has {unknown[0]!r}, which is not a kind of fault; there are {list_names(FAULTS, unknown[0])}"
@@ -46,11 +36,11 @@ def run_chaos(agent: str, prompt: str, chosen: ChaosOptions, options: Options) -
     try:
         seen = simulate(
             loaded,
-            range(chosen.seed, chosen.seed + chosen.runs),
+            range(seed, seed + runs),
             prompt=prompt,
-            params=read_params(chosen.params),
+            params=read_params(params),
             tools=[tool for tool in uncalled_tools(options.cwd.resolve()) if tool.spec.name in named],
-            results=read_params(chosen.results, "--results"),
+            results=read_params(results, "--results"),
             faults=kinds or None,
             agents=[one for one in known if one is not loaded],
         )
@@ -65,7 +55,7 @@ def run_chaos(agent: str, prompt: str, chosen: ChaosOptions, options: Options) -
     if options.as_json:
         print(to_ascii_json({"runs": seen.runs, "effects": seen.effects, "statuses": ended, "faults": seen.faults}))
     else:
-        print(f"{seen.runs} runs with {seen.effects} effects, from seed {chosen.seed} on: everything held")
+        print(f"{seen.runs} runs with {seen.effects} effects, from seed {seed} on: everything held")
         print(
             f"they ended as: {_format_counts(ended)}\nwhat went wrong in them: {_format_counts(seen.faults) or 'nothing'}"
         )

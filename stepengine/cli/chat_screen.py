@@ -204,10 +204,10 @@ class Chat:
 
     def compose_prompt(self, said: str) -> str:
         """Return the prompt for the agent: the input, the named files, and notes since the last turn."""
-        found = expand_attachments(said, self.conversation.options.cwd.resolve())
-        for note in found.notes:
+        text, notes = expand_attachments(said, self.conversation.options.cwd.resolve())
+        for note in notes:
             self.say(f"  {visible(note)}", "dim")
-        sent = "\n\n".join([*self.conversation.notes, found.text])
+        sent = "\n\n".join([*self.conversation.notes, text])
         self.conversation.notes.clear()
         return sent
 

@@ -124,7 +124,7 @@ def refuse_untrusted_module(module: str) -> None:
 
 
 @contextmanager
-def enforce_trust(*, asks: bool, content: str = "") -> Iterator[None]:
+def enforce_trust(*, asks: bool, content: str) -> Iterator[None]:
     """
     Check the trust of files in the working folder while the block runs.
 

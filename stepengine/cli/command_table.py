@@ -96,12 +96,10 @@ GROUPS = {
         "cancel": ListedCommand("commands.cancel:cancel", "Cancel a run in another process."),
         "acp": ListedCommand("commands.acp:acp", "Serve an agent to an editor; the editor starts this command."),
     },
-    "Groups of commands": {},
 }
 """Commands of one word, by the panel of the list and their name; those that are needed first come first."""
 UNDER = {
     "journal": (
-        "Groups of commands",
         "Check, repair and move recorded runs.",
         {
             "check": ListedCommand("commands.check:check", "Check journals and files: damage, secrets, signatures."),
@@ -114,7 +112,6 @@ UNDER = {
         },
     ),
     "compare": (
-        "Groups of commands",
         "Compare runs, models and versions of an agent.",
         {
             "diff": ListedCommand("commands.diff:diff", "Show what two runs did differently."),
@@ -128,7 +125,6 @@ UNDER = {
         },
     ),
     "agents": (
-        "Groups of commands",
         "List agents, tools and models; check and trust packages.",
         {
             "list": ListedCommand("commands.agents:agents", "List the agents that can be run."),
@@ -142,7 +138,6 @@ UNDER = {
         },
     ),
     "config": (
-        "Groups of commands",
         "Show settings, check policies, diagnose problems.",
         {
             "show": ListedCommand("commands.config:config", "Show every setting, its value and where it came from."),
@@ -153,7 +148,6 @@ UNDER = {
         },
     ),
     "mcp": (
-        "Groups of commands",
         "Serve agents as MCP tools, and inspect MCP servers.",
         {
             "serve": ListedCommand("commands.mcp:serve", "Serve agents as the tools of an MCP server."),
@@ -161,7 +155,6 @@ UNDER = {
         },
     ),
     "cassette": (
-        "Groups of commands",
         "Record the HTTP traffic of any Python program, and replay it.",
         {
             "record": ListedCommand("commands.cassette:record", "Run a program and record its HTTP traffic."),
@@ -169,7 +162,6 @@ UNDER = {
         },
     ),
     "deploy": (
-        "Groups of commands",
         "Manage durable runs: workers, submissions, releases, database.",
         {
             "worker": ListedCommand("commands.worker:worker", "Execute durable runs from a database until stopped."),
@@ -185,7 +177,6 @@ UNDER = {
         },
     ),
     "tokens": (
-        "Groups of commands",
         "Manage the tokens of a run server and their scopes.",
         {
             "add": ListedCommand("commands.tokens:add", "Create a token, and print it once."),
@@ -194,13 +185,9 @@ UNDER = {
         },
     ),
 }
-"""Commands of two words: their group, what the first word stands for, and the commands by their second word."""
+"""Commands of two words: by their first word, what it stands for, and the commands by their second word."""
 LISTED = {
-    name: (group, listed)
-    for group, commands in GROUPS.items()
-    for name, listed in [
-        *commands.items(),
-        *[(first, ListedCommand("", text)) for first, (of, text, _) in UNDER.items() if of == group],
-    ]
+    **{name: (group, listed) for group, commands in GROUPS.items() for name, listed in commands.items()},
+    **{first: ("Groups of commands", ListedCommand("", text)) for first, (text, _) in UNDER.items()},
 }
 """What the list shows, by name and in its order: the group, and the command or what a first word stands for."""

@@ -126,7 +126,7 @@ def _run_fork_to_end(screen: DebugScreen, asked: ForkRequest, into: str) -> str:
     try:
         target, options = create_journal(into), screen.options
         history = screen.debugger.stepper.tape.history
-        agent = load_recorded_agent(screen.debugger.journal, options, history)
+        agent = load_recorded_agent(options, history)
         bench = make_engine_setup(options, agent, into=target.address, recorded=history)
         models = None if asked.live else ScriptedModel(asked.replies)
         edit = asked.edit

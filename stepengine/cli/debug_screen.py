@@ -182,7 +182,7 @@ class DebugScreen:
         if frames:
             shown = frames[0] if self.frame >= len(frames) else frames[self.frame]
             yield from self.source_lines(shown, 4)
-            inner = [f"{_short_function_name(frame)}:{frame.line}" for frame in frames[1:]]
+            inner = [f"{frame.function.rpartition('.')[2]}:{frame.line}" for frame in frames[1:]]
             if inner:
                 yield f"   in {' > '.join(inner)}"
         else:
@@ -279,10 +279,6 @@ class DebugScreen:
         clean, width = self.debugger.texts.clean, self.width
         lines = [f"{n:>4} {m.role:<9} {clean(' '.join(m.text.split()), width)}" for n, m in enumerate(messages)]
         self.tell("\n".join([*head, *lines]), {"head": head, "messages": lines})
-
-
-def _short_function_name(frame: Frame) -> str:
-    return frame.function.rpartition(".")[2]
 
 
 def _make_path_relative(file: str) -> str:

@@ -100,7 +100,7 @@ class _WatchScreen:
 
     def _load_engine(self) -> tuple[Engine, AgentDefinition]:
         history = self._tape.history
-        agent = load_recorded_agent(self._tape.journal, self._options, history)
+        agent = load_recorded_agent(self._options, history)
         return make_engine_setup(self._options, agent, performs=False, recorded=history).engine, agent
 
     def close(self) -> None:
@@ -126,7 +126,7 @@ class _WatchScreen:
             if saved:
                 self.look(saved)
                 return True
-            typed = _read_typed_line(EVERY)
+            typed = _read_typed_line()
             if typed is None:
                 continue
             if typed in ("q", "quit"):
@@ -227,12 +227,12 @@ def _relative_path(file: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
-def _read_typed_line(seconds: float) -> str | None:
-    """Return a line typed within *seconds*, ``"quit"`` at its end, else ``None``; only wait without a terminal."""
+def _read_typed_line() -> str | None:
+    """Return a line typed by now or within a moment, ``"quit"`` at the end of the input, else ``None``; only wait without a terminal."""
     if not sys.stdin.isatty():
-        time.sleep(seconds)
+        time.sleep(EVERY)
         return None
-    ready, _, _ = select.select([sys.stdin], [], [], seconds)
+    ready, _, _ = select.select([sys.stdin], [], [], EVERY)
     if not ready:
         return None
     line = sys.stdin.readline()

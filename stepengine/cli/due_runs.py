@@ -31,7 +31,6 @@ from stepengine.errors import DefinitionError, JournalError
 from stepengine.journal.recorded_runs import find_recorded_run, runs_folder
 
 if TYPE_CHECKING:
-    from stepengine.data.definition import AgentDefinition
     from stepengine.engine.scheduler import Scheduler
     from stepengine.engine.schedules import Schedule
     from stepengine.engine.waker import WakeResult
@@ -242,7 +241,7 @@ class _DueRunResumer:
         agent_id = str(history.root["agent_id"])
         settings = options.settings
         options = attrs.evolve(options, agent=options.agent or self._agents.files.get(agent_id, ""))
-        agent = self._load_recorded_agent(journal, options, history)
+        agent = load_recorded_agent(options, history, folders=self._agent_folders, option="--agents")
         again = not self._trusts and must_ask_again(journal, history)
         bench = make_engine_setup(options, agent, asks_nobody=True, headless=False, recorded=history)
         limits = resume_limits(journal, attrs.evolve(options, settings=settings))
@@ -250,9 +249,6 @@ class _DueRunResumer:
             bench,
             {"agent": agent, "limits": limits, "in_doubt": "ask", "trust": self._trusts or (False if again else None)},
         ), entry
-
-    def _load_recorded_agent(self, journal: Journal, options: Options, history: Any) -> AgentDefinition:
-        return load_recorded_agent(journal, options, history, folders=self._agent_folders, option="--agents")
 
     # --- what is told -------------------------------------------------------------------------------------------------
 

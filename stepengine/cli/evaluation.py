@@ -94,7 +94,7 @@ def load_recorded_case(
 
     journal = open_journal(file)
     history = journal.history()
-    agent, hooks = load_recorded_agent(journal, options, history), recorded_hook_names(history)
+    agent, hooks = load_recorded_agent(options, history), recorded_hook_names(history)
     same = next((case for case in beside if (case.agent, case.hooks) == (agent, hooks)), None)
     if same is not None:
         return RecordedCase(file, journal, same.agent, hooks, same.bench)

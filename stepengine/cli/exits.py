@@ -110,7 +110,7 @@ def run_to_exit(app: Callable[[], object]) -> None:
     """
     _reopen_closed_streams()
     sys.stderr = _Stderr(sys.stderr)
-    warnings.showwarning = _WarningPrinter(warnings.showwarning)
+    warnings.showwarning = _make_warning_printer(warnings.showwarning)
     code: Any = Exit.COMPLETED
     try:
         app()
@@ -172,32 +172,25 @@ class _Stderr:
             self._stream.flush()
 
 
-class _WarningPrinter:
-    """Prints each warning about an agent file once, as one line; other warnings as Python does."""
+def _make_warning_printer(before: Callable[..., None]) -> Callable[..., None]:
+    """Return a function that prints each warning about an agent file once, as one line, and others by *before*."""
+    told: set[str] = set()
 
-    def __init__(self, before: Callable[..., None]) -> None:
-        self._before = before
-        self._told: set[str] = set()
-
-    def __call__(
-        self,
-        message: Warning | str,
-        category: type[Warning],
-        filename: str,
-        lineno: int,
-        *more: object,
-        **named: object,
+    def print_warning(
+        message: Warning | str, category: type[Warning], filename: str, lineno: int, *more: object, **named: object
     ) -> None:
         from stepengine.engine.handler_sources import SourceWarning
         from stepengine.engine.loader import BrokenFile
 
         if not issubclass(category, BrokenFile | SourceWarning):
-            self._before(message, category, filename, lineno, *more, **named)
+            before(message, category, filename, lineno, *more, **named)
             return
         text = f"{filename}:{lineno}: {message}" if issubclass(category, SourceWarning) else str(message)
-        if text not in self._told:
-            self._told.add(text)
+        if text not in told:
+            told.add(text)
             print_error(text)
+
+    return print_warning
 
 
 def run_explaining_errors(command: Callable[[], Exit]) -> Exit:

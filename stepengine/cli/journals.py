@@ -217,9 +217,7 @@ def open_readable_journal(text: str) -> Journal:
         raise UsageProblem(msg) from None
 
 
-def load_agent_of_run(
-    history: History, given: str, folders: Iterable[Path] = (), *, option: str = "--agent"
-) -> AgentDefinition:
+def load_agent_of_run(history: History, given: str, folders: Iterable[Path], *, option: str) -> AgentDefinition:
     """
     Return the agent *given* on the command line, else the recorded one.
 
@@ -251,9 +249,8 @@ def load_agent_of_run(
 
 
 def load_recorded_agent(
-    journal: Journal,
     options: Options,
-    history: History | None = None,
+    history: History,
     *,
     folders: Sequence[Path] | None = None,
     option: str = "--agent",
@@ -262,13 +259,11 @@ def load_recorded_agent(
     Return the agent of a journal, without its own model if another one was recorded.
 
     Args:
-        journal: The journal.
         options: The options.
-        history: What it says, where that was read already.
+        history: The content of the journal.
         folders: Where the agent is looked for; by default where the settings say.
         option: What the command calls the option that says where it is.
     """
-    history = journal.history() if history is None else history
     folders = options.settings.agent_folders if folders is None else folders
     agent = load_agent_of_run(history, options.agent, folders, option=option)
     if options.code_mode or was_in_code_mode(history, agent):
@@ -327,7 +322,7 @@ def perform_run(bench: EngineSetup, make: Callable[[], Coroutine[object, Any, Ru
 def replay_recorded_run(journal: Journal, options: Options) -> RunResult:
     """Replay a recorded run with the current code and return the result."""
     history = journal.history()
-    agent = load_recorded_agent(journal, options, history)
+    agent = load_recorded_agent(options, history)
     bench = make_engine_setup(options, agent, performs=False, recorded=history)
 
     async def ended() -> RunResult:

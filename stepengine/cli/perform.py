@@ -268,7 +268,7 @@ def format_shared_options(options: Options, agent_id: str = "") -> list[str]:
     return again + ["--write"] * options.write + ["--shell"] * options.shell
 
 
-def needs_agent_option(given: str, agent_id: str, folders: Iterable[Path] = ()) -> bool:
+def needs_agent_option(given: str, agent_id: str, folders: Iterable[Path]) -> bool:
     """Return whether the id in a journal loads another agent than *given*."""
     from stepengine.engine import load_agent
 

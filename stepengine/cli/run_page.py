@@ -164,7 +164,7 @@ def _make_steppers(
     folders = options.settings.agent_folders
     agent_id = agent_id_of(history)
     try:
-        agent = load_recorded_agent(journal, options, history)
+        agent = load_recorded_agent(options, history)
         with contextlib.suppress(DefinitionError):
             print_error(f"lines and variables come from {locate_agent(options.agent or agent_id, folders=folders)}")
         ours = make_engine_setup(options, agent, performs=False, recorded=history).engine
@@ -195,22 +195,18 @@ def _serve_page(options: Options, wanted: PageOptions) -> Exit:
     if wanted.opens:
         webbrowser.open(address)
     code = Exit.COMPLETED
-    before = signal.signal(signal.SIGTERM, _raise_on_sigterm)
+
+    def terminate(*_: object) -> None:
+        nonlocal code
+        code = Exit.TERMINATED
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, terminate)
     with server:
         try:
             server.serve_forever()
         except KeyboardInterrupt:
             pass
-        except _Terminated:
-            code = Exit.TERMINATED
         finally:
             signal.signal(signal.SIGTERM, before)
     return code
-
-
-class _Terminated(BaseException):
-    """Raised on SIGTERM."""
-
-
-def _raise_on_sigterm(*_: object) -> None:
-    raise _Terminated

@@ -23,30 +23,23 @@ STUDIOS = "studios"
 SECONDS = 5.0
 
 
-class StudioAnnouncement:
-    """The file that announces a running studio of *folder*. ``publish`` writes it, ``close`` removes it."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._file: Path | None = None
-
-    def publish(self, url: str, host: str, token: str) -> None:
-        """Write the file, which only its owner can read; do nothing without a state folder, and ignore errors."""
-        runs = runs_folder()
-        if runs is None:
-            return
-        told = {"url": url, "host": host, "token": token, "folder": str(self._folder.resolve()), "pid": os.getpid()}
+@contextlib.contextmanager
+def announce_studio(folder: Path, url: str, host: str, token: str) -> Iterator[None]:
+    """Announce a running studio of *folder* during the block, in a file that only its owner can read; ignore errors."""
+    runs = runs_folder()
+    if runs is None:
+        yield
+        return
+    told = {"url": url, "host": host, "token": token, "folder": str(folder.resolve()), "pid": os.getpid()}
+    file = runs.parent / STUDIOS / f"{secrets.token_hex(8)}.json"
+    with contextlib.suppress(OSError):
+        file.parent.mkdir(0o700, parents=True, exist_ok=True)
+        replace_path(file, json.dumps(told).encode(), mode=0o600)
+    try:
+        yield
+    finally:
         with contextlib.suppress(OSError):
-            place = runs.parent / STUDIOS
-            place.mkdir(0o700, parents=True, exist_ok=True)
-            self._file = place / f"{secrets.token_hex(8)}.json"
-            replace_path(self._file, json.dumps(told).encode(), mode=0o600)
-
-    def close(self) -> None:
-        """Remove the file if it was written; ignore errors."""
-        if self._file is not None:
-            with contextlib.suppress(OSError):
-                self._file.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
 
 
 def request_login_links(folder: Path) -> list[str]:

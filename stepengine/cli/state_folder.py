@@ -13,7 +13,6 @@ import json
 import os
 import re
 import secrets
-import sys
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
@@ -23,8 +22,8 @@ from typing import TYPE_CHECKING, Any, Self
 
 import attrs
 
+from stepengine.cli.exits import print_error
 from stepengine.cli.options import Options
-from stepengine.cli.screen.render import visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.state import RunStatus
 from stepengine.errors import DefinitionError, JournalError
@@ -171,7 +170,7 @@ def fill_from_recorded(options: Options, entry: RecordedRun) -> Options:
     if place is not None and not options.agent:
         known = entry.text("agent", "sha256")
         if known and place.file.is_file() and known != _hash_file(place.file):
-            _print_warning(f"warning: {place.file} has changed since this run was recorded")
+            print_error(f"warning: {place.file} has changed since this run was recorded")
     config = entry.text("options", "config")
     return attrs.evolve(
         options,
@@ -267,7 +266,7 @@ class RunRecording:
             _write_companion(entry)
         except (OSError, StateProblem) as problem:
             what = "`stepengine runs` does not list this run" if journal else "this run is not recorded"
-            _print_warning(f"{what}: {problem}")
+            print_error(f"{what}: {problem}")
             return cls(journal)
         return cls(made, entry, is_new=True)
 
@@ -313,7 +312,7 @@ class RunRecording:
         try:
             _write_companion(self._entry)
         except OSError as error:
-            _print_warning(f"{self._entry.folder} cannot be written: {error.strerror or error}")
+            print_error(f"{self._entry.folder} cannot be written: {error.strerror or error}")
 
     def __enter__(self) -> Self:
         return self
@@ -408,10 +407,6 @@ def _make_journal_absolute(journal: str) -> str:
 
 def _format_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
-
-
-def _print_warning(message: str) -> None:
-    print(f"stepengine: {visible(message)}", file=sys.stderr)
 
 
 def _write_companion(entry: RecordedRun) -> None:

@@ -78,7 +78,7 @@ def _replay_file(options: Options) -> WaitingRun:
         if run.outcome == "ended":
             return run
         history = journal.history()
-        agent = load_recorded_agent(journal, own, history)
+        agent = load_recorded_agent(own, history)
         with make_engine_setup(own, agent, performs=False, recorded=history).engine as engine:
             (replayed,) = asyncio.run(replay_waiting(engine, [journal], agent=agent))
     except (StepEngineError, UsageProblem) as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime
-from inspect import isgenerator
+from inspect import isgenerator, isgeneratorfunction
 from types import FunctionType
 from typing import Any, Generic, Literal, Never, Protocol, TypeAlias, get_origin, runtime_checkable
 
@@ -24,7 +24,6 @@ from stepengine.data.estimate import Measured
 from stepengine.data.functions import (
     accepts_one_argument,
     is_async,
-    is_generator_function,
     location_of,
     unwrap_function,
 )
@@ -226,7 +225,7 @@ def check_handler(agent_id: str, handler: object) -> None:
     if isgenerator(fn):
         msg = f"{what} is a generator object; pass the function itself, it is called once per run"
         raise DefinitionError(msg)
-    if not is_generator_function(fn):
+    if not isgeneratorfunction(fn):
         if isinstance(handler, ToolLike):
             msg = f"handle_steps of {agent_id!r} is the tool {handler.spec.name!r}; a tool stands in tools=[...], and a handler calls it"
             raise DefinitionError(msg)

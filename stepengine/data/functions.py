@@ -114,11 +114,6 @@ def is_async(fn: object) -> bool:
     return inspect.isasyncgenfunction(fn) or inspect.iscoroutinefunction(fn)
 
 
-def is_generator_function(fn: object) -> bool:
-    """Return whether calling the unwrapped *fn* returns a generator."""
-    return inspect.isgeneratorfunction(fn)
-
-
 def accepts_one_argument(fn: Any) -> bool:
     """Return whether *fn* accepts one positional argument; True if its signature is unknown."""
     try:

@@ -10,22 +10,18 @@ from typing import Any
 
 
 class RunningProgram(ABC):
-    """The object among a body's variables that describes its running program."""
+    """
+    The object among a body's variables that describes its running program.
 
-    @property
-    @abstractmethod
-    def code(self) -> str:
-        """The program's text."""
+    Attributes:
+        code: The program's text.
+        line: The waiting line, from 1; 0 if it does not wait.
+        file: The program's file; ``""`` for a program of a model.
+    """
 
-    @property
-    @abstractmethod
-    def line(self) -> int:
-        """The waiting line, from 1; 0 if it does not wait."""
-
-    @property
-    def file(self) -> str:
-        """The program's file; ``""`` for a program of a model."""
-        return ""
+    code: str
+    line: int
+    file: str = ""
 
     @abstractmethod
     def printed(self) -> str | None:

@@ -249,8 +249,8 @@ def _covers_problem(answer: Answer, question: Question) -> str | None:
     return f"covers {answer.covers!r}, which is not offered; offered are {offered}"
 
 
-def find_offered_rule(question: Question, covers: str = "") -> JsonDict | None:
-    """Return the rule with this id that a question offers, by default the narrowest, or ``None``."""
+def find_offered_rule(question: Question, covers: str) -> JsonDict | None:
+    """Return the rule with the id *covers* that a question offers, the narrowest for ``""``, or ``None``."""
     if not covers or question.remember is None:
         return question.remember
     return next((rule for rule in offered_rules(question) if rule["id"] == covers), None)

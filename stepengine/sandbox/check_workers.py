@@ -64,16 +64,14 @@ class StopSignal:
 
 class CheckWorkers:
     """
-    At most *limit* workers for checks.
+    Workers for checks.
 
     Args:
-        start_pool: Starts a pool of at most so many workers, whose checkouts wait so many seconds for a free one.
-        limit: How many checks run at once.
+        start_pool: Starts a pool of workers, given its ``checkout_timeout``.
     """
 
-    def __init__(self, start_pool: Callable[[int, float], Any], limit: int) -> None:
+    def __init__(self, start_pool: Callable[..., Any]) -> None:
         self._start_pool = start_pool
-        self._limit = limit
         self._lock = Lock()
         self._pool: Any = None
         self.count = 0
@@ -120,7 +118,7 @@ class CheckWorkers:
     def _get_pool(self) -> Any:
         with self._lock:
             if self._pool is None:
-                self._pool = self._start_pool(self._limit, POLL_SECONDS)
+                self._pool = self._start_pool(checkout_timeout=POLL_SECONDS)
             return self._pool
 
     def close(self) -> None:

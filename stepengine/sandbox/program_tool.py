@@ -341,7 +341,7 @@ class _ProgramRun(RunningProgram):
     def __init__(self, programs: _Programs, ctx: StepContext[Any], code: str) -> None:
         self._programs = programs
         self._ctx = ctx
-        self._code = code
+        self.code = code
         # Drawn by the body's own random numbers, which follow from seed and path: a program that is run again draws
         # what it drew.
         self._seed = ctx.random.getrandbits(32)
@@ -351,7 +351,7 @@ class _ProgramRun(RunningProgram):
         self._calls = 0
         self._moved = 0
         self._room = 0
-        self._line = 0
+        self.line = 0
         self._told = ""
         self._is_first = False
 
@@ -380,14 +380,14 @@ class _ProgramRun(RunningProgram):
                 return cast("Mapping[str, Any]", known)
             if kept.session is None and not kept.recalled:
                 kept.seed = self._seed
-            return self._run_turn(kept, lambda session: session.feed(self._code, now), known)
+            return self._run_turn(kept, lambda session: session.feed(self.code, now), known)
 
         return (yield from self._compute_turn(work))
 
     def answer_calls(self, waiting: Mapping[str, Any]) -> Steps[Mapping[str, Any]]:
         """Perform the calls for which the program waits, and send it the results."""
         self._told = waiting.get("told", self._told)
-        self._line = waiting["line"]
+        self.line = waiting["line"]
         calls = waiting["calls"]
         # All calls that the program made until it waited begin together, as one `Parallel`: who writes `asyncio.gather`
         # means that, and judging, recording and suspending are the engine's (programs:PG22).
@@ -434,13 +434,13 @@ class _ProgramRun(RunningProgram):
         programs = self._programs
         # First the look at the text, which is quick and needs no worker; what only the sandbox knows comes second
         # (programs:PG24).
-        wrong = problems(self._code, programs.stubs, kept.names)
+        wrong = problems(self.code, programs.stubs, kept.names)
         if not wrong:
-            checked = programs.sandbox.check(self._code, programs.stubs, kept.names, self._check)
+            checked = programs.sandbox.check(self.code, programs.stubs, kept.names, self._check)
             wrong = checked.refused
-            self._told = format_problems(checked.told, self._code) if checked.told else ""
+            self._told = format_problems(checked.told, self.code) if checked.told else ""
         return (
-            f"Nothing was run, the program has to be mended first:\n{format_problems(wrong, self._code)}"
+            f"Nothing was run, the program has to be mended first:\n{format_problems(wrong, self.code)}"
             if wrong
             else ""
         )
@@ -497,7 +497,7 @@ class _ProgramRun(RunningProgram):
             return
         line = known.get("line") or now.get("line") or 1
         msg = (
-            f"a program that is recorded to its end does something else in line {line}, `{get_program_line(self._code, line)}`, when it is run again for "
+            f"a program that is recorded to its end does something else in line {line}, `{get_program_line(self.code, line)}`, when it is run again for "
             f"its variables in {self._programs.sandbox.name}; run it where it was recorded, or fork the run before it"
         )
         fields = [(one.pointer, repr(one.recorded), repr(one.now)) for one in other]
@@ -515,16 +515,6 @@ class _ProgramRun(RunningProgram):
             self._kept.end(self)
 
     # --- what is seen of it -------------------------------------------------------------------------------------------
-
-    @property
-    def code(self) -> str:
-        """The source code."""
-        return self._code
-
-    @property
-    def line(self) -> int:
-        """The number of the waiting line, from 1; 0 if none waits."""
-        return self._line
 
     def printed(self) -> str | None:
         """Return the output so far; ``None`` without a sandbox that reports it."""
@@ -651,7 +641,7 @@ class _ProgramRun(RunningProgram):
         note = AFRESH if self._is_first and self._has_earlier() else ""
         if not {"refused", "lost"} & turn.keys():
             # Of one that failed nobody knows how far it came: what it may have set is no unknown name for the next one.
-            cast("_RunSession", self._kept).names |= find_defined_names(self._code)
+            cast("_RunSession", self._kept).names |= find_defined_names(self.code)
         wrong = turn.get("refused") or turn.get("error")
         if wrong:
             msg = f"{wrong}{note}"

@@ -234,7 +234,7 @@ class MontySandbox:
     def __init__(self, workers: int | None = None) -> None:
         self._most = workers or min(8, max(2, os.cpu_count() or 2))
         self._pool: Any = None
-        self.checks = CheckWorkers(self._start_check_pool, self._most)
+        self.checks = CheckWorkers(partial(self._start_pool, turn_duration_limit_grace=GRACE_SECONDS))
         self._checking = Lock()
         self._checked: dict[tuple[str, str, frozenset[str]], CheckedProgram] = {}
         self._changed = threading.Condition()
@@ -276,12 +276,7 @@ class MontySandbox:
         self, functions: Collection[str], *, seconds: float, memory: int, printed: int, seed: int
     ) -> ProgramSession:
         """Return a new session. If all workers are busy, it takes the worker of a waiting program."""
-        limits = {
-            "max_turn_duration_secs": seconds,
-            "max_memory": memory,
-            "max_suspensions": UNLIMITED_SUSPENSIONS,  # of a session, which lives for many programs; their calls are counted one by one
-        }
-        return _MontySession(self, functions, limits, printed, seed)
+        return _MontySession(self, functions, seconds=seconds, memory=memory, printed=printed, seed=seed)
 
     def open_handler(self, host: Host, *, seconds: float, memory: int, printed: int, seed: int) -> ProgramSession:
         """
@@ -291,8 +286,7 @@ class MontySandbox:
 
         It is fed three times: what stands between handler and host, the file, and the call of the handler. Lines are the file's.
         """
-        limits = {"max_turn_duration_secs": seconds, "max_memory": memory, "max_suspensions": UNLIMITED_SUSPENSIONS}
-        return _MontySession(self, (), limits, printed, seed, host=host)
+        return _MontySession(self, (), seconds=seconds, memory=memory, printed=printed, seed=seed, host=host)
 
     def start_worker(self, checkout: Mapping[str, Any], is_closed: Callable[[], bool]) -> _SessionWorker:
         """
@@ -306,7 +300,7 @@ class MontySandbox:
                 if is_closed():
                     raise ToolError(STOPPED)
                 if self._pool is None:
-                    self._pool = self._start_program_pool(self._most)
+                    self._pool = self._start_pool()
                 if len(self._seats) < self._most:
                     break
                 idle = next((seat for seat in self._seats if not seat.is_busy), None)
@@ -338,13 +332,8 @@ class MontySandbox:
             msg = "programs cannot run in a process that was forked after another program had run; start a new one"
             raise ToolError(msg)
 
-    def _start_program_pool(self, most: int) -> Any:
-        pool = self.monty.Monty(max_processes=most)
-        pool.__enter__()
-        return pool
-
-    def _start_check_pool(self, most: int, seconds: float) -> Any:
-        pool = self.monty.Monty(max_processes=most, checkout_timeout=seconds, turn_duration_limit_grace=GRACE_SECONDS)
+    def _start_pool(self, **options: Any) -> Any:
+        pool = self.monty.Monty(max_processes=self._most, **options)
         pool.__enter__()
         return pool
 
@@ -459,10 +448,11 @@ class _MontySession:
         self,
         sandbox: MontySandbox,
         functions: Collection[str],
-        limits: Mapping[str, Any],
+        *,
+        seconds: float,
+        memory: int,
         printed: int,
         seed: int,
-        *,
         host: Host | None = None,
     ) -> None:
         self._host = host
@@ -470,12 +460,17 @@ class _MontySession:
         self._heard = 0
         self._functions = {name: _make_stand_in(name) for name in functions}
         self._most_printed = printed
-        self._most_argued: int = limits["max_memory"]
-        self._seconds: float = limits["max_turn_duration_secs"]
+        self._most_argued = memory
+        self._seconds = seconds
         self._sandbox = sandbox
         self._checkout = {
             "script_name": NAME,
-            "limits": dict(limits),
+            "limits": {
+                "max_turn_duration_secs": seconds,
+                "max_memory": memory,
+                # Of a session, which lives for many programs; their calls are counted one by one.
+                "max_suspensions": UNLIMITED_SUSPENSIONS,
+            },
             "os_policy": {"datetime": "call_host", "sleep": "call_host", "random_start": {"seed": seed}},
         }
         self._seat: _SessionWorker | None = None

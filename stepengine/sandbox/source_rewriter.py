@@ -132,14 +132,13 @@ class AgentText:
     line: int
 
 
-def rewrite_for_sandbox(text: str, file: str, *, known: Collection[str] = ()) -> AgentText:
+def rewrite_for_sandbox(text: str, file: str) -> AgentText:
     """
     Return an agent file rewritten for the sandbox.
 
     Args:
         text: The file's text, of at most 64 KiB.
         file: What it is called in messages.
-        known: More names than those of its own that it may use.
 
     Raises:
         DefinitionError: with file and line, for what cannot be run so.
@@ -153,7 +152,7 @@ def rewrite_for_sandbox(text: str, file: str, *, known: Collection[str] = ()) ->
     schemas = find_schemas(tree, file)
     work = _Rewriting(source, tree, file, schemas)
     code = work.result()
-    for problem in problems(code, NO_STUBS, {*PRELUDE_NAMES, *known}):
+    for problem in problems(code, NO_STUBS, PRELUDE_NAMES):
         _refuse(file, problem.line, problem.text)
     return AgentText(code, source, file, work.lines, schemas, work.params_of, work.holds, work.holds_at)
 
@@ -287,7 +286,7 @@ class _Rewriting:
             case ast.ImportFrom():
                 self._rewrite_import_from(node)
             case ast.FunctionDef() if id(node) in self._yielding:
-                self._insert(node, b"async ")
+                self._insert_at(self._span(node)[0], b"async ")
             case ast.YieldFrom() if self._is_own_call(node.value):
                 self._wrap(node, YIELD_FROM, b"await (", b")")
             case ast.YieldFrom():
@@ -501,12 +500,8 @@ class _Rewriting:
         # What begins later ends first.
         self._edits.append(_Edit(end, -self._count, end, behind))
 
-    def _insert(self, node: Any, text: bytes) -> None:
-        self._insert_at(self._span(node)[0], text)
-
     def _insert_at(self, at: int, text: bytes) -> None:
-        self._count += 1
-        self._edits.append(_Edit(at, self._count, at, text))
+        self._replace(at, at, text)
 
     def _replace(self, start: int, end: int, text: bytes) -> None:
         self._count += 1

@@ -239,7 +239,10 @@ def make_stubs(
     Raises:
         DefinitionError: for an agent whose params have no JSON Schema.
     """
-    sources = [_stub_source_of_tool(tool, outputs.get(tool.name)) for tool in tools]
+    sources = [
+        _StubSource("tool", tool.name, tool.name, tool.description, tool.input_schema, outputs.get(tool.name))
+        for tool in tools
+    ]
     sources += [_stub_source_of_agent(agent) for agent in agents]
     is_many = len(sources) + ask > MAX_STUBS
     helpers = [*([ASK] if ask else []), *([SEARCH, DESCRIBE] if is_many else [])]
@@ -267,10 +270,6 @@ def _shorten_names(names: str) -> str:
     if len(names) <= MAX_NAMES_CHARS:
         return names
     return f"{names[:MAX_NAMES_CHARS].rpartition(', ')[0]}, and others."
-
-
-def _stub_source_of_tool(tool: ToolSpec, output: Any) -> _StubSource:
-    return _StubSource("tool", tool.name, tool.name, tool.description, tool.input_schema, output)
 
 
 def _stub_source_of_agent(agent: AgentDefinition) -> _StubSource:
@@ -364,7 +363,7 @@ class _Parameter(NamedTuple):
 
 def _declare_function(source: _StubSource, name: str, taken: set[str]) -> _Declared:
     """Return the stub of one function; it is simplified if its text cannot be parsed back to the same."""
-    summary = _first_sentence(source.description)
+    summary = _line(source.description.strip().partition("\n")[0], PARAMETER_CHARS)
     for is_documented, is_typed in ((True, True), (False, True), (False, False)):
         used = set(taken)
         made = _StubBuilder(source, name, used, is_typed=is_typed)
@@ -535,13 +534,10 @@ class _Types:
         if kind == "null":
             return ast.Constant(None)
         if kind == "array":
-            return self._annotate_array(schema, hint, depth)
+            return _make_subscript("list", self.annotation(schema.get("items"), f"{hint}Item", depth + 1))
         if kind == "object":
             return self._annotate_object(schema, hint, depth)
         return _make_name(PLAIN.get(kind, ANY) if isinstance(kind, str) else ANY)
-
-    def _annotate_array(self, schema: Mapping[str, Any], hint: str, depth: int) -> ast.expr:
-        return _make_subscript("list", self.annotation(schema.get("items"), f"{hint}Item", depth + 1))
 
     def _annotate_object(self, schema: Mapping[str, Any], hint: str, depth: int) -> ast.expr:
         properties = schema.get("properties")
@@ -668,10 +664,6 @@ def _line(text: Any, most: int) -> str:
     words = " ".join(text[: 4 * most].split()) if isinstance(text, str) else ""
     line = _remove_unprintable(words)
     return line if len(line) <= most else f"{line[: most - 3].rstrip()}..."
-
-
-def _first_sentence(description: str) -> str:
-    return _line(description.strip().partition("\n")[0], PARAMETER_CHARS)
 
 
 def _make_docstring(source: _StubSource) -> str:

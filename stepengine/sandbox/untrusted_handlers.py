@@ -512,6 +512,7 @@ class _HandlerRun(RunningProgram):
     def __init__(
         self, known: AgentText, name: str, ctx: StepContext[Any], limits: ProgramLimits, sandbox: MontySandbox
     ) -> None:
+        self.code, self.file = known.source, known.file
         self._known = known
         self._name = name
         self._ctx = ctx
@@ -520,7 +521,7 @@ class _HandlerRun(RunningProgram):
         self._session: ProgramSession | None = None
         self._is_stopped = False
         self._asked = 0
-        self._line = known.lines[name]
+        self.line = known.lines[name]
         self._thrown: BaseException | None = None
         self._states: list[AgentState] = [ctx.agent_state]
         self._sent: list[Message] = []
@@ -532,21 +533,6 @@ class _HandlerRun(RunningProgram):
         self._noted = 0
 
     # --- what is seen of it -------------------------------------------------------------------------------------------
-
-    @property
-    def code(self) -> str:
-        """The source of the handler's file."""
-        return self._known.source
-
-    @property
-    def line(self) -> int:
-        """The number of the waiting line, or of the line that raised."""
-        return self._line
-
-    @property
-    def file(self) -> str:
-        """The name of the handler's file."""
-        return self._known.file
 
     def printed(self) -> str | None:
         """Return the output so far."""
@@ -575,7 +561,7 @@ class _HandlerRun(RunningProgram):
         self._now = self._ctx.now()
         turn: Mapping[str, Any] = (yield Compute(lambda _, __: work(), self._stop, self)).value
         self._log_notes()
-        self._line = turn.get("line") or self._line
+        self.line = turn.get("line") or self.line
         return turn
 
     def _perform_yield(self, turn: Mapping[str, Any]) -> Generator[Any, Any, _SentToHandler]:
@@ -640,7 +626,7 @@ class _HandlerRun(RunningProgram):
             }
         try:
             check_bounds(turn.value, self._limits.value)
-            encoded = _Form().encode_value(turn.value)
+            encoded = _to_form(turn.value)
             # A list inside of itself comes out of the sandbox as such a text; only the sandbox can tell it from one of the handler.
             if any(text in compact(encoded) for text in CYCLE_TEXTS) and self._returned_cycle():
                 return {"raised": "HandlerError", "text": "what it returned is not JSON: it contains itself"}
@@ -664,7 +650,7 @@ class _HandlerRun(RunningProgram):
         self._asked = call.id
         try:
             check_bounds(call.args[0], self._limits.value)
-            asked = _Form().encode_value(call.args[0])
+            asked = _to_form(call.args[0])
             self._bytes.add(asked)
         except TooManyBytes as error:
             self._is_over = True
@@ -691,7 +677,7 @@ class _HandlerRun(RunningProgram):
             turn = self._attempt_close()
             if turn is None or "asked" not in turn:
                 break
-            yielded.append(self._line)
+            yielded.append(self.line)
         if yielded:
             self._stop()
             places = ", ".join(dict.fromkeys([f"{self.file}:{line}" for line in yielded]))
@@ -714,7 +700,7 @@ class _HandlerRun(RunningProgram):
         finally:
             timer.cancel()
         self._log_notes()
-        self._line = turn.get("line") or self._line
+        self.line = turn.get("line") or self.line
         return None if turn.get("raised") == "SystemExit" or turn.get("lost") or "returned" in turn else turn
 
     def _result(self, turn: Mapping[str, Any]) -> Any:
@@ -725,7 +711,7 @@ class _HandlerRun(RunningProgram):
             raise thrown
         if kind == "HandlerError" or turn.get("lost"):
             msg = f"the handler {self._name!r} was ended in the sandbox: {text}"
-            raise HandlerError(msg, kind=kind, location=f"{self.file}:{self._line}")
+            raise HandlerError(msg, kind=kind, location=f"{self.file}:{self.line}")
         if kind in OURS:
             raise OURS[kind](text)
         own = getattr(builtins, kind, None)
@@ -841,7 +827,7 @@ class _HandlerRun(RunningProgram):
         params = ctx.params
         told = _encode_value(params)
         if told[0] == "json":
-            schema = self._params_class()
+            schema = self._known.params_of.get(self._name)
             if schema is not None and isinstance(told[1], Mapping):
                 told = [f"model:{schema}", told[1]]
         return {
@@ -851,9 +837,6 @@ class _HandlerRun(RunningProgram):
             "model": ["json", ctx.model],
             "is_asked": ["json", ctx.is_asked],
         }
-
-    def _params_class(self) -> str | None:
-        return self._known.params_of.get(self._name)
 
     def _new_messages(self, messages: Iterable[Message]) -> list[Any]:
         """Return the number of leading messages that the sandbox already has, and the messages after them."""
@@ -1043,37 +1026,36 @@ def _message_as_json(message: Message) -> dict[str, Any]:
 # --- what it asks for -------------------------------------------------------------------------------------------------
 
 
-class _Form:
+def _to_form(value: Any) -> Any:
     """
-    Encodes values of the sandbox as JSON.
+    Encode a value of the sandbox as JSON.
 
     A list is ``{"list": [...]}``, a dict ``{"dict": [[key, value], ...]}``, an object ``{"object": name, "has": {...}}``.
     """
+    if isinstance(value, str):
+        return mended(value)
+    if isinstance(value, int | float | None):
+        return _check_number(value)
+    if isinstance(value, list | tuple):
+        return {"list": [_to_form(one) for one in value]}
+    if isinstance(value, Mapping):
+        return {"dict": [[_form_key(key), _to_form(one)] for key, one in value.items()]}
+    if isinstance(value, datetime):
+        return value.isoformat()
+    name, attributes = _split_object(value)
+    if name:
+        return {"object": name, "has": {str(key): _to_form(one) for key, one in attributes.items()}}
+    msg = f"a value of type {type(value).__name__} is no JSON"
+    raise TypeError(msg)
 
-    def encode_value(self, value: Any) -> Any:
-        if isinstance(value, str):
-            return mended(value)
-        if isinstance(value, int | float | None):
-            return _check_number(value)
-        if isinstance(value, list | tuple):
-            return {"list": [self.encode_value(one) for one in value]}
-        if isinstance(value, Mapping):
-            return {"dict": [[self._key(key), self.encode_value(one)] for key, one in value.items()]}
-        if isinstance(value, datetime):
-            return value.isoformat()
-        name, attributes = _split_object(value)
-        if name:
-            return {"object": name, "has": {str(key): self.encode_value(one) for key, one in attributes.items()}}
-        msg = f"a value of type {type(value).__name__} is no JSON"
-        raise TypeError(msg)
 
-    def _key(self, key: Any) -> str:
-        if isinstance(key, str):
-            return mended(key)
-        if key is None or isinstance(key, bool | int | float):
-            return json.dumps(key)
-        msg = f"a key of type {type(key).__name__} is no JSON"
-        raise TypeError(msg)
+def _form_key(key: Any) -> str:
+    if isinstance(key, str):
+        return mended(key)
+    if key is None or isinstance(key, bool | int | float):
+        return json.dumps(key)
+    msg = f"a key of type {type(key).__name__} is no JSON"
+    raise TypeError(msg)
 
 
 SENTINEL = "_se_Sentinel"

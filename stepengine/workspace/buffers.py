@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from stepengine.workspace.line_ends import keep_line_ends
-from stepengine.workspace.text import FileText, decode_text
+from stepengine.workspace.text import decode_text
 
 
 class Buffers(Protocol):
@@ -45,7 +45,8 @@ def content_in_editor(buffers: Buffers | None, path: str, data: bytes) -> bytes:
     if held is None or text is None:
         return data
     try:
-        return held.encode(_apply_line_ends(held, text))
+        # Many editors remove carriage returns.
+        return held.encode(text if "\r\n" in text else keep_line_ends(held.text, text))
     except UnicodeEncodeError:
         return data
 
@@ -56,8 +57,3 @@ def text_for_editor(data: bytes) -> str | None:
     if decoded is None or decoded.bom or decoded.shown != decoded.text:
         return None
     return decoded.text
-
-
-def _apply_line_ends(held: FileText, text: str) -> str:
-    """Return an editor's text with the line ends of the file, since many editors remove carriage returns."""
-    return text if "\r\n" in text else keep_line_ends(held.text, text)

@@ -94,7 +94,7 @@ def fstat(fd: Fd) -> os.stat_result:
 def mount_of(fd: Fd) -> str:
     """Return the id of the mount of an open file or folder; ``""`` if the system does not report it."""
     if isinstance(fd, RemoteFile):
-        return fd.mount_id()
+        return fd.mount_id
     try:
         text = Path(f"/proc/self/fdinfo/{fd}").read_text(encoding="ascii")
     except OSError:

@@ -25,14 +25,7 @@ class NetworkBlocked(BaseException):
     """A replaying program tried to use the network. No ``Exception``, so that no handler retries or swallows it."""
 
 
-class _Block:
-    def __init__(self, allowed: Iterable[str], reason: str, report: Callable[[NetworkBlocked], object]) -> None:
-        self.allowed = frozenset(allowed)
-        self.reason = reason
-        self.report = report
-
-
-_blocks: list[_Block] = []
+_blocks: list[tuple[frozenset[str], str, Callable[[NetworkBlocked], object]]] = []
 _installed: list[bool] = []
 
 
@@ -44,10 +37,10 @@ def _audit(event: str, args: tuple[object, ...]) -> None:
         return  # a path of a Unix socket, or a socket that is connected already
     host = address[0] if isinstance(address, tuple) else address
     name = host.decode(errors="replace") if isinstance(host, bytes) else str(host)
-    for block in [*_blocks]:
-        if name not in block.allowed:
-            error = NetworkBlocked(f"{event} to {name!r}: {block.reason}")
-            block.report(error)
+    for allowed, reason, report in [*_blocks]:
+        if name not in allowed:
+            error = NetworkBlocked(f"{event} to {name!r}: {reason}")
+            report(error)
             raise error
 
 
@@ -67,7 +60,7 @@ def block_network(
     if not _installed:
         _installed.append(True)
         sys.addaudithook(_audit)
-    block = _Block(allowed, reason, report)
+    block = (frozenset(allowed), reason, report)
     _blocks.append(block)
     return lambda: _blocks.remove(block)
 

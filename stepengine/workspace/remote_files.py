@@ -85,7 +85,7 @@ class RemoteFile:
         position: Where reading goes on.
     """
 
-    __slots__ = ("__weakref__", "_info", "_mount", "_start", "is_root", "line", "number", "position", "system")
+    __slots__ = ("__weakref__", "_info", "_start", "is_root", "line", "mount_id", "number", "position", "system")
 
     def __init__(self, system: RemoteSystem, line: int, number: int) -> None:
         self.system = system
@@ -94,7 +94,7 @@ class RemoteFile:
         self.is_root = False
         self.line = line
         self._info: os.stat_result | None = None
-        self._mount = ""
+        self.mount_id = ""
         self._start: bytes | None = None
 
     def __repr__(self) -> str:
@@ -104,7 +104,7 @@ class RemoteFile:
         """Store the description of the open object from the reply to its opening."""
         self._info = _parse_stat(answer.head.get("info"))
         mount = answer.head.get("mount", "")
-        self._mount = mount if isinstance(mount, str) else ""
+        self.mount_id = mount if isinstance(mount, str) else ""
         self._start = answer.data or None
         return self
 
@@ -126,10 +126,6 @@ class RemoteFile:
         if self._info is not None:
             return self._info
         return self.store_info(self._call("fstat", handle=self.number)).fstat()
-
-    def mount_id(self) -> str:
-        """Return the id of the mount of the file or folder."""
-        return self._mount
 
     def read(self, size: int) -> bytes:
         """Read the next bytes of the file."""

@@ -105,20 +105,6 @@ def read_capped(fd: Fd, limit: int = READ_WHOLE_BYTES) -> bytes | None:
     return None if left <= 0 else b"".join(chunks)
 
 
-@frozen
-class LineRange:
-    """
-    A range of lines of a file.
-
-    Attributes:
-        lines: The lines with their ends.
-        total: How many lines the file has; ``None`` when it was too long to count.
-    """
-
-    lines: list[str]
-    total: int | None
-
-
 def cut_line(line: str) -> str:
     """Return a line cut to 2,000 characters, with a note of how much was removed."""
     if len(line) <= READ_LINE_CHARS + 2:
@@ -129,16 +115,16 @@ def cut_line(line: str) -> str:
     return f"{body[:READ_LINE_CHARS]} [... {len(body) - READ_LINE_CHARS:,} characters of this line were cut]{line[len(body) :]}"
 
 
-def stream_lines(fd: Fd, offset: int, limit: int) -> LineRange:
-    """Return a window of a UTF-8 file of any size, in bounded memory."""
+def stream_lines(fd: Fd, offset: int, limit: int) -> tuple[list[str], int | None]:
+    """Return a window of the lines of a UTF-8 file, and how many it has; ``None`` if it is too long to count."""
     window = _LineWindow(offset, limit)
     seen = 0
     while chunk := calls.read(fd, CHUNK_BYTES):
         seen += len(chunk)
         window.feed(chunk)
         if seen > COUNTED_BYTES and window.is_full:
-            return LineRange(window.lines, None)
-    return LineRange(window.lines, window.end())
+            return window.lines, None
+    return window.lines, window.end()
 
 
 class _LineWindow:

@@ -197,11 +197,8 @@ class Workspace:
             return made
         if here is not None and (place is None or (kept is None and again is not None)):
             copied = _copy_folder(here, Path(to))
-            return (
-                again(os.fspath(copied))
-                if again is not None
-                else Workspace(copied, copied / _relative_folder(self.cwd, self.root))
-            )
+            cwd = copied / self.cwd.relative_to(self.root) if self.cwd.is_relative_to(self.root) else copied
+            return Workspace(copied, cwd) if again is None else again(os.fspath(copied))
         msg = (
             f"the workspace {self.name} has no snapshots: a folder of this machine, bubblewrap, and a container with keep= or container= "
             "have, whose root is no mount"
@@ -529,10 +526,6 @@ class Workspace:
             kept=kept, again=again,
         )  # fmt: skip
         return cls(Path(root), system=RemoteSystem(place))
-
-
-def _relative_folder(cwd: Path, root: Path) -> Path:
-    return cwd.relative_to(root) if cwd.is_relative_to(root) else Path()
 
 
 def _copy_folder(folder: Path, to: Path) -> Path:

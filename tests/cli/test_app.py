@@ -47,7 +47,7 @@ def ran(body: str, *options: str) -> Result:
 
 HELPS = {
     **{name: each.load() for commands in GROUPS.values() for name, each in commands.items()},
-    **{f"{first} {name}": each.load() for first, (_, _, several) in UNDER.items() for name, each in several.items()},
+    **{f"{first} {name}": each.load() for first, (_, several) in UNDER.items() for name, each in several.items()},
 }
 
 

@@ -80,11 +80,11 @@ def test_attached_files_must_be_readable_inside_the_folder(folder: Path) -> None
     (folder / "large").write_text("x" * 70_000)
     (folder / "bytes").write_bytes(b"\xff\xfe")
     said = "Look at @a.txt, @@home me@a.txt @../outside.txt @link @.env @large @bytes @none @a.txt"
-    found = expand_attachments(said, folder)
-    refused = [note.partition(" does not go along: ")[0] for note in found.notes[1:]]
+    text, notes = expand_attachments(said, folder)
+    refused = [note.partition(" does not go along: ")[0] for note in notes[1:]]
 
-    assert f'{said.replace("@@", "@")}\n\n<file path="a.txt">\ncolor\n\n</file>' == found.text
-    assert "+ a.txt (6 bytes)" == found.notes[0]
+    assert f'{said.replace("@@", "@")}\n\n<file path="a.txt">\ncolor\n\n</file>' == text
+    assert "+ a.txt (6 bytes)" == notes[0]
     assert ["../outside.txt", "link", ".env", "large", "bytes", "none"] == refused
 
 
@@ -92,10 +92,10 @@ def test_attached_files_must_be_readable_inside_the_folder(folder: Path) -> None
 def test_files_that_are_too_much_together_stay_behind(folder: Path) -> None:
     for name in "uvwxyz":
         (folder / name).write_text(name * 60_000)
-    found = expand_attachments("@u @v @w @x @y @z", folder)
+    _, notes = expand_attachments("@u @v @w @x @y @z", folder)
 
-    assert [True] * 4 + [False] * 2 == [note.startswith("+ ") for note in found.notes]
-    assert "it has more than" in found.notes[-1]
+    assert [True] * 4 + [False] * 2 == [note.startswith("+ ") for note in notes]
+    assert "it has more than" in notes[-1]
 
 
 @pytest.mark.spec("interfaces:IF74")
@@ -104,11 +104,11 @@ def test_attached_folder_lists_names_without_secret_files(folder: Path) -> None:
     for name in ("b.txt", ".env", "below/deep.txt"):
         (folder / "sub" / name).write_text("content")
     (folder / "out").symlink_to(folder.parent)
-    found = expand_attachments("Look at @sub/, @out and @..", folder)
+    text, notes = expand_attachments("Look at @sub/, @out and @..", folder)
 
-    assert 'Look at @sub/, @out and @..\n\n<folder path="sub/">\nb.txt\nbelow/\n</folder>' == found.text
-    assert 1 == len(expand_attachments(f"@{'x' * 300}", folder).notes) == len(expand_attachments("@a\0b", folder).notes)
-    assert ["+ sub/ (12 bytes)", True] == [found.notes[0], found.notes[1].startswith("out does not go along: ")]
+    assert 'Look at @sub/, @out and @..\n\n<folder path="sub/">\nb.txt\nbelow/\n</folder>' == text
+    assert 1 == len(expand_attachments(f"@{'x' * 300}", folder)[1]) == len(expand_attachments("@a\0b", folder)[1])
+    assert ["+ sub/ (12 bytes)", True] == [notes[0], notes[1].startswith("out does not go along: ")]
 
 
 # --- what the chat itself does ----------------------------------------------------------------------------------------

@@ -7,7 +7,6 @@ What lives here: the methods that the protocol calls. What must not: how a turn 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -25,6 +24,7 @@ from stepengine.adapters.acp.session import EditorSession
 from stepengine.adapters.acp.session_engines import MakeEngine, SessionEngines
 from stepengine.adapters.acp.session_options import MODE, MODEL, OfferedChoices
 from stepengine.errors import InputError, MissingKey, StepEngineError
+from stepengine.workspace.installed import installed_version
 
 if TYPE_CHECKING:
     from acp import schema
@@ -108,7 +108,9 @@ class EditorAgent:
             ),
             auth_methods=[schema.AuthMethodAgent(id=ENVIRONMENT, name="Key in the environment", description=NO_KEY)],
             agent_info=schema.Implementation(
-                name="stepengine", title=f"stepengine: {self._engines.agent_id}", version=_version()
+                name="stepengine",
+                title=f"stepengine: {self._engines.agent_id}",
+                version=installed_version("stepengine") or "0",
             ),
         )
 
@@ -331,10 +333,3 @@ def _check_folder(cwd: str) -> Path:
         msg = f"cwd is {cwd!r:.200}; it is the absolute path of a folder that exists"
         raise make_protocol_error(INVALID_PARAMS, msg)
     return path
-
-
-def _version() -> str:
-    try:
-        return version("stepengine")
-    except PackageNotFoundError:
-        return "0"

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from stepengine.adapters.acp import questions
-from stepengine.adapters.acp.editor_files import EditorBuffers, EditorTerminals, EditorTools
+from stepengine.adapters.acp.editor_files import EditorBuffers, EditorTerminals
 from stepengine.data.choices import answer_for_choice
 from stepengine.data.questions import Answer, Question
 
@@ -69,15 +69,19 @@ class ConnectedEditor:
 
     def make_tools(
         self, session_id: str, cwd: Path, show_terminal: Callable[[str, str, str], Awaitable[None]]
-    ) -> EditorTools:
-        """Return the files and terminals that the editor offers to the tools of a session."""
+    ) -> dict[str, object]:
+        """Return the ``buffers`` and ``terminals`` that the editor offers to the tools of a session."""
         can, client = self.capabilities, self.client
+        offered: dict[str, object] = {}
         if can is None or client is None:
-            return EditorTools()
+            return offered
         fs = getattr(can, "fs", None)
         reads, writes = bool(getattr(fs, "read_text_file", False)), bool(getattr(fs, "write_text_file", False))
-        buffers = EditorBuffers(client, session_id, cwd, reads=reads, writes=writes) if reads or writes else None
-        return EditorTools(buffers, EditorTerminals(client, session_id, cwd, show_terminal) if can.terminal else None)
+        if reads or writes:
+            offered["buffers"] = EditorBuffers(client, session_id, cwd, reads=reads, writes=writes)
+        if can.terminal:
+            offered["terminals"] = EditorTerminals(client, session_id, cwd, show_terminal)
+        return offered
 
     def _get_client(self) -> Client:
         assert self.client is not None  # noqa: S101 - somebody is connected, or nothing would run

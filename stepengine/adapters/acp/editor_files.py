@@ -13,8 +13,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attrs import frozen
-
 from stepengine.data.visible import visible
 from stepengine.errors import ToolError
 from stepengine.runtime.logs import LOGGER
@@ -206,20 +204,6 @@ class EditorTerminals:
             await asyncio.shield(giving)
         except (RequestError, ConnectionError, ValueError, TimeoutError) as error:
             LOGGER.warning("the editor did not take a terminal back: %s", error)
-
-
-@frozen
-class EditorTools:
-    """
-    The files and terminals that an editor offers to the tools of a session.
-
-    Attributes:
-        buffers: The files that are open in the editor, if it offers to read or write them.
-        terminals: Its terminals, if it offers them.
-    """
-
-    buffers: EditorBuffers | None = None
-    terminals: EditorTerminals | None = None
 
 
 def _path_for_editor(path: str, real: str, cwd: str) -> str:

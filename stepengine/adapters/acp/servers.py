@@ -10,9 +10,7 @@ import re
 from collections.abc import Callable, Collection, Generator, Iterable
 from typing import Any, TypeAlias
 
-import attrs
-
-from stepengine.data.definition import AgentDefinition, HookContext, ToolSource
+from stepengine.data.definition import HookContext, ToolSource
 from stepengine.data.hooks import Change
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError
@@ -69,11 +67,6 @@ def make_session_sources(
 def make_replay_sources(names: Iterable[str], make: McpMaker) -> tuple[ToolSource, ...]:
     """Return sources for the servers whose tool lists are in a recorded run; a replay starts no server."""
     return tuple([_OptionalSource(make(["recorded"], name=name), lambda _: None) for name in names])
-
-
-def add_sources(agent: AgentDefinition, sources: Collection[ToolSource]) -> AgentDefinition:
-    """Return *agent* with the tools of *sources* added."""
-    return attrs.evolve(agent, tools=[*agent.tools, *sources]) if sources else agent
 
 
 def _make_server_name(given: str, taken: Collection[str]) -> str:

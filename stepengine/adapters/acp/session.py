@@ -16,7 +16,6 @@ import attrs
 
 from stepengine.adapters.acp import prompts, questions
 from stepengine.adapters.acp.editor import ConnectedEditor
-from stepengine.adapters.acp.editor_files import EditorTools
 from stepengine.adapters.acp.kept import KeptSession, PromptRun
 from stepengine.adapters.acp.protocol_errors import INTERNAL, make_protocol_error
 from stepengine.adapters.acp.session_engines import SessionEngines
@@ -33,7 +32,9 @@ from stepengine.runtime.logs import LOGGER
 if TYPE_CHECKING:
     from acp import schema
 
+    from stepengine.adapters.acp.session_options import SessionChoices
     from stepengine.adapters.acp.updates import ShownTurn
+    from stepengine.engine import Engine
 
 PATIENCE = 10 * 365 * 86_400.0
 """Seconds that a question stays open: for ever, but that a run which only waits for a time or a message is suspended."""
@@ -85,7 +86,7 @@ class EditorSession:
         self._engines = engines
         self.kept = kept
         self._made_for = kept.chosen
-        self._engine = engines.make(kept.cwd, kept.chosen, self._make_editor_tools())
+        self._engine = self._make_engine(kept.chosen)
         self._agent = engines.get_agent(self._engine)
         self._sources: tuple[ToolSource, ...] = ()
         self._questions = ShownQuestions(editor, kept.id)
@@ -136,12 +137,13 @@ class EditorSession:
             schema.AvailableCommandsUpdate(session_update="available_commands_update", available_commands=commands)
         )
 
-    def _make_editor_tools(self) -> EditorTools:
-        async def show_terminal(path: str, call_id: str, terminal: str) -> None:
-            if self.run is not None:
-                await self.send_update(self.run.shown.show_terminal(path, call_id, terminal))
+    def _make_engine(self, chosen: SessionChoices) -> Engine:
+        tools = self._editor.make_tools(self.kept.id, self.kept.cwd, self._show_terminal)
+        return self._engines.make(self.kept.cwd, chosen, tools)
 
-        return self._editor.make_tools(self.kept.id, self.kept.cwd, show_terminal)
+    async def _show_terminal(self, path: str, call_id: str, terminal: str) -> None:
+        if self.run is not None:
+            await self.send_update(self.run.shown.show_terminal(path, call_id, terminal))
 
     def _make_shown_turn(self, *, number: int, is_live: bool) -> ShownTurn:
         from stepengine.adapters.acp.updates import ShownTurn
@@ -171,7 +173,7 @@ class EditorSession:
         def observe(event: Event) -> None:
             updates.extend(shown.make_updates(event))
 
-        engine = self._engines.make(self.kept.cwd, turn.chosen, EditorTools(), (observe,))
+        engine = self._engines.make(self.kept.cwd, turn.chosen, {}, (observe,))
         try:
             agent = self._engines.get_agent(engine, self._engines.make_replay_sources(turn.servers))
             result = await engine.replay(turn.journal, agent=agent, complete=False)
@@ -312,7 +314,7 @@ class EditorSession:
         chosen = self.kept.chosen
         if chosen == self._made_for:
             return
-        engine = self._engines.make(self.kept.cwd, chosen, self._make_editor_tools())
+        engine = self._make_engine(chosen)
         await self._engine.aclose()
         self._engine, self._made_for = engine, chosen
         self._agent = self._engines.get_agent(engine, self._sources)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
+import attrs
+
 from stepengine.adapters.acp import servers
-from stepengine.adapters.acp.editor_files import EditorTools
 from stepengine.adapters.acp.session_options import MODE, MODEL, SessionChoices
 from stepengine.data.definition import AgentDefinition, ToolSource
 from stepengine.data.events import Event
@@ -66,18 +67,19 @@ class SessionEngines:
         self,
         cwd: Path,
         chosen: SessionChoices,
-        tools: EditorTools,
+        tools: Mapping[str, object],
         observers: tuple[Callable[[Event], Any], ...] = (),
     ) -> Engine:
         """Return an engine from the maker, with the choices and editor tools that the maker accepts."""
-        known = {MODE: chosen.mode, MODEL: chosen.model, BUFFERS: tools.buffers, TERMINALS: tools.terminals}
+        known = {MODE: chosen.mode, MODEL: chosen.model, BUFFERS: None, TERMINALS: None, **tools}
         given = {name: value for name, value in known.items() if name in self._accepted}
         engine: Engine = self._make(cwd, observers=observers, **given)
         return engine
 
     def get_agent(self, engine: Engine, sources: Sequence[ToolSource] = ()) -> AgentDefinition:
         """Return the agent of *engine* with the tools of *sources* added."""
-        return servers.add_sources(engine.agent(self.agent_id), sources)
+        agent = engine.agent(self.agent_id)
+        return attrs.evolve(agent, tools=[*agent.tools, *sources]) if sources else agent
 
     def make_sources(
         self, named: Sequence[Any], agent: AgentDefinition, cwd: Path, warn: Callable[[str], None]

@@ -612,22 +612,11 @@ class _EventTranslator:
     def _show_progress(self, event: ToolProgress | ToolLog) -> Iterator[BaseEvent]:
         call = self._call_id(event.path, event.tool_call_id)
         content = {"toolCallId": call, "message": event.message, "percent": getattr(event, "percent", None)}
-        yield self.core.ActivitySnapshotEvent(
-            message_id=f"{call}-progress",
-            activity_type="stepengine.progress",
-            content=content,
-            replace=True,
-            subagent_run_id=self._agent_name(event.path),
-        )
+        yield self._make_activity(event.path, "progress", f"{call}-progress", content)
 
     def _show_todos(self, event: TodosChanged) -> Iterator[BaseEvent]:
-        yield self.core.ActivitySnapshotEvent(
-            message_id=f"{self._agent_name(event.path) or self._root}-todos",
-            activity_type="stepengine.todos",
-            content={"todos": thaw(event.todos)},
-            replace=True,
-            subagent_run_id=self._agent_name(event.path),
-        )
+        id_ = f"{self._agent_name(event.path) or self._root}-todos"
+        yield self._make_activity(event.path, "todos", id_, {"todos": thaw(event.todos)})
 
     def _show_wait(self, event: WaitStarted | WaitFinished) -> Iterator[BaseEvent]:
         """Yield a wait as one activity; a suspended run continues it in another message."""
@@ -635,13 +624,8 @@ class _EventTranslator:
         about = self._awaited.setdefault((event.path, event.seq), {"kind": event.kind})
         if isinstance(event, WaitStarted):
             about |= {"wakesAt": event.wakes_at, "topic": event.topic, "children": list(event.children)}
-        yield self.core.ActivitySnapshotEvent(
-            message_id=f"{self._agent_name(event.path) or self._root}-wait-{event.seq}",
-            activity_type="stepengine.wait",
-            content={**about, "isOver": is_over},
-            replace=True,
-            subagent_run_id=self._agent_name(event.path),
-        )
+        id_ = f"{self._agent_name(event.path) or self._root}-wait-{event.seq}"
+        yield self._make_activity(event.path, "wait", id_, {**about, "isOver": is_over})
 
     def _show_answer(self, event: AnswerReceived | PermissionDecided) -> Iterator[BaseEvent]:
         if isinstance(event, AnswerReceived):
@@ -651,6 +635,17 @@ class _EventTranslator:
         yield self._make_custom_event(event.path, "answer", told)
 
     # --- words --------------------------------------------------------------------------------------------------------
+
+    def _make_activity(self, path: str, name: str, message_id: str, content: Mapping[str, object]) -> BaseEvent:
+        """Return a snapshot of an activity; it replaces earlier ones with the same id."""
+        activity: BaseEvent = self.core.ActivitySnapshotEvent(
+            message_id=message_id,
+            activity_type=f"stepengine.{name}",
+            content=content,
+            replace=True,
+            subagent_run_id=self._agent_name(path),
+        )
+        return activity
 
     def _make_custom_event(self, path: str, name: str, value: Mapping[str, object]) -> BaseEvent:
         custom: BaseEvent = self.core.CustomEvent(

@@ -17,7 +17,6 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from typing import Any, TypeVar
 
 from stepengine.data.events import (
-    Event,
     TextCompleted,
     TextDelta,
     ThinkingDelta,
@@ -241,16 +240,13 @@ class TurnOutput:
     def emit_full_text(self) -> str:
         """Emit the full text of this call, and return the text of the turn."""
         if text := "".join(self._text[self._completed :]):
-            self._emit(TextCompleted(text=text))
+            self.ctx.emit(TextCompleted(text=text))
         return "".join(self._text)
 
     def finish(self) -> None:
         """Emit the end of unfinished calls."""
         for call in list(self._shown):
             self._emit_end(call, self._tools[call], "cancelled")
-
-    def _emit(self, event: Event) -> None:
-        self.ctx.emit(event)
 
     @property
     def room(self) -> int:
@@ -263,9 +259,9 @@ class TurnOutput:
             return
         if kind == "text":
             self._text.append(text)
-            self._emit(TextDelta(text=text))
+            self.ctx.emit(TextDelta(text=text))
         else:
-            self._emit(ThinkingDelta(text=text))
+            self.ctx.emit(ThinkingDelta(text=text))
         if self._record and kind in self._record[-1]:
             self._record[-1][kind].append(text)
         else:
@@ -292,11 +288,11 @@ class TurnOutput:
         *,
         name: str,
         category: str,
-        title: str = "",
-        status: str = "",
-        given: Mapping[str, Any] = {},
-        kept: Mapping[str, Any] = {},
-        output: str = "",
+        title: str,
+        status: str,
+        given: Mapping[str, Any],
+        kept: Mapping[str, Any],
+        output: str,
     ) -> None:
         """
         Record the progress of a tool call of the agent.
@@ -333,7 +329,7 @@ class TurnOutput:
     def _emit_start(self, call: str, entry: dict[str, Any], given: Mapping[str, Any], category: str) -> None:
         if call not in self._shown and "ended" not in entry:
             self._shown.add(call)
-            self._emit(
+            self.ctx.emit(
                 ToolStarted(
                     tool_name=entry["kind"],
                     tool_call_id=entry["id"],
@@ -352,13 +348,13 @@ class TurnOutput:
         entry["ended"] = True
         name = entry["kind"]
         result = ToolResult.text(entry.get("output", ""), status=status, tool_name=name, tool_call_id=entry["id"])
-        self._emit(ToolFinished(tool_name=name, tool_call_id=entry["id"], result=result))
+        self.ctx.emit(ToolFinished(tool_name=name, tool_call_id=entry["id"], result=result))
 
     def record_plan(self, plan: list[dict[str, Any]]) -> None:
         """Record a plan: the ``task`` of each part, and whether it is ``completed``."""
         if self.reserve_room(len(json.dumps(plan))):
             self._record.append({"plan": plan})
-            self._emit(TodosChanged(todos=plan))
+            self.ctx.emit(TodosChanged(todos=plan))
 
     def drain_record(self) -> list[dict[str, Any]]:
         """Return the entries recorded since the last call."""

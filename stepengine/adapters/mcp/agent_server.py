@@ -16,7 +16,6 @@ import secrets
 import socket
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager, nullcontext, suppress
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -43,6 +42,7 @@ from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.tools.agent_tools import direct_tool
 from stepengine.tools.conversion import encode
 from stepengine.workspace.http_connections import logging_once_per_second, note_verified, protocol_options
+from stepengine.workspace.installed import installed_version
 from stepengine.workspace.urls import MAX_PORT, is_loopback_host
 
 if TYPE_CHECKING:
@@ -227,7 +227,10 @@ class AgentServer:
             msg = "an MCP server of agents needs at least one agent"
             raise DefinitionError(msg)
         self.server: Server[Any] = Server(
-            "stepengine", version=_version(), on_list_tools=self._list_tools, on_call_tool=self._call_tool
+            "stepengine",
+            version=installed_version("stepengine") or "0",
+            on_list_tools=self._list_tools,
+            on_call_tool=self._call_tool,
         )
 
     def _add_agent(self, one: Offered) -> None:
@@ -399,13 +402,6 @@ class AgentServer:
 
 
 # --- over HTTP --------------------------------------------------------------------------------------------------------
-
-
-def _version() -> str:
-    try:
-        return version("stepengine")
-    except PackageNotFoundError:
-        return "0"
 
 
 def _open_listening_socket(host: str, port: int) -> socket.socket:

@@ -33,7 +33,7 @@ from stepengine.adapters.mcp._caps import (
     TOOLS,
 )
 from stepengine.adapters.mcp.client_requests import make_roots
-from stepengine.adapters.mcp.http import ANSWER, RUN, EndpointAnswers, HttpAnswer
+from stepengine.adapters.mcp.http import ANSWER, RUN, SIGN_IN, EndpointAnswers, HttpAnswer
 from stepengine.adapters.mcp.lenient_messages import (
     TASK,
     MessageRepair,
@@ -392,6 +392,7 @@ class ServerConnection:
         options: What it is.
 
     Attributes:
+        loop: The event loop of the connection.
         digests: The digests of all definitions of its last list, by the server's names.
         offered: Those of them that runs are given.
         promises: The output schemas of that list.
@@ -402,7 +403,7 @@ class ServerConnection:
     def __init__(self, options: ConnectionOptions) -> None:
         require_package()
         self._options = options
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._lock = asyncio.Lock()
         self._live: _Live | None = None
         self._restarts: dict[str, int] = {}
@@ -414,17 +415,12 @@ class ServerConnection:
         self.offered: dict[str, str] = {}
         self.promises: dict[str, Mapping[str, Any]] = {}
         self.is_stale = False
-        self.used_at = self._loop.time()
+        self.used_at = self.loop.time()
 
     @property
     def is_idle(self) -> bool:
         """Whether no call to the server is open."""
         return not self._open
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop:
-        """The event loop of the connection."""
-        return self._loop
 
     # --- who has it ---------------------------------------------------------------------------------------------------
 
@@ -503,7 +499,7 @@ class ServerConnection:
 
     # --- lists --------------------------------------------------------------------------------------------------------
 
-    async def fetch_lists(self, *, prompts: bool = True) -> dict[str, Any]:
+    async def fetch_lists(self, *, prompts: bool) -> dict[str, Any]:
         """
         Fetch all tools and, with *prompts*, all prompts; return them as sent, and whether tools may be tasks.
 
@@ -597,7 +593,7 @@ class ServerConnection:
         """Return the ``ToolError`` for a protocol error: an expired token, a lost connection or a server error."""
         name = self._options.name
         answers = None if live is None else live.answers
-        if answers is not None and answers.is_about_sign_in(answer):
+        if answers is not None and answer.status in SIGN_IN:
             return ToolServerError(f"the MCP server {name!r} refused the request: {answers.describe_refusal(answer)}")
         if code == CLOSED_CODE:
             return self._record_loss(live)
@@ -697,7 +693,7 @@ class ServerConnection:
         free: Sequence[OpenCall] = [call for call in waiting if call.waiting is None or call.waiting.done()] or waiting
         if not free:
             return types.ErrorData(code=types.INVALID_REQUEST, message="No call is open that this could be about")
-        answer: asyncio.Future[Any] = self._loop.create_future()
+        answer: asyncio.Future[Any] = self.loop.create_future()
         free[0].ask(params, answer)
         return await answer
 

@@ -313,10 +313,6 @@ class EndpointAnswers:
         """The reason why a request could not be signed; ``""`` if there is none."""
         return f"signing in with auth= did not work: {self._failed}" if self._failed else ""
 
-    def is_about_sign_in(self, answer: HttpAnswer) -> bool:
-        """Return True if a message was refused because of its credentials."""
-        return answer.status in SIGN_IN
-
     def describe_failure(self, answer: HttpAnswer | None = None) -> str:
         """Return a description of a failure status; ``""`` for a success."""
         status = (answer or self._last).status

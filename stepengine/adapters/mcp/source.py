@@ -385,12 +385,13 @@ class McpTools:
             raise
         except ToolError as error:
             raise ToolServerError(error.message) from error
-        found = parse_tool_list(name, raw["tools"], include=self._include, exclude=self._exclude, tasks=raw["tasks"])
-        connection.digests = {**_tool_digests(raw["tools"]), **{one.name: one.digest for one in found.tools}}
-        connection.promises = {one.name: one.promise for one in found.tools if one.promise}
-        left_out = list(found.left_out)
+        tools, left_out = parse_tool_list(
+            name, raw["tools"], include=self._include, exclude=self._exclude, tasks=raw["tasks"]
+        )
+        connection.digests = {**_tool_digests(raw["tools"]), **{one.name: one.digest for one in tools}}
+        connection.promises = {one.name: one.promise for one in tools if one.promise}
         kept = []
-        for tool in found.tools:
+        for tool in tools:
             pinned = self._pins.setdefault(tool.name, tool.digest)
             if pinned == tool.digest:
                 kept.append(tool.to_json())

@@ -235,11 +235,11 @@ class Pipe:
         await asyncio.wait((reading,))
         draining = asyncio.create_task(_drain_output(process))
         process.stdin.close()
-        await _wait_until_gone(process, CLOSE_SECONDS)
+        await _wait_until_gone(process)
         for number in (signal.SIGTERM, signal.SIGKILL):
             if not _signal_group(process, number):
                 break
-            await _wait_until_gone(process, CLOSE_SECONDS)
+            await _wait_until_gone(process)
         for task in (*tasks, draining):
             task.cancel()
         await asyncio.gather(*tasks, draining, return_exceptions=True)
@@ -253,10 +253,10 @@ async def _drain_output(process: asyncio.subprocess.Process) -> None:
         pass
 
 
-async def _wait_until_gone(process: asyncio.subprocess.Process, seconds: float) -> None:
-    """Wait until the process and its group are gone; ``wait()`` would wait for the pipes of its children, too."""
+async def _wait_until_gone(process: asyncio.subprocess.Process) -> None:
+    """Wait some seconds until the process and its group are gone; ``wait()`` would wait for the pipes of its children, too."""
     loop = asyncio.get_running_loop()
-    end = loop.time() + seconds
+    end = loop.time() + CLOSE_SECONDS
     while loop.time() < end and (process.returncode is None or _signal_group(process, 0)):  # noqa: ASYNC110  (no event tells of a group)
         await asyncio.sleep(POLL_SECONDS)
 

@@ -80,30 +80,18 @@ class ListedTool:
         return cls(**{field.name: value[field.name] for field in attrs.fields(cls) if field.name in value})
 
 
-@frozen
-class FoundTools:
-    """
-    The usable tools of a list, and the problems with the others.
-
-    Attributes:
-        tools: The tools that can be used, by name.
-        left_out: For every other one, a sentence that says why it cannot.
-    """
-
-    tools: tuple[ListedTool, ...]
-    left_out: tuple[str, ...]
-
-
 def parse_tool_list(
     server: str,
     raw: Sequence[Mapping[str, object]],
     *,
     include: Sequence[str] | None,
     exclude: Sequence[str],
-    tasks: bool = False,
-) -> FoundTools:
+    tasks: bool,
+) -> tuple[list[ListedTool], list[str]]:
     """
-    Return the usable tools in a server's list of JSON objects; of two with one name here the first.
+    Return the usable tools in a server's list of JSON objects, by name, and why each other one is left out.
+
+    Of two tools with one name here the first is used.
 
     *tasks* says whether its calls may be tasks.
     """
@@ -137,7 +125,7 @@ def parse_tool_list(
         made[one.tool] = one
     missing = sorted(set(include or ()) - {t["name"] for t in raw})
     left_out += [f"{visible(name, strict=True)!r}, which the server does not have" for name in missing]
-    return FoundTools(tuple([made[name] for name in sorted(made)]), tuple(left_out))
+    return [made[name] for name in sorted(made)], left_out
 
 
 def _describe_clash(kept: ListedTool, other: ListedTool) -> str:

@@ -188,11 +188,6 @@ def tree_lines(agents: Iterable[AgentDefinition]) -> list[str]:
     return lines
 
 
-def _lookup_id(agent_id: str) -> str:
-    """Return the id that agents are looked up by; for a published agent its name."""
-    return name_of_published(agent_id) or normalised_id(agent_id)
-
-
 def _map_children(agents: Iterable[AgentDefinition]) -> dict[str, list[str]]:
     """Return the ids of the agents that each agent may spawn, nested definitions included."""
     found: dict[str, list[str]] = {}
@@ -203,7 +198,9 @@ def _map_children(agents: Iterable[AgentDefinition]) -> dict[str, list[str]]:
         if key in found:
             continue
         given = [*agent.spawnable_agents, *agents_of_tools(agent.tools)]
-        found[key] = list(dict.fromkeys([_lookup_id(c if isinstance(c, str) else c.id) for c in given]))
+        ids = [c if isinstance(c, str) else c.id for c in given]
+        # A published agent is looked up by its name.
+        found[key] = list(dict.fromkeys([name_of_published(one) or normalised_id(one) for one in ids]))
         waiting += [c for c in given if not isinstance(c, str)]
     return found
 

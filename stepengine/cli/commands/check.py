@@ -105,12 +105,8 @@ class _CheckedFile:
 
     def is_good(self, *, allow_unsigned: bool) -> bool:
         is_sound = self.report is None or (bool(self.report) and not self.report.secrets)
-        return is_sound and not self.leaks and self._is_signed(allow_unsigned=allow_unsigned)
-
-    def _is_signed(self, *, allow_unsigned: bool) -> bool:
-        if self.verified is None:
-            return True
-        return self.verified.is_unaltered and (allow_unsigned or bool(self.verified))
+        is_signed = self.verified is None or (self.verified.is_unaltered and (allow_unsigned or bool(self.verified)))
+        return is_sound and not self.leaks and is_signed
 
     def as_json(self, *, allow_unsigned: bool) -> dict[str, object]:
         told: dict[str, object] = {"name": self.name} if self.report is None else attrs.asdict(self.report)

@@ -128,7 +128,7 @@ def _load_and_debug(options: Options, asked: DebugOptions, tally: SharedCounters
     journal = open_journal(options.journal)
     try:
         history = journal.history()
-        agent = load_recorded_agent(journal, options, history)
+        agent = load_recorded_agent(options, history)
         bench = make_engine_setup(options, agent, performs=False, recorded=history)
         with redirect_handler_output(asked, as_json=options.as_json):
             stepper = bench.engine.stepper(journal, agent=agent)

@@ -25,7 +25,6 @@ from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import Config, Options, Quiet
 from stepengine.cli.perform import FinishedRun, run_agent_to_end
 from stepengine.cli.screen.render import format_cost, print_visible, wrap_lines
-from stepengine.data.events import Event
 from stepengine.data.usage import Usage
 
 if TYPE_CHECKING:
@@ -131,19 +130,10 @@ def run_demo(transport: object, progress: ProgressDisplay | None = None, folder:
             [*file_tools(root, write=True), *search_tools(root)],
             {"anthropic": provider},
             # Replies are streamed when somebody watches, and the recording holds streams.
-            observers=[progress or ignore_event],
-            pricing=zero_cost,
+            observers=[progress or (lambda _: None)],
+            pricing=lambda *_: Decimal(0),
         )
         return run_agent_to_end(engine, editor, PROMPT, progress, params=PARAMS)
-
-
-def ignore_event(_: Event) -> None:
-    """Ignore the event."""
-
-
-def zero_cost(model: str, usage: Usage | None, at: datetime) -> Decimal:  # noqa: ARG001 - what a price depends on
-    """Return zero, the cost of a recorded reply."""
-    return Decimal(0)
 
 
 def _describe_cost(usage: Usage) -> str:

@@ -11,9 +11,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 
-import attrs
 import typer
-from attrs import frozen
 
 from stepengine.cli.code_trust import refuse_inside_tool, refuse_untrusted_module
 from stepengine.cli.commands.worker import load_module_contents
@@ -141,22 +139,6 @@ def fork_durable(
     return _run_with_agents(agents, db, forked, app=app, pool=pool)
 
 
-@frozen
-class MoveOutcome:
-    """
-    The outcome of moving a run to another release.
-
-    Attributes:
-        run: Its id.
-        outcome: ``moved``, ``would move``, ``diverges`` (it was left alone), or ``ended`` meanwhile.
-        why: Where it diverges.
-    """
-
-    run: str
-    outcome: str
-    why: str = ""
-
-
 def move(
     of: Annotated[str, typer.Argument(metavar="FROM", help="The release with runs that have not ended.")],
     to: Annotated[
@@ -194,15 +176,15 @@ def move(
         from stepengine.durable import DeploymentMaintenance
 
         found = [only] if only else await DeploymentMaintenance(engine.operator).list_unfinished(of)
-        told = [await _move_run(engine, run, of, check=check) for run in found]
+        told = [(run, *await _move_run(engine, run, of, check=check)) for run in found]
         if as_json:
-            print(to_ascii_json([attrs.asdict(each) for each in told]))
+            print(to_ascii_json([{"run": run, "outcome": outcome, "why": why} for run, outcome, why in told]))
         else:
             print(
-                "\n".join([_format_move_outcome(each) for each in told])
+                "\n".join([_format_move_outcome(*each) for each in told])
                 or f"no run of release {visible(of, strict=True)} is left"
             )
-        return Exit.DIVERGED if any(each.outcome == "diverges" for each in told) else Exit.COMPLETED
+        return Exit.DIVERGED if any(outcome == "diverges" for _, outcome, _ in told) else Exit.COMPLETED
 
     if of == to:
         msg = f"FROM and TO are both {of!r}; `stepengine deploy status` lists the releases"
@@ -210,26 +192,27 @@ def move(
     return _run_with_agents(agents, db, moved, app=app, pool=pool, release=to)
 
 
-async def _move_run(engine: DurableEngine, run: str, of: str, *, check: bool) -> MoveOutcome:
+async def _move_run(engine: DurableEngine, run: str, of: str, *, check: bool) -> tuple[str, str]:
+    """Move a run; return ``moved``, ``would move``, ``diverges`` (it was left alone) or ``ended``, and where it diverges."""
     view = await engine.operator.run(run)
     if view.release != of:
         msg = f"the run {run!r} belongs to release {view.release}, not to {of}"
         raise JournalError(msg)
     differs = await engine.fits(run)
     if differs is not None:
-        return MoveOutcome(run, "diverges", differs.message)
+        return "diverges", differs.message
     if check:
-        return MoveOutcome(run, "would move")
+        return "would move", ""
     try:
         await engine.move(run)
     except ReplayDivergence as error:  # it went on since it was looked at, and what it recorded meanwhile does not fit
-        return MoveOutcome(run, "diverges", error.message)
+        return "diverges", error.message
     except JournalError as error:
         print_error(format_error(error))
-        return MoveOutcome(run, "ended")
-    return MoveOutcome(run, "moved")
+        return "ended", ""
+    return "moved", ""
 
 
-def _format_move_outcome(each: MoveOutcome) -> str:
-    why = "".join([f"\n    {visible(line)}" for line in each.why.splitlines()])
-    return f"{each.outcome:<11}{visible(each.run, strict=True)}{why}"
+def _format_move_outcome(run: str, outcome: str, why: str) -> str:
+    reason = "".join([f"\n    {visible(line)}" for line in why.splitlines()])
+    return f"{outcome:<11}{visible(run, strict=True)}{reason}"

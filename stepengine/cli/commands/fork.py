@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeAlias, get_args
 
 import attrs
 import typer
-from attrs import frozen
 
 from stepengine.cli.bench import EngineSetup, make_engine_setup
 from stepengine.cli.code_trust import refuse_inside_tool
@@ -49,21 +48,6 @@ if TYPE_CHECKING:
 Perform: TypeAlias = "Callable[[EngineSetup, dict[str, Any]], FinishedRun]"
 """Runs a fork on a bench, given the agent, the limits and the new journal."""
 STORED = ("model_reply", "tool_result")
-
-
-@frozen
-class Branch:
-    """The typed options of a fork: its place, the edit, and the source of results."""
-
-    at: str
-    edit: str | None = None
-    into: str = ""
-    allow_repeat: bool = False
-    restore_files: bool = False
-    tools: str = ""
-    simulate: str = ""
-    fresh: bool = False
-    budget: str = ""
 
 
 @with_options
@@ -159,65 +143,100 @@ def fork(
             app=app,
             pool=pool,
         )
-    branch = Branch(at, edit, into, allow_repeat, restore_files, tools, simulate, fresh, budget)
     options = attrs.evolve(options, journal=file, last=last, script=script)
-    prepare = partial(_prepare_recorded_fork, branch) if tools else partial(_prepare_live_fork, branch, answer or ())
-    return run_on_journal(options, lambda options: _run_fork(options, branch, prepare))
+    if tools:
+        prepare = partial(_prepare_recorded_fork, tools=tools, at=at, simulate=simulate, fresh=fresh, budget=budget)
+    else:
+        prepare = partial(
+            _prepare_live_fork,
+            at=at,
+            edit=edit,
+            answers=answer or (),
+            allow_repeat=allow_repeat,
+            restore_files=restore_files,
+        )
+    return run_on_journal(options, lambda options: _run_fork(options, at, into, prepare))
 
 
-def _run_fork(options: Options, branch: Branch, prepare: Callable[[Options, Journal, History], Perform]) -> Exit:
-    """Fork a run: *prepare* checks the options, and returns the function that runs the fork."""
+def _run_fork(options: Options, at: str, into: str, prepare: Callable[[Options, Journal, History], Perform]) -> Exit:
+    """Fork a run at *at*: *prepare* checks the options, and returns the function that runs the fork."""
     journal = open_journal(options.journal)
     history = journal.history()
     perform = prepare(options, journal, history)
-    into = _choose_fork_journal(options, branch)
-    agent = load_recorded_agent(journal, options, history)
-    bench = make_engine_setup(options, agent, into="" if into is None else into.address, recorded=history)
+    named = _choose_fork_journal(options, at, into)
+    agent = load_recorded_agent(options, history)
+    bench = make_engine_setup(options, agent, into="" if named is None else named.address, recorded=history)
     about = {"agent_id": agent.id, "prompt": str(history.root.get("prompt", ""))}
-    origin = {"stem": options.stem or None, "at": branch.at}
-    with RunRecording.start(options, into, command="fork", forked_from=origin, **about) as recording:
+    origin = {"stem": options.stem or None, "at": at}
+    with RunRecording.start(options, named, command="fork", forked_from=origin, **about) as recording:
         if recording.journal is None:
             msg = "a fork needs a journal: name one with --into FILE"
             raise UsageProblem(msg)
         made = recording.journal
         run = perform(bench, {"agent": agent, "limits": resume_limits(journal, options), "into": made})
         recording.ended(run.result)
-    stem = recording.stem if into is None else ""
+    stem = recording.stem if named is None else ""
     if not options.quiet:
         print_error(f"the new run is recorded {f'as {stem}' if stem else f'in {made.address}'}")
     return print_result(run, attrs.evolve(options, journal=made.address, stem=stem), bench)
 
 
 def _prepare_live_fork(
-    branch: Branch, answers: Iterable[str], options: Options, journal: Journal, history: History
+    options: Options,
+    journal: Journal,
+    history: History,
+    *,
+    at: str,
+    edit: str | None,
+    answers: Iterable[str],
+    allow_repeat: bool,
+    restore_files: bool,
 ) -> Perform:
     """Return the function that runs a fork with live models and tools."""
     from stepengine.journal.recorded_part import parse_result_address
 
-    given, edit = parse_answers(answers), None if branch.edit is None else _parse_edit(branch.edit)
+    live: dict[str, Any] = {
+        "at": at,
+        "edit": None if edit is None else _parse_edit(edit),
+        "answers": parse_answers(answers),
+        "allow_repeat": allow_repeat,
+        "restore_files": options.cwd if restore_files else None,
+    }
     with journal_errors_as_usage():
-        at = parse_result_address(history, branch.at)
-    check_foreign_approvals(journal, history, at, edited=edit is not None)
-    live: dict[str, Any] = {"at": branch.at, "edit": edit, "answers": given, "allow_repeat": branch.allow_repeat}
-    live["restore_files"] = options.cwd if branch.restore_files else None
+        address = parse_result_address(history, at)
+    check_foreign_approvals(journal, history, address, edited=edit is not None)
     return lambda bench, asked: start_and_wait(bench, lambda: bench.engine.start_fork(journal, **live, **asked))
 
 
-def _prepare_recorded_fork(branch: Branch, options: Options, journal: Journal, history: History) -> Perform:
+def _prepare_recorded_fork(
+    options: Options,
+    journal: Journal,
+    history: History,
+    *,
+    tools: str,
+    at: str,
+    simulate: str,
+    fresh: bool,
+    budget: str,
+) -> Perform:
     """Return the function that runs a fork with tool results from the record."""
     from stepengine.evaluation.checks import load_function
     from stepengine.journal.permission_reset import refuse_approvals_of_others
     from stepengine.journal.recorded_forks import ForkTools, find_address_after
 
-    check_choice("--tools", branch.tools, get_args(ForkTools))
+    check_choice("--tools", tools, get_args(ForkTools))
     with journal_errors_as_usage():
-        find_address_after(journal, branch.at or None)
-    if branch.tools != "recorded":
+        find_address_after(journal, at or None)
+    if tools != "recorded":
         with journal_errors_as_usage():
             refuse_approvals_of_others(journal, history)
-    given: dict[str, Any] = {"tools": branch.tools, "at": branch.at or None, "reuse": not branch.fresh}
-    given["budget"] = parse_budget(branch.budget)
-    given["simulate"] = load_function(branch.simulate) if branch.simulate else None
+    given: dict[str, Any] = {
+        "tools": tools,
+        "at": at or None,
+        "reuse": not fresh,
+        "budget": parse_budget(budget),
+        "simulate": load_function(simulate) if simulate else None,
+    }
 
     async def forked(engine: Engine, asked: dict[str, Any]) -> RunResult:
         report: ForkReport = await engine.fork(journal, **given, **asked)
@@ -233,13 +252,13 @@ def _prepare_recorded_fork(branch: Branch, options: Options, journal: Journal, h
     return lambda bench, asked: perform_run(bench, lambda: forked(bench.engine, asked))
 
 
-def _choose_fork_journal(options: Options, branch: Branch) -> Journal | None:
-    """Return the journal of a fork: the typed one, else a file next to its source; ``None`` for the state folder."""
-    if not branch.into and options.stem:
+def _choose_fork_journal(options: Options, at: str, into: str) -> Journal | None:
+    """Return the journal of a fork: *into*, else a file next to its source; ``None`` for the state folder."""
+    if not into and options.stem:
         return None
-    place = re.sub(r"[^0-9]+", "-", branch.at.lstrip("#")) or "difference"
+    place = re.sub(r"[^0-9]+", "-", at.lstrip("#")) or "difference"
     source = Path(options.journal.partition("#")[0])
-    return create_journal(branch.into or str(source.with_name(f"{source.stem}.fork-{place}.jsonl")))
+    return create_journal(into or str(source.with_name(f"{source.stem}.fork-{place}.jsonl")))
 
 
 def _parse_edit(text: str) -> Callable[[Any], object]:

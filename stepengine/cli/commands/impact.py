@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -184,7 +184,7 @@ def _has_difference(each: Any) -> bool:
 
 
 def _summarize_samples(samples: Sequence[Any]) -> str:
-    changed, left = sum(each.changed for each in samples), sum(each.has_left for each in samples)
+    changed, left = _count_differences(samples)
     ends = ", ".join(dict.fromkeys(["unknown" if each.has_left else each.course.status for each in samples]))
     return f"of {len(samples)} samples {changed} chose another tool, {left} left the record; they ended: {ends}"
 
@@ -220,9 +220,9 @@ def _format_comment(report: Impact, holding: Sequence[ImpactGate]) -> str:
     return "\n".join(lines)
 
 
-def _count_differences(samples: Sequence[object]) -> list[int]:
-    counted: list[Callable[[Any], bool]] = [lambda each: each.changed, lambda each: each.has_left]
-    return [sum(map(count, samples)) for count in counted]
+def _count_differences(samples: Sequence[Any]) -> tuple[int, int]:
+    """Return how many samples chose another tool, and how many left the record."""
+    return sum(each.changed for each in samples), sum(each.has_left for each in samples)
 
 
 def _escape_markdown(text: str) -> str:

@@ -14,7 +14,6 @@ from typing import Annotated, Any
 
 import attrs
 import typer
-from attrs import frozen
 
 from stepengine.cli.bench import choose_limits, make_engine_setup
 from stepengine.cli.exits import Exit
@@ -64,8 +63,8 @@ def serve(
     if token_env and not http:
         msg = "--token-env is for --http; a process that you start yourself needs no token"
         raise UsageProblem(msg)
-    place = _ServerAddress(*_parse_address(http), token=_read_token(token_env)) if http else None
-    return _serve_agents(attrs.evolve(options, model=model).in_force(), agents, place=place, journals=journals)
+    address, token = (_parse_address(http), _read_token(token_env)) if http else (None, "")
+    return _serve_agents(attrs.evolve(options, model=model).in_force(), agents, journals, address, token)
 
 
 def inspect_server(
@@ -102,38 +101,29 @@ def inspect_server(
       stepengine mcp inspect --env API_KEY --timeout 120 npx -y some-server
     """
     server, more = _split_options(server)
-    timeout = timeout if more.timeout is None else more.timeout
-    headers = [*(header or []), *more.header]
-    return _print_server(server, headers, env or [], timeout=timeout, as_json=as_json or more.as_json)
+    given = {"timeout": timeout, "as_json": as_json, **more, "header": [*(header or []), *more["header"]]}
+    return _print_server(server, env=env or [], **given)
 
 
-@attrs.define
-class _TrailingOptions:
-    """Options typed after a server."""
-
-    as_json: bool = False
-    header: list[str] = attrs.field(factory=list)
-    timeout: float | None = None
-
-
-def _split_options(words: list[str]) -> tuple[list[str], _TrailingOptions]:
+def _split_options(words: list[str]) -> tuple[list[str], dict[str, Any]]:
     """Split the typed words into a server and options: after a URL all words are options, in a command none but ``--json``."""
-    later, rest = _TrailingOptions(), list(words)
+    rest = list(words)
+    later: dict[str, Any] = {"header": []}
     if rest[-1] == "--json" and len(rest) > 1:
-        later.as_json = bool(rest.pop())
+        later["as_json"] = bool(rest.pop())
     while rest[0].startswith(("http://", "https://")) and len(rest) > 1:
         name, sign, value = rest.pop(1).partition("=")
         if name == "--json" and not sign:
-            later.as_json = True
+            later["as_json"] = True
             continue
         if name not in ("--header", "--timeout") or not (sign or len(rest) > 1):
             msg = f"{name!r} follows the URL of a server; there may be --header, --timeout and --json"
             raise UsageProblem(msg)
         value = value if sign else rest.pop(1)
         if name == "--header":
-            later.header.append(value)
+            later["header"].append(value)
         else:
-            later.timeout = _parse_timeout(value)
+            later["timeout"] = _parse_timeout(value)
     return rest, later
 
 
@@ -146,15 +136,6 @@ def _parse_timeout(given: str) -> float:
         msg = f"--timeout is a number of seconds above 0, not {given!r}"
         raise UsageProblem(msg)
     return seconds
-
-
-@frozen
-class _ServerAddress:
-    """The host, port and token of a server over HTTP."""
-
-    host: str
-    port: int
-    token: str = attrs.field(kw_only=True, repr=False)
 
 
 def _parse_address(given: str) -> tuple[str, int]:
@@ -172,7 +153,9 @@ def _read_token(name: str) -> str:
     return os.environ[name] if name else ""
 
 
-def _serve_agents(options: Options, names: list[str], *, place: _ServerAddress | None, journals: Path | None) -> Exit:
+def _serve_agents(
+    options: Options, names: list[str], journals: Path | None, address: tuple[str, int] | None, token: str
+) -> Exit:
     # Standard output belongs to the protocol: what an agent file prints goes where people look.
     out, sys.stdout = sys.stdout, sys.stderr
     try:
@@ -187,11 +170,12 @@ def _serve_agents(options: Options, names: list[str], *, place: _ServerAddress |
             limits = choose_limits(one, agent)
             offered.append(Offered(bench.engine, agent, {} if limits is None else {"limits": limits}))
         server = AgentServer(offered, journals=journals)
-        if place is not None:
-            return asyncio.run(_serve_http(server, [one.engine for one in offered], place))
+        engines = [one.engine for one in offered]
+        if address is not None:
+            return asyncio.run(_serve_http(server, engines, *address, token))
     finally:
         sys.stdout = out
-    asyncio.run(_await_and_close_engines(server.serve_stdio(), [one.engine for one in offered]))
+    asyncio.run(_await_and_close_engines(server.serve_stdio(), engines))
     return Exit.COMPLETED
 
 
@@ -203,14 +187,14 @@ async def _await_and_close_engines(serving: Coroutine[Any, Any, None], engines: 
             await engine.aclose()
 
 
-async def _serve_http(server: Any, engines: list[Any], place: _ServerAddress) -> Exit:
+async def _serve_http(server: Any, engines: list[Any], host: str, port: int, token: str) -> Exit:
     """Serve over HTTP until Ctrl-C or SIGTERM."""
 
     def tell(url: str) -> None:
         print(f"listening at {url}", file=sys.stderr, flush=True)
 
     loop = asyncio.get_running_loop()
-    serving = server.serve_http(host=place.host, port=place.port, token=place.token, ready=tell)
+    serving = server.serve_http(host=host, port=port, token=token, ready=tell)
     task = asyncio.ensure_future(_await_and_close_engines(serving, engines))
     with handle_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
         try:

@@ -139,7 +139,7 @@ def _replay_in_debugger(options: Options, live: Sequence[str], speed: float | No
         raise UsageProblem(msg)
     journal = open_journal(options.journal)
     history = journal.history()
-    agent = load_recorded_agent(journal, options, history)
+    agent = load_recorded_agent(options, history)
     bench = make_engine_setup(options, agent, performs=False, recorded=history)
     stepper = bench.engine.stepper(journal, agent=agent)
     try:
@@ -163,7 +163,7 @@ def _run_replay(options: Options, live: Sequence[str], speed: float | None, *, t
         parse_live_kinds(live, has_pace=speed is not None)
     journal = open_journal(options.journal)
     history = journal.history()
-    agent = load_recorded_agent(journal, options, history)
+    agent = load_recorded_agent(options, history)
     bench = make_engine_setup(options, agent, performs=bool(live), recorded=history)
     replayed = partial(bench.engine.replay, agent=agent, live=live, speed=speed, trust=trusts or None)
     run = perform_run(bench, lambda: replayed(journal))

@@ -200,7 +200,7 @@ def _run_resume(options: Options, answers: Iterable[str], how: dict[str, Any], *
     extends = how["on_divergence"] == "extend"
     journal, given = open_journal(options.journal, sign=sign), parse_answers(answers)
     history = journal.history()
-    agent = load_recorded_agent(journal, options, history)
+    agent = load_recorded_agent(options, history)
     again = not trusts and (must_ask_again(journal, history) or (extends and not has_trusted_permissions(journal)))
     bench = make_engine_setup(options, agent, performs=extends or not history.is_complete, recorded=history)
     limits = resume_limits(journal, options)

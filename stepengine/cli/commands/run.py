@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import attrs
 import typer
@@ -26,9 +26,6 @@ from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import RunRecording
 from stepengine.cli.toolset import convert_to_code_mode
-
-if TYPE_CHECKING:
-    from stepengine.journal import Journal
 
 
 @with_options
@@ -140,7 +137,12 @@ def _run_agent(options: Options, sign: str) -> Exit:
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     bench = make_engine_setup(options, agent, is_new=True)
     limits = choose_limits(options, agent)
-    given = _open_new_journal(options.journal, sign) if options.journal else None
+    given = None
+    if options.journal:
+        # What is typed about journals is loaded for who names one, and otherwise when the run has ended.
+        from stepengine.cli.journals import create_journal
+
+        given = create_journal(options.journal, sign=sign)
     with RunRecording.start(options, given, command="run", agent_id=published_id(agent), prompt=prompt) as recording:
         journal = recording.journal
         run = run_agent_to_end(
@@ -157,10 +159,3 @@ def _run_agent(options: Options, sign: str) -> Exit:
     if journal is not None:
         options = attrs.evolve(options, journal=journal.address, stem="" if given else recording.stem)
     return print_result(run, options, bench)
-
-
-def _open_new_journal(path: str, sign: str) -> Journal:
-    # What is typed about journals is loaded for who names one, and otherwise when the run has ended.
-    from stepengine.cli.journals import create_journal
-
-    return create_journal(path, sign=sign)

@@ -26,7 +26,7 @@ from stepengine.cli.commands.worker import load_module_contents
 from stepengine.cli.deployment import resolve_database, run_deployment_command
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import Model, Options, with_options
-from stepengine.cli.running_studios import StudioAnnouncement
+from stepengine.cli.running_studios import announce_studio
 from stepengine.cli.scripts import ScriptFile, make_run_script, refuse_script_with_server
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.toolset import ToolRequest, add_spawnable_agents
@@ -266,12 +266,12 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
             raise UsageProblem(error.message) from error
         agents = [agent.id for agent in engine.agents]
         begun = partial(_print_addresses, wanted, token=token, logins=logins, agents=agents, script=options.script)
-        with _print_engine_warnings(), contextlib.closing(StudioAnnouncement(wanted.folder)) as announcement:
+        with _print_engine_warnings(), contextlib.ExitStack() as until_end:
 
             def listens(url: str) -> None:
                 if logins is not None:
                     host = next((name for name in wanted.hosts if name != "*"), url.partition("://")[2])
-                    announcement.publish(url, host, logins.make_token())
+                    until_end.enter_context(announce_studio(wanted.folder, url, host, logins.make_token()))
                 begun(url)
 
             return run_deployment_command(_serve_until_signal(served, wanted, listens))
@@ -369,7 +369,7 @@ def _parse_function_name(module: str) -> str:
 
 
 def load_engine(
-    module: str, options: Options, leave_out: Callable[[str], object] | None = None
+    module: str, options: Options, leave_out: Callable[[str], object]
 ) -> tuple[Engine | DurableEngine, Sequence[Schedule]]:
     """
     Return the engine and the schedules for *module*; *leave_out* is called for files that cannot be loaded.

@@ -8,7 +8,6 @@ from typing import Annotated
 
 import attrs
 import typer
-from attrs import frozen
 
 from stepengine.cli.code_trust import refuse_inside_tool
 from stepengine.cli.commands.serve import ServeOptions, serve_runs
@@ -96,24 +95,20 @@ def studio(
     if link:
         print("\n".join(request_login_links(folder)))
         return Exit.COMPLETED
-    found = _find_project_folders(folder, agents, runs, reports)
+    module, runs, reports = _find_project_folders(folder, agents, runs, reports)
     # Whoever presses Ctrl-C at a terminal wants it back: what is under way by then goes on at the next start, and whoever
     # waits for an answer would have kept a server for all of its ten seconds.
     wanted = ServeOptions(
-        module=found.agents, host=host, port=port, runs=found.runs, tokens=tokens, hosts=allow_host or (), reports=found.reports,
+        module=module, host=host, port=port, runs=runs, tokens=tokens, hosts=allow_host or (), reports=reports,
         schedules=not no_schedules, ui=True, opens=not no_open, drain=LEAVING_SECONDS, folder=folder,
     )  # fmt: skip
     return serve_runs(attrs.evolve(options, model=model, script=script, quiet=True).in_force(), wanted)
 
 
-@frozen(kw_only=True)
-class _ProjectFolders:
-    agents: str
-    runs: str
-    reports: Path | None
-
-
-def _find_project_folders(folder: Path, agents: str | None, runs: str | None, reports: Path | None) -> _ProjectFolders:
+def _find_project_folders(
+    folder: Path, agents: str | None, runs: str | None, reports: Path | None
+) -> tuple[str, str, Path | None]:
+    """Return where the agents, the runs and the reports of a project are."""
     if not folder.exists():
         msg = f"there is no {str(folder)!r}; pass a project, a folder of journals or RUNS.db"
         raise UsageProblem(msg)
@@ -123,11 +118,8 @@ def _find_project_folders(folder: Path, agents: str | None, runs: str | None, re
         raise UsageProblem(msg)
     base = Path() if folder.suffix == DATABASE else folder
     own = reports if reports is not None else (base / REPORTS if (base / REPORTS).is_dir() else None)
-    return _ProjectFolders(
-        agents=agents or _get_trusted_agents_folder(base, holds_journals=holds_journals),
-        runs=runs or str(folder if holds_journals else folder / RUNS),
-        reports=own,
-    )
+    module = agents or _get_trusted_agents_folder(base, holds_journals=holds_journals)
+    return module, runs or str(folder if holds_journals else folder / RUNS), own
 
 
 def _get_trusted_agents_folder(folder: Path, *, holds_journals: bool) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from stepengine.cli.chaos import RUNS, ChaosOptions, run_chaos
+from stepengine.cli.chaos import RUNS, run_chaos
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import (
     ended_at_crash,
@@ -84,15 +84,23 @@ def suite(
       stepengine test --chaos ./agents/mine.py --faults crash,crash_after \
           --results '{"count": {"lines": 3}}'
     """
-    chosen = ChaosOptions(params=params, results=results, faults=faults, runs=runs, seed=seed)
     if chaos:
         name, *asked = files
         if agent or len(asked) > 1:
             msg = "--chaos takes AGENT and PROMPT, without --agent; quote a prompt of several words"
             raise UsageProblem(msg)
         options = Options(agent=name, quiet=True, as_json=as_json, config=config).in_force()
-        return run_chaos(name, "".join(asked) or "go", chosen, options)
-    if chosen != ChaosOptions():
+        return run_chaos(
+            name,
+            "".join(asked) or "go",
+            options,
+            params=params,
+            results=results,
+            faults=faults,
+            runs=runs,
+            seed=seed,
+        )
+    if params or results or faults or runs != RUNS or seed:
         msg = "--params, --results, --faults, -n and --seed are of --chaos; add --chaos"
         raise UsageProblem(msg)
     told: list[dict[str, object]] = []

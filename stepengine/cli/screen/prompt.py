@@ -19,8 +19,6 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from attrs import frozen
-
 from stepengine.cli.screen.console import Terminal, TypedLines
 from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.screen.render import visible
@@ -258,7 +256,7 @@ class PromptReader(Terminal):
         """The queued lines, which are sent after the turn."""
         return tuple(self._unsent)
 
-    def clear_queue(self, *, to_line: bool = False) -> None:
+    def clear_queue(self, *, to_line: bool) -> None:
         """
         Remove all queued lines; with *to_line*, put them back into the input line.
 
@@ -299,7 +297,7 @@ class PromptReader(Terminal):
         """Read a line. Unsent text is stored when a question interrupts, and restored at the next read."""
         self.was_pasted, self._accepted = self.was_pasted and keeps and bool(self._draft), None
         self._above.reading = session.app
-        session.bottom_toolbar = self._make_toolbar_function() if self.status() else None
+        session.bottom_toolbar = (lambda: [("class:bottom-toolbar.text", self.status())]) if self.status() else None
         session.app.erase_when_done = bool(refresh_interval)
         draft = self._draft if keeps else ""
         sent = False
@@ -320,10 +318,6 @@ class PromptReader(Terminal):
             if keeps:
                 self._draft = "" if sent else session.default_buffer.text
         return self._expand_pastes(said)
-
-    def _make_toolbar_function(self) -> object:
-        """Return a function that renders the status line."""
-        return lambda: [("class:bottom-toolbar.text", self.status())]
 
     # --- keys ---------------------------------------------------------------------------------------------------------
 
@@ -353,7 +347,7 @@ class PromptReader(Terminal):
         from prompt_toolkit.keys import Keys
 
         keys = KeyBindings()
-        is_typed = Condition(lambda: bool(self._current_input_text()))
+        is_typed = Condition(lambda: self._session is not None and bool(self._session.default_buffer.text))
         is_working = Condition(lambda: self._interrupt is not None)
         is_interrupted = Condition(lambda: self._is_interrupted)
         for names, does, when in (
@@ -386,9 +380,6 @@ class PromptReader(Terminal):
     def _insert_pasted_text(self, event: Any) -> None:
         self.was_pasted = True
         event.current_buffer.insert_text(self._fold_paste(event.data.replace("\r\n", "\n").replace("\r", "\n")))
-
-    def _current_input_text(self) -> str:
-        return "" if self._session is None else self._session.default_buffer.text
 
     # --- pastes -------------------------------------------------------------------------------------------------------
 
@@ -525,25 +516,11 @@ class PromptHistory:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@frozen
-class ExpandedMessage:
+def expand_attachments(said: str, folder: Path) -> tuple[str, list[str]]:
     """
-    A message with the content of the files that it names, and a note about each file.
+    Return a message with the content of the files named ``@path`` at word starts, and a note about each file.
 
-    Attributes:
-        text: What was said, with the files behind it.
-        notes: A line for each file: that it goes along, or why not.
-    """
-
-    text: str
-    notes: tuple[str, ...]
-
-
-def expand_attachments(said: str, folder: Path, withhold: Sequence[str] = ()) -> ExpandedMessage:
-    """
-    Return a message with the content of the files named ``@path`` at word starts; ``@@`` is a plain ``@``.
-
-    Only files inside *folder* that the file tools would read go along, up to 64 KiB each and 256 KiB together; of a folder what
+    ``@@`` is a plain ``@``. Only files inside *folder* that the file tools would read go along, up to 64 KiB each and 256 KiB together; of a folder what
     is in it, by name.
     """
     words = [word for word in said.split() if word.startswith("@") and len(word) > 1]
@@ -553,7 +530,7 @@ def expand_attachments(said: str, folder: Path, withhold: Sequence[str] = ()) ->
     left = ALL_BYTES
     for name in names:
         read, kind = (_list_folder, "folder") if os.path.isdir(folder / name) else (_read_file, "file")  # noqa: PTH112  (never raises)
-        content = _read_in_folder(folder, withhold, read, name, min(left, FILE_BYTES))
+        content = _read_in_folder(folder, read, name, min(left, FILE_BYTES))
         if isinstance(content, str):
             left -= len(content.encode())
             notes.append(f"+ {name} ({len(content.encode()):,} bytes)")
@@ -562,18 +539,16 @@ def expand_attachments(said: str, folder: Path, withhold: Sequence[str] = ()) ->
             notes.append(f"{name} does not go along: {content}")
     for word in {word for word in words if word.startswith("@@")}:
         said = said.replace(word, word[1:])
-    return ExpandedMessage("\n\n".join([said, *parts]), tuple(notes))
+    return "\n\n".join([said, *parts]), notes
 
 
-def _read_in_folder(
-    folder: Path, withhold: Sequence[str], read: Callable[[Root, str, int], str], name: str, most: int
-) -> str | Exception:
+def _read_in_folder(folder: Path, read: Callable[[Root, str, int], str], name: str, most: int) -> str | Exception:
     """Call *read* for *name* below *folder*; return its text, or the error."""
     from stepengine.workspace.path_policy import PathPolicy
     from stepengine.workspace.root import Root
 
     try:
-        with contextlib.closing(Root(folder, PathPolicy(withhold=tuple(withhold), allow_wide_root=True))) as root:
+        with contextlib.closing(Root(folder, PathPolicy(allow_wide_root=True))) as root:
             return read(root, name, most)
     except UnicodeDecodeError:
         return ValueError("it is not UTF-8 text")

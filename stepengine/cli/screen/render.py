@@ -136,14 +136,14 @@ def _break_line(line: str, width: int, hang: int) -> Iterator[str]:
     yield now.rstrip(" ")
 
 
-def can_draw_lines(stream: object = None) -> bool:
-    """Return whether the encoding of *stream*, by default stdout, is a UTF; then box-drawing characters can be printed."""
-    return "utf" in str(getattr(stream or sys.stdout, "encoding", None) or "").lower()
+def can_draw_lines() -> bool:
+    """Return whether the encoding of stdout is a UTF; then box-drawing characters can be printed."""
+    return "utf" in str(getattr(sys.stdout, "encoding", None) or "").lower()
 
 
-def format_value(value: object, indent: str = "") -> str:
+def format_value(value: object) -> str:
     """Format a JSON value for a person: one member per line, lists with dashes, texts as they are."""
-    return "\n".join(_value_lines(value, indent))
+    return "\n".join(_value_lines(value, ""))
 
 
 def _value_lines(value: object, indent: str) -> Iterator[str]:

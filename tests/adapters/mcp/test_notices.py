@@ -359,10 +359,10 @@ def test_task_only_tools_are_left_out_without_task_support() -> None:
     slow = {"name": "slow", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "required"}}
     look = {"name": "look", "inputSchema": {"type": "object"}, "execution": {"taskSupport": "optional"}}
 
-    found = parse_tool_list("srv", [slow, look], include=None, exclude=(), tasks=False)
+    tools, left_out = parse_tool_list("srv", [slow, look], include=None, exclude=(), tasks=False)
 
-    assert ["look"] == [one.name for one in found.tools]
-    assert "'slow': it only runs as a task, which the version of the protocol" in found.left_out[0]
+    assert ["look"] == [one.name for one in tools]
+    assert "'slow': it only runs as a task, which the version of the protocol" in left_out[0]
 
 
 # --- what is said and not so ------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from stepengine.workspace.paths import display_path, printable_name
 from stepengine.workspace.root import OpenedEntry, Root
 from stepengine.workspace.text import (
     READ_WHOLE_BYTES,
-    LineRange,
     binary_kind,
     cut_line,
     decode_text,
@@ -228,7 +227,7 @@ class _FileReader:
             self._check_room(has_room=self._left > 0)
             opened = self._root.open_file(wanted.path)
             try:
-                entry = self._select_lines(self._read_lines(opened))
+                entry = self._select_lines(*self._read_lines(opened))
                 record_hash(self._ctx, self._root.real, opened.parts, self._hash)
                 return entry
             finally:
@@ -243,7 +242,8 @@ class _FileReader:
             msg = f"the {READ_CHARS:,} characters of this call are used up; read this file in another call"
             raise ToolError(msg)
 
-    def _read_lines(self, opened: OpenedEntry) -> LineRange:
+    def _read_lines(self, opened: OpenedEntry) -> tuple[list[str], int | None]:
+        """Return the wanted lines, and how many the file has; ``None`` if it is too long to count."""
         wanted, fd, size = self._wanted, opened.fd, opened.info.st_size
         data = read_capped(fd) if size <= READ_WHOLE_BYTES else None
         if data is None:
@@ -258,7 +258,7 @@ class _FileReader:
         lines = decoded.shown.split("\n")
         ends = [*[line + "\n" for line in lines[:-1]], *([lines[-1]] if lines[-1] else [])]
         window = ends[wanted.offset - 1 : wanted.offset - 1 + wanted.limit]
-        return LineRange([cut_line(line) for line in window], len(ends))
+        return [cut_line(line) for line in window], len(ends)
 
     def _check_large_file(self, fd: Fd, size: int) -> None:
         said = f"{max(size, READ_WHOLE_BYTES):,} bytes or more"
@@ -279,12 +279,11 @@ class _FileReader:
         )
         raise ToolError(msg)
 
-    def _select_lines(self, found: LineRange) -> dict[str, object]:
+    def _select_lines(self, lines: list[str], total: int | None) -> dict[str, object]:
         wanted = self._wanted
-        if found.total is not None and wanted.offset > max(found.total, 1):
-            msg = f"offset {wanted.offset} is after the end; the file has {found.total} lines, the first is 1"
+        if total is not None and wanted.offset > max(total, 1):
+            msg = f"offset {wanted.offset} is after the end; the file has {total} lines, the first is 1"
             raise ToolError(msg)
-        lines = found.lines
         if self._line_numbers:
             lines = [f"{number:>6}\t{line}" for number, line in enumerate(lines, wanted.offset)]
         kept = self._count_fitting_lines(lines)
@@ -292,9 +291,9 @@ class _FileReader:
         entry: dict[str, object] = {
             "path": wanted.path,
             "content": "".join(lines[:kept]),
-            "total_lines": found.total,
+            "total_lines": total,
             "offset": wanted.offset,
-            "has_more": found.total is None or wanted.offset - 1 + kept < found.total,
+            "has_more": total is None or wanted.offset - 1 + kept < total,
         }
         if self._hash:
             entry["hash"] = self._hash
