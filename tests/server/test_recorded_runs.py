@@ -96,7 +96,9 @@ class Shop(House):
         self.tokens["dora"] = known.add("dora", ["read", "run", "answer", "debug"])
         self.tokens["other"] = known.add("other", ["read", "run", "debug"])
         self.tokens["looker"] = known.add("looker", ["read", "debug"], owner="dora")
+        self.tokens["runner"] = known.add("runner", ["run"], owner="dora")
         self.handler: Any = deploying
+        self.removed = ""
 
     def engine(self) -> Engine:
         agents = [
@@ -105,7 +107,7 @@ class Shop(House):
                 "pricer", model=HAIKU, tools=[price_of], system_prompt="The price of tea", handle_steps=pricing
             ),
         ]
-        return Engine(agents, models=ScriptedModel(reply))
+        return Engine([one for one in agents if one.id != self.removed], models=ScriptedModel(reply))
 
 
 @pytest.fixture
@@ -252,6 +254,24 @@ def test_kept_divergence_uses_the_recorded_result(shop: Shop) -> None:
         done = answered(dora, run)
 
     assert ("deployed to Rome on Monday", ["Rome"]) == (done["output"], DONE)
+
+
+@pytest.mark.spec("studio:SV36")
+@pytest.mark.parametrize("place", ["runs", "runs.db"])
+def test_copy_of_an_extended_run_is_not_listed(shop: Shop, place: str) -> None:
+    shop.options["runs"] = shop.folder / place
+    with shop.open(), shop.client("dora") as dora:
+        run = started(dora, "deployer")
+        question_of(dora, run)
+    shop.handler = asking_otherwise
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        root.post(f"/runs/{run}/resume", json={"on_divergence": "extend"})
+        until(lambda: dora.get(f"/runs/{run}").json()["status"] == "suspended")
+        listed = root.get("/foreign").json()["journals"]
+        copies = [root.get(f"/foreign/{run}{sign}before-1").status_code for sign in ".-"]
+        answered(dora, run)
+
+    assert ([], [404, 404]) == (listed, copies)
 
 
 # --- fork ---------------------------------------------------------------------------------------------------------------
