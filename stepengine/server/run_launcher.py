@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -371,9 +371,8 @@ class RunLauncher(RunStarts[RunRow]):
         await self._engines.try_rebuild()
         journal = self._store.journal(row.run)
         try:
-            with self._live.reserve(row.owner) if live else nullcontext(), self._engines.reserve() as engine:
-                agent = _make_changed_agent_options(row, engine).get("agent")
-                return await engine.replay(journal, live=live, agent=agent)
+            with self._live.reserve(row.owner), self._engines.reserve() as engine:
+                return await engine.replay(journal, live=live, **_make_changed_agent_options(row, engine))
         except ReplayDivergence as error:
             error.message = error.message.replace(journal.name, "its record")
             raise

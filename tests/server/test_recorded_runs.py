@@ -177,6 +177,33 @@ def test_replay_performs_again_only_what_scopes_permit(shop: Shop) -> None:
     assert [403, 404] == [one.status_code for one in others]
 
 
+@pytest.mark.spec("studio:SV36")
+def test_replay_counts_as_a_live_run(shop: Shop) -> None:
+    shop.handler, shop.options["max_live"] = dallying, 1
+    with shop.open(), shop.client("dora") as dora:
+        run = priced(dora)
+        free = dora.post(f"/runs/{run}/replay")
+        started(dora, "deployer")
+        full = dora.post(f"/runs/{run}/replay")
+
+    assert (200, 429, "too_many_runs") == (free.status_code, full.status_code, kind_of(full))
+
+
+@pytest.mark.spec("studio:SV36")
+def test_replay_of_a_fork_uses_its_changes(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        path, changes = f"/runs/{priced(dora)}/fork", {"model": SONNET, "temperature": 0.5}
+        forks = [
+            root.post(path, json={"at": 1, "changes": changes}).json()["run_id"],
+            root.post(path, json={"tools": "recorded", "changes": changes}).json()["run_id"],
+        ]
+        outputs = [ended(root, run)["output"] for run in forks]
+        replays = [root.post(f"/runs/{run}/replay").json() for run in forks]
+
+    assert [f"{SONNET}: tea costs 30"] * 2 == outputs
+    assert [(None, output) for output in outputs] == [(one["difference"], one["output"]) for one in replays]
+
+
 # --- resume -------------------------------------------------------------------------------------------------------------
 
 
