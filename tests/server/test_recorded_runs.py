@@ -283,6 +283,29 @@ def test_kept_divergence_uses_the_recorded_result(shop: Shop) -> None:
     assert ("deployed to Rome on Monday", ["Rome"]) == (done["output"], DONE)
 
 
+@pytest.mark.spec("studio:SV36", "studio:SV4")
+def test_run_of_a_removed_agent_is_refused_with_its_reason(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        run = started(dora, "deployer")
+        question_of(dora, run)
+        priced_run = priced(dora)
+        fork = root.post(f"/runs/{priced_run}/fork", json={"at": 1, "changes": {"model": SONNET}}).json()["run_id"]
+        ended(root, fork)
+    shop.removed = "deployer"
+    with shop.open(), shop.client("dora") as dora:
+        refused = [
+            dora.post(f"/runs/{run}/replay"),
+            dora.post(f"/runs/{run}/fork", json={"at": 0, "allow_repeat": False}),
+            dora.post(f"/runs/{run}/fork", json={"at": 0, "tools": "recorded"}),
+            dora.post(f"/runs/{run}/resume"),
+        ]
+    shop.removed = "pricer"
+    with shop.open(), shop.client("root") as root:
+        refused += [root.post(f"/runs/{fork}/replay"), root.post(f"/runs/{fork}/fork", json={"at": 1})]
+
+    assert [(409, "agent_error")] * 6 == [(one.status_code, kind_of(one)) for one in refused]
+
+
 @pytest.mark.spec("studio:SV36")
 @pytest.mark.parametrize("place", ["runs", "runs.db"])
 def test_copy_of_an_extended_run_is_not_listed(shop: Shop, place: str) -> None:
