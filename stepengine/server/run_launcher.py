@@ -180,9 +180,10 @@ class RunLauncher(RunStarts[RunRow]):
 
         Raises:
             JournalError: when it cannot be resumed; ``JournalLocked`` when another process has it.
-            Problem: when it has ended, or too many runs are executed.
+            Problem: when it has ended, is running although *asked* is given, or too many runs are executed.
         """
         if row.run in self._live:
+            _check_not_running(row, asked)
             return
         if row.status not in (*OPEN, "stranded"):
             check_not_ended(row)
@@ -206,6 +207,7 @@ class RunLauncher(RunStarts[RunRow]):
         try:
             async with lock:
                 if row.run in self._live or self._live.is_closing:
+                    _check_not_running(row, asked)
                     return
                 with self._live.reserve(row.owner):
                     await self._resume_or_start_in_reserved_room(row, asked)
@@ -218,6 +220,7 @@ class RunLauncher(RunStarts[RunRow]):
         await self._live.wait_recorded(row.run)
         known = await self._store.find(row.run)
         if known is None or (known.status not in RUNNING and known.changed != row.changed):
+            _check_not_running(row, asked)
             return
         journal = self._store.journal(row.run)
         try:
@@ -230,16 +233,24 @@ class RunLauncher(RunStarts[RunRow]):
         if ended is not None:
             await self._store.write(make_status_act(row.run, ended, time.time()))
             return
-        await self._resume_journal(row, journal, asked)
+        if asked is None:
+            await self._resume_journal(row, journal)
+            return
+        options = await self._prepare_divergence(row, journal, asked)
+        try:
+            await self._resume_journal(row, journal, options)
+        except BaseException:
+            before = make_status_act(row.run, known.status, known.changed, tries=known.tries, error=known.error)
+            await self._store.write(before)
+            raise
 
-    async def _resume_journal(self, row: RunRow, journal: Journal, asked: ResumeRun | None) -> None:
+    async def _resume_journal(self, row: RunRow, journal: Journal, divergence: dict[str, Any] | None = None) -> None:
         options: dict[str, Any] = {"in_doubt": "ask", "wait_for_answers": self._seconds_to_wait_for_answers(row)}
         if "changes" in row.request:
             options["on_divergence"] = "keep"
+        options |= divergence or {}
         decided: dict[str, Answer] = {}
-        if asked is not None:
-            options |= await self._prepare_divergence(row, journal, asked)
-        if asked is None or asked.on_divergence == "keep":
+        if options.get("on_divergence") != "extend":
             decided = await self._store.write(make_resume_act(row.run))
         if decided:
             open_ = await asyncio.to_thread(
@@ -378,6 +389,13 @@ class RunLauncher(RunStarts[RunRow]):
             raise
         except JournalError as error:
             raise error_for_client(error, JournalError, row, journal, status=409, kind="not_possible") from None
+
+
+def _check_not_running(row: RunRow, asked: ResumeRun | None) -> None:
+    """Raise ``Problem`` if *asked* changes how a run is resumed that is running already."""
+    if asked is not None:
+        msg = f"the run {row.run} is running, or changed in the meantime; `on_divergence` is for a run that no process executes"
+        raise Problem(msg, status=409, kind="under_way", members={"run_id": row.run})
 
 
 def _make_changed_agent_options(row: RunRow, engine: Engine) -> dict[str, Any]:

@@ -283,6 +283,39 @@ def test_kept_divergence_uses_the_recorded_result(shop: Shop) -> None:
     assert ("deployed to Rome on Monday", ["Rome"]) == (done["output"], DONE)
 
 
+@pytest.mark.spec("studio:SV36")
+def test_running_run_refuses_on_divergence(shop: Shop) -> None:
+    shop.handler = dallying
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        run = started(dora, "deployer")
+        until(lambda: "dally" in DONE)
+        refused = [root.post(f"/runs/{run}/resume", json={"on_divergence": how}) for how in ("keep", "extend")]
+        plain = dora.post(f"/runs/{run}/resume")
+
+    assert [(409, "under_way")] * 2 == [(one.status_code, kind_of(one)) for one in refused]
+    assert 202 == plain.status_code
+
+
+@pytest.mark.spec("studio:SV36")
+@pytest.mark.parametrize("how", ["keep", "extend"])
+def test_resume_that_cannot_start_leaves_the_run_unchanged(shop: Shop, how: str) -> None:
+    with shop.open(), shop.client("dora") as dora:
+        run = started(dora, "deployer")
+        question_of(dora, run)
+    shop.removed = "deployer"
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        before = dora.get(f"/runs/{run}").json()
+        refused = root.post(f"/runs/{run}/resume", json={"on_divergence": how})
+        after = dora.get(f"/runs/{run}").json()
+    shop.removed = ""
+    with shop.open(), shop.client("dora") as dora:
+        done = answered(dora, run)
+
+    assert (409, "agent_error") == (refused.status_code, kind_of(refused))
+    assert ("suspended", before) == (after["status"], after)
+    assert "deployed to Rome on Monday" == done["output"]
+
+
 @pytest.mark.spec("studio:SV36", "studio:SV4")
 def test_run_of_a_removed_agent_is_refused_with_its_reason(shop: Shop) -> None:
     with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
