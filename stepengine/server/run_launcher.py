@@ -318,19 +318,22 @@ class RunLauncher(RunStarts[RunRow]):
         await self._engines.rebuild_if_saved()
         now, run = time.time(), secrets.token_hex(16)
         changes = {**row.request.get("changes", {}), **asked.changed}
-        request = {**row.request, **({"changes": changes} if changes else {})}
-        new = attrs.evolve(
-            row, run=run, owner=caller.name, status="running", created=now, changed=now, tries=0, error="", request=request
-        )  # fmt: skip
+        request = {name: value for name, value in row.request.items() if name != "turn"}
+        request |= {"changes": changes} if changes else {}
+        # Of no conversation: the next turn does not continue from a fork.
+        new = RunRow(run, caller.name, row.agent, "running", now, now, request)
         source = self._store.journal(row.run)
         # At most the whole journal is copied.
         with self._live.reserve(new.owner):
             size = json_size(request) + json_size(asked.edit) + await asyncio.to_thread(source.size)
-            async with self._quotas.use(new.owner, size, runs=1):
+            async with self._quotas.use(new.owner, size, runs=1) as use:
                 try:
                     with self._engines.reserve() as engine:
                         if asked.tools is not None:
-                            return await self._fork_from_record(engine, source, new, asked)
+                            ended = await self._fork_from_record(engine, source, new, asked)
+                            if ended.run is None:
+                                use.refund()
+                            return ended
                         handle = await self._start_fork(engine, source, new, asked)
                 except JournalError as error:
                     raise error_for_client(error, JournalError, row, source, status=422, kind="no_such_place") from None
@@ -357,8 +360,7 @@ class RunLauncher(RunStarts[RunRow]):
         if status is RunStatus.SUSPENDED:
             # Never open: whoever resumed it would perform the tools that were not to be performed.
             status, error = RunStatus.FAILED, "it waits, and a fork with tools of the record is not resumed"
-        # Of no conversation: the next turn does not go on from what a fork tried out.
-        new = attrs.evolve(new, status=status.value, error=error.replace(source.name, "its record"), session=None)
+        new = attrs.evolve(new, status=status.value, error=error.replace(source.name, "its record"))
         if report.broke_at:
             await self._register(new, None)
         else:

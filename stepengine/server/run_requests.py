@@ -122,6 +122,8 @@ class ForkRun(Body):
             raise make_input_error(msg)
         if self.edits or self.changed or self.allow_repeat or self.simulate or self.tools == "working-copy":
             caller.must("admin")
+        if self.tools is not None:
+            caller.must("read")  # the answer is a report with the outputs of the fork
 
 
 @frozen

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("starlette")
 
 from stepengine import STEP, AgentDefinition, Ask, Engine, ToolAnnotations, call, tool
-from stepengine.server import Tokens
+from stepengine.server import Quotas, Tokens
 from stepengine.testing import ScriptedModel, text, tool_call
 from tests.cases import case
 from tests.waits import until
@@ -432,6 +432,65 @@ def test_fork_options_need_their_scopes_and_companions(shop: Shop) -> None:
 
     assert (422, "no_such_place") == (nowhere.status_code, kind_of(nowhere))
     assert ["tea"] == DONE
+
+
+@pytest.mark.spec("studio:SV36")
+def test_fork_of_a_turn_belongs_to_no_conversation(shop: Shop) -> None:
+    turn = {"agent": "pricer", "prompt": "How much?", "session_id": "shopping", "turn": True}
+    with shop.open(), shop.client("dora") as dora:
+        first, second = (ended(dora, dora.post("/runs", json=turn).json()["run_id"]) for _ in range(2))
+        made = [dora.post(f"/runs/{one['run_id']}/fork", json={"at": 1}) for one in (first, second)]
+        forks = [ended(dora, one.json()["run_id"]) for one in made]
+        report = dora.post(f"/runs/{first['run_id']}/fork", json={"tools": "recorded", "at": 1, "reuse": False})
+        third = dora.post("/runs", json=turn)
+        ended(dora, third.json()["run_id"])
+        runs = [one["run_id"] for one in dora.get("/runs?session=shopping").json()["runs"]]
+
+    assert [202, 202, 200, 202] == [one.status_code for one in (*made, report, third)]
+    assert [None, None] == [one["session_id"] for one in forks]
+    assert [first["output"], second["output"]] == [one["output"] for one in forks]
+    assert [third.json()["run_id"], second["run_id"], first["run_id"]] == runs
+
+
+@pytest.mark.spec("studio:SV36")
+def test_fork_leaves_the_state_of_the_conversation(shop: Shop) -> None:
+    """The agent is edited, so that the state cannot be found by a replay."""
+    turn = {"agent": "deployer", "prompt": "Deploy.", "session_id": "deployments", "turn": True}
+    with shop.open(), shop.client("dora") as dora:
+        run = dora.post("/runs", json=turn).json()["run_id"]
+        answered(dora, run)
+        fork = dora.post(f"/runs/{run}/fork", json={"at": 0}).json()["run_id"]
+        until(lambda: dora.get(f"/runs/{fork}").json()["status"] == "suspended")
+    shop.handler = dallying
+    with shop.open(), shop.client("dora") as dora:
+        following = dora.post("/runs", json=turn)
+
+    assert 202 == following.status_code
+
+
+@pytest.mark.spec("studio:SV36", "studio:SV4")
+def test_fork_with_a_report_needs_the_scope_read(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora, shop.client("runner") as runner:
+        path = f"/runs/{priced(dora)}/fork"
+        refused = runner.post(path, json={"tools": "recorded", "at": 1, "reuse": False})
+        plain = runner.post(path, json={"at": 1})
+
+    assert (403, "read") == (refused.status_code, refused.json()["scope"])
+    assert 202 == plain.status_code
+
+
+@pytest.mark.spec("studio:SV36")
+def test_fork_that_stores_nothing_uses_no_quota(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora:
+        run = priced(dora)
+    size = (shop.folder / "runs" / f"{run}.jsonl").stat().st_size
+    shop.options["quotas"] = Quotas(bytes_per_minute=size + size // 2)
+    with shop.open(), shop.client("dora") as dora:
+        path = f"/runs/{run}/fork"
+        same = [dora.post(path, json={"tools": "recorded"}) for _ in range(3)]
+        stored = [dora.post(path, json={"at": 1}) for _ in range(2)]
+
+    assert [200, 200, 200, 202, 429] == [one.status_code for one in (*same, *stored)]
 
 
 # --- the caller -----------------------------------------------------------------------------------------------------------
