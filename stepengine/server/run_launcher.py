@@ -38,7 +38,6 @@ from stepengine.server.live_runs import RUNNING
 from stepengine.server.problems import Problem
 from stepengine.server.quotas import QuotaTable, json_size
 from stepengine.server.run_requests import (
-    EndedFork,
     ForkRun,
     ResumeRun,
     StartRequest,
@@ -307,9 +306,11 @@ class RunLauncher(RunStarts[RunRow]):
 
     # --- forking ------------------------------------------------------------------------------------------------------
 
-    async def fork(self, caller: Caller, row: RunRow, asked: ForkRun) -> str | EndedFork:
+    async def fork(self, caller: Caller, row: RunRow, asked: ForkRun) -> str | tuple[RunRow, ForkReport]:
         """
-        Fork a run, and return the id of the new run; with tools of the record how it ended.
+        Fork a run, and return the id of the new run; with tools of the record the ended run and its report.
+
+        A run that did what is recorded, so that ``report.broke_at`` is empty, is not stored.
 
         Raises:
             Problem: when there is no such effect, too many runs are executed, or the caller's quota is exceeded.
@@ -330,10 +331,10 @@ class RunLauncher(RunStarts[RunRow]):
                 try:
                     with self._engines.reserve() as engine:
                         if asked.tools is not None:
-                            ended = await self._fork_from_record(engine, source, new, asked)
-                            if ended.run is None:
+                            new, report = await self._fork_from_record(engine, source, new, asked)
+                            if not report.broke_at:
                                 use.refund()
-                            return ended
+                            return new, report
                         handle = await self._start_fork(engine, source, new, asked)
                 except JournalError as error:
                     raise error_for_client(error, JournalError, row, source, status=422, kind="no_such_place") from None
@@ -351,7 +352,9 @@ class RunLauncher(RunStarts[RunRow]):
         await asyncio.to_thread(branch, source, **options)
         return await engine.start_resume(into, on_divergence="keep", wait_for_answers=self._patience, **changed)
 
-    async def _fork_from_record(self, engine: Engine, source: Journal, new: RunRow, asked: ForkRun) -> EndedFork:
+    async def _fork_from_record(
+        self, engine: Engine, source: Journal, new: RunRow, asked: ForkRun
+    ) -> tuple[RunRow, ForkReport]:
         into, simulated = self._store.journal(new.run), asked.simulate or {}
         options: dict[str, Any] = {name: getattr(asked, name) for name in ("tools", "at", "reuse", "budget")}
         options |= {"simulate": lambda call, _: simulated.get(call.name), **_make_changed_agent_options(new, engine)}
@@ -365,7 +368,7 @@ class RunLauncher(RunStarts[RunRow]):
             await self._register(new, None)
         else:
             await asyncio.to_thread(into.discard)
-        return EndedFork(new.run if report.broke_at else None, new.status, new.error, report)
+        return new, report
 
     # --- replaying ----------------------------------------------------------------------------------------------------
 
