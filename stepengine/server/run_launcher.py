@@ -350,7 +350,11 @@ class RunLauncher(RunStarts[RunRow]):
             return await engine.start_fork(source, wait_for_answers=self._patience, **options)
         # The part before the fork was requested with the old prompts: `start_fork` would report a divergence.
         await asyncio.to_thread(branch, source, **options)
-        return await engine.start_resume(into, on_divergence="keep", wait_for_answers=self._patience, **changed)
+        try:
+            return await engine.start_resume(into, on_divergence="keep", wait_for_answers=self._patience, **changed)
+        except BaseException:
+            await asyncio.to_thread(into.discard)
+            raise
 
     async def _fork_from_record(
         self, engine: Engine, source: Journal, new: RunRow, asked: ForkRun

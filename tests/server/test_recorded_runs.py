@@ -99,6 +99,7 @@ class Shop(House):
         self.tokens["runner"] = known.add("runner", ["run"], owner="dora")
         self.handler: Any = deploying
         self.removed = ""
+        self.models: ScriptedModel | None = ScriptedModel(reply)
 
     def engine(self) -> Engine:
         agents = [
@@ -107,7 +108,7 @@ class Shop(House):
                 "pricer", model=HAIKU, tools=[price_of], system_prompt="The price of tea", handle_steps=pricing
             ),
         ]
-        return Engine([one for one in agents if one.id != self.removed], models=ScriptedModel(reply))
+        return Engine([one for one in agents if one.id != self.removed], models=self.models)
 
 
 @pytest.fixture
@@ -491,6 +492,18 @@ def test_fork_that_stores_nothing_uses_no_quota(shop: Shop) -> None:
         stored = [dora.post(path, json={"at": 1}) for _ in range(2)]
 
     assert [200, 200, 200, 202, 429] == [one.status_code for one in (*same, *stored)]
+
+
+@pytest.mark.spec("studio:SV36")
+def test_fork_that_cannot_start_leaves_no_journal(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora:
+        run = priced(dora)
+    shop.models = None
+    with shop.open(), shop.client("root") as root:
+        refused = root.post(f"/runs/{run}/fork", json={"at": 0, "changes": {"model": SONNET}})
+        listed = root.get("/foreign").json()["journals"]
+
+    assert (503, "missing_key", []) == (refused.status_code, kind_of(refused), listed)
 
 
 # --- the caller -----------------------------------------------------------------------------------------------------------
