@@ -113,6 +113,7 @@ class ReplayOptions(TypedDict, total=False):
 
     Attributes:
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
+        agent_models: Other models than the recorded ones, as for ``resume``.
         live: Kinds of effects that are performed for real: ``"tool_call"`` and ``"perform"``, whose results
             must be the recorded ones; or ``"model_call"`` alone: models answer anew, calls get the recorded results of equal
             calls, and the first call that is not recorded is the divergence.
@@ -128,6 +129,7 @@ class ReplayOptions(TypedDict, total=False):
     """
 
     agent: AgentLike | None
+    agent_models: Mapping[str, str] | None
     live: Collection[str]
     speed: float | None
     complete: bool

@@ -167,10 +167,12 @@ async def improve(
             by=by, is_free=asked.is_free, done=partial(_report_case, on_progress),
         )  # fmt: skip
         improvement = await search.run(trials, resumes=bool(resume))
+    # First: if the process dies after the agent's file was changed, the results show why.
+    _write_results(improvement)
     if write and improvement.is_better and file.is_unchanged():
         replace_file(file.file, file.source_with_changes(improvement.found["changes"]))
         improvement = attrs.evolve(improvement, is_written=True)
-    _write_results(improvement)
+        _write_results(improvement)
     return improvement
 
 

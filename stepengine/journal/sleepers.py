@@ -106,10 +106,11 @@ def _is_wake_store(folder: Path, name: str) -> bool:
 
 
 def _is_journal(name: str) -> bool:
-    return name.endswith(SUFFIX) and not _is_set_aside(name.removesuffix(SUFFIX))
+    return name.endswith(SUFFIX) and not is_set_aside(name.removesuffix(SUFFIX))
 
 
-def _is_set_aside(run: str) -> bool:
+def is_set_aside(run: str) -> bool:
+    """Return whether a name is that of a copy that was made before an extension replaced the journal."""
     before, found, number = run.rpartition(ASIDE)
     return bool(found) and before.endswith((".", "-")) and number.isdecimal()
 
@@ -161,7 +162,7 @@ def find_sleeping_runs(place: str | Path, journals: Journals | None = None) -> I
 def _list_journals(place: Path) -> Iterator[tuple[Journal, str]]:
     if not place.is_dir():
         for run in SqliteJournal(place).runs():
-            if not _is_set_aside(run):
+            if not is_set_aside(run):
                 yield SqliteJournal(place, run), run
         return
     for path in sorted(place.iterdir()):

@@ -7,10 +7,10 @@ import binascii
 import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import jiter
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from stepengine.data.json import freeze
 from stepengine.errors import InputError
@@ -47,6 +47,20 @@ class View(BaseModel):
         from starlette.responses import Response
 
         return Response(self.model_dump_json(), status, media_type="application/json")
+
+
+class MessageView(View):
+    """A message of a conversation."""
+
+    role: str
+    text: str
+
+
+class MessageReceipt(View):
+    """The receipt for a stored message or event; the run that receives on its topic gets it."""
+
+    run_id: str
+    is_new: Annotated[bool, Field(description="False where one with its id was there before.")]
 
 
 async def read_json_body(request: Request) -> Any:

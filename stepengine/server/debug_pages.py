@@ -24,7 +24,7 @@ from stepengine.journal import diff
 from stepengine.journal.records import format_address
 from stepengine.journal.store import MemoryJournal
 from stepengine.server.access import caller_of
-from stepengine.server.bodies import Body, View, make_input_error, parse_body
+from stepengine.server.bodies import Body, MessageView, View, make_input_error, parse_body
 from stepengine.server.event_json import PING_SECONDS
 from stepengine.server.openapi import HttpParameter, Operation
 from stepengine.server.problems import Problem
@@ -145,13 +145,6 @@ class MomentView(View):
     cost: str | None
     tokens: int
     variables: dict[str, str]
-
-
-class MessageView(View):
-    """A message."""
-
-    role: str
-    text: str
 
 
 class ToolView(View):

@@ -161,7 +161,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
             msg = "a run in a database goes on at whichever worker takes it, with the agent and the tools that are deployed there"
             raise make_unsupported_problem(msg)
         request = {"fork": {"run": row.run, "at": asked.at, "allow_repeat": asked.allow_repeat, **plain(asked.edits)}}
-        new = _make_registered_run(caller, row.agent, request, row.session, time.time())
+        new = _make_registered_run(caller, row.agent, request, None, time.time())
         async with self._quotas.use(new.owner, json_size(request), runs=1):
             await self._store.register.add(new, None)
             with refuse_run_errors(status=422, kind="no_such_place"):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
+from stepengine.journal.sleepers import is_set_aside
 from stepengine.journal.sqlite import SqliteJournal
 
 if TYPE_CHECKING:
@@ -48,18 +49,19 @@ class ForeignRuns:
         self._launcher = launcher
 
     def list_files(self) -> list[ForeignFile]:
-        """Read the storage location and the ledger, and return the journals, newest first."""
+        """Read the storage location and the ledger, and return the journals, newest first, without copies of replaced ones."""
         own = {run for (run,) in self._store.ledger.read("SELECT run FROM served")}
         place = self._store.place
         if self._store.is_database:
-            return [
-                ForeignFile(run, 0.0) for run in sorted(SqliteJournal(place).runs(), reverse=True) if run not in own
-            ]
+            runs = sorted(SqliteJournal(place).runs(), reverse=True)
+            return [ForeignFile(run, 0.0) for run in runs if run not in own and not is_set_aside(run)]
         found = []
         with os.scandir(place) as entries:
             for one in entries:
                 name = one.name.removesuffix(SUFFIX)
-                if one.name.endswith(SUFFIX) and name and name not in own and one.is_file(follow_symlinks=False):
+                if not one.name.endswith(SUFFIX) or not name or name in own or is_set_aside(name):
+                    continue
+                if one.is_file(follow_symlinks=False):
                     status = one.stat(follow_symlinks=False)
                     found.append(ForeignFile(name, status.st_mtime, status.st_size))
         return sorted(found, key=lambda one: (one.changed, one.name), reverse=True)

@@ -411,10 +411,15 @@ def make_next_turn_act(row: RunRow, after: str | None) -> Act:
 
 
 def make_conversation_state_act(session: str, run: str, status: str, state: str) -> Act:
-    """Return an act that stores the state of an ended or suspended run, for the next run of its conversation."""
+    """Return an act that stores the state of an ended or suspended run of a conversation, for its next run."""
 
     def leave(database: sqlite3.Connection) -> None:
-        database.execute("INSERT OR REPLACE INTO served_left VALUES (?, ?, ?, ?)", (session, run, status, state))
+        # A fork has the conversation in its journal, and does not belong to it.
+        database.execute(
+            "INSERT OR REPLACE INTO served_left SELECT ?, ?, ?, ? WHERE EXISTS "
+            "(SELECT 1 FROM served WHERE run = ? AND session = ?)",
+            (session, run, status, state, run, session),
+        )
 
     return leave
 

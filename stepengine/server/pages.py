@@ -24,7 +24,7 @@ from stepengine.server.bodies import make_input_error
 from stepengine.server.event_json import PING_SECONDS
 from stepengine.server.ledger import OPEN
 from stepengine.server.problems import Problem
-from stepengine.server.run_requests import NextTurn, StartRequest
+from stepengine.server.run_requests import StartRequest
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -177,7 +177,7 @@ class CallerConversation:
                 msg = "nothing is asked here any more; nothing was taken"
                 raise AnswerRejected(msg)
             asked = StartRequest(
-                agent=agent, prompt=prompt, metadata=metadata, session=self.name, turn=NextTurn(self.last), is_patient=False
+                agent=agent, prompt=prompt, metadata=metadata, session=self.name, is_turn=True, after=self.last, is_patient=False
             )  # fmt: skip
             run, _ = await self.runs.launcher.start(self.caller, asked)
             return StartedTurn(run, self.stream_events(await self.runs.reader.find(self.caller, run)))

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.data.visible import cut_after, visible
 from stepengine.errors import (
+    AgentError,
     AnswerRejected,
     DatabaseUnavailable,
     DataError,
@@ -114,6 +115,8 @@ def problem_of(error: Exception, *, members: Mapping[str, Any] = {}) -> Problem:
     """
     if isinstance(error, Problem):
         return error
+    if type(error) is AgentError:  # its subclasses are faults inside an agent
+        return Problem(NO_AGENT, status=409, kind=snake_case_name(error), members=members)
     for kind, told in TOLD.items():
         if isinstance(error, kind):
             made = told(error)
@@ -190,6 +193,7 @@ def _problem_of_damaged_journal(error: JournalCorrupt) -> Problem:
 
 DAMAGED_RECORD = re.compile(r"record [0-9]{1,9}")
 MAX_WAIT = 86_400
+NO_AGENT = "this server does not have the agent of the run; start it with the agent, or start a new run"
 TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
     InputError: _make_message_converter(422, issues="issues"),
     ToolInputError: _make_message_converter(422, issues="issues"),

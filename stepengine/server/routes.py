@@ -41,6 +41,8 @@ from stepengine.server.bodies import (
     MAX_TEXT,
     MOST_LISTED,
     Body,
+    MessageReceipt,
+    MessageView,
     View,
     cut_page,
     encode_cursor,
@@ -60,7 +62,7 @@ from stepengine.server.problems import Problem, problem_of
 from stepengine.server.reports import Report, Reports, ReportSummary
 from stepengine.server.run_parts import RunService, find_requested_run, get_run_service
 from stepengine.server.run_reader import ServedRun
-from stepengine.server.run_requests import ForkRun, NextTurn, ResumeRun, StartRequest
+from stepengine.server.run_requests import ForkRun, ResumeRun, StartRequest
 from stepengine.server.studio import QuestionDetails, RunPageData, get_page, get_page_file
 from stepengine.server.vercel import OPERATIONS as VERCEL
 from stepengine.server.webhooks import OPERATIONS as HOOKS
@@ -425,25 +427,11 @@ class Accepted(View):
     run_id: str
 
 
-class Posted(Accepted):
-    """The receipt for a stored message."""
-
-    is_new: Annotated[bool, Field(description="False where one with its id was there before.")]
-
-
 class LeftFile(View):
     """A file that was left as it is."""
 
     path: str
     why: str
-
-
-class ChangedField(View):
-    """A member of an effect that differs."""
-
-    pointer: str
-    recorded: str
-    now: str
 
 
 class DivergenceView(View):
@@ -454,7 +442,10 @@ class DivergenceView(View):
     step: Annotated[int, Field(description="The model step of its run, from 1; 0 before the first one.")]
     site: Annotated[str, Field(description="The file and line of the handler that waits; empty where none does.")]
     message: str
-    fields: list[ChangedField]
+    fields: Annotated[
+        list[dict[str, str]],
+        Field(description="The members of the effect that differ, each with `pointer`, `recorded` and `now`."),
+    ]
 
 
 class ReplayView(View):
@@ -465,14 +456,6 @@ class ReplayView(View):
     status: Annotated[str | None, Field(description="How the replayed run ended; null where it differs.")]
     output: Any
     text: str
-
-
-class RefusedCall(View):
-    """A call that nothing could answer."""
-
-    name: str
-    input: Any
-    address: str
 
 
 class ForkReportView(View):
@@ -489,7 +472,12 @@ class ForkReportView(View):
     served: Annotated[int, Field(description="Tool calls that the record answered.")]
     simulated: int
     performed: int
-    refused: Annotated[RefusedCall | None, Field(description="The call that ended the fork.")]
+    refused: Annotated[
+        dict[str, Any] | None,
+        Field(
+            description="The call that nothing could answer, so that the fork ended: its `name`, `input` and `address`."
+        ),
+    ]
     reused: Annotated[int, Field(description="Model calls that the record answered.")]
     model_calls: int
     cost_usd: Annotated[str | None, Field(description="Null where a price is not known.")]
@@ -542,19 +530,12 @@ class SessionList(View):
     next: Annotated[str | None, Field(description="What ?cursor= takes for those that follow.")]
 
 
-class SaidView(View):
-    """A message of a conversation."""
-
-    role: str
-    text: str
-
-
 class SessionView(SessionSummary):
     """A conversation; GET /runs?session= lists its runs."""
 
     turns: Annotated[int | None, Field(description="Null where the server keeps no conversations, as what follows is.")]
     usage: dict[str, Any] | None
-    messages: Annotated[list[SaidView] | None, Field(description="The last ones, oldest first.")]
+    messages: Annotated[list[MessageView] | None, Field(description="The last ones, oldest first.")]
     left_out: Annotated[int | None, Field(description="Messages before those that are shown.")]
 
 
@@ -771,7 +752,7 @@ async def _add_conversation(request: Request, body: StartRun, asked: StartReques
     if conversation.last is not None and conversation.last.status in OPEN:
         msg = f"the run {conversation.last.run} of this conversation waits; answer what it asks, or end it, before more is said"
         raise Problem(msg, status=409, kind="waits", members={"run_id": conversation.last.run})
-    return attrs.evolve(asked, turn=NextTurn(conversation.last))
+    return attrs.evolve(asked, is_turn=True, after=conversation.last)
 
 
 def _started_response(request: Request, run: str, *, is_new: bool) -> Response:
@@ -1001,7 +982,7 @@ async def post_message(request: Request) -> Response:
         # The run trusts the signature of a service. Its owner may be who gains by the event, such as who has to pay.
         caller_of(request).must("admin")
     is_new = await get_run_service(request).messenger.post(row, body.topic, body.value, id=body.id, path=body.path)
-    return Posted(run_id=row.run, is_new=is_new).response(202)
+    return MessageReceipt(run_id=row.run, is_new=is_new).response(202)
 
 
 async def send_run_input(request: Request) -> Response:
@@ -1066,7 +1047,7 @@ def _describe_divergence(error: ReplayDivergence) -> DivergenceView:
         step=error.step,
         site=error.site,
         message=clean(said),
-        fields=[ChangedField(pointer=at, recorded=clean(a), now=clean(b)) for at, a, b in error.diff],
+        fields=[{"pointer": at, "recorded": clean(a), "now": clean(b)} for at, a, b in error.diff],
     )
 
 
@@ -1076,14 +1057,15 @@ async def fork_run(request: Request) -> Response:
     made = await get_run_service(request).launcher.fork(caller, row, body)
     if isinstance(made, str):
         return _started_response(request, made, is_new=True)
-    report, refused = made.report, made.report.refused
+    new, report = made
+    refused = report.refused
     return ForkReportView(
-        run_id=made.run,
-        status=made.status,
+        run_id=new.run if report.broke_at else None,
+        status=new.status,
         output=plain(report.result.output),
         text=report.result.text,
-        error=made.error,
-        refused=None if refused is None else RefusedCall(**{name: plain(getattr(refused, name)) for name in CALL}),
+        error=new.error,
+        refused=None if refused is None else {name: plain(getattr(refused, name)) for name in CALL},
         cost_usd=None if report.cost is None else str(report.cost),
         **{name: getattr(report, name) for name in REPORTED},
     ).response()
@@ -1168,10 +1150,10 @@ async def get_session(request: Request) -> Response:
     ).response()
 
 
-def _message_view(message: Message) -> SaidView:
+def _message_view(message: Message) -> MessageView:
     text = message_text(message)
     shown = cut_after(text, MOST_CHARS)
-    return SaidView(role=message.role, text=shown)
+    return MessageView(role=message.role, text=shown)
 
 
 async def delete_session(request: Request) -> Response:
@@ -1315,7 +1297,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         method="POST", path="/runs/{run}/messages", name="post_message", scope="run", handler=post_message, body=PostMessage,
-        gives={202: Posted}, refuses=(404, 409, 415), about="Send a message to what receives on a topic.",
+        gives={202: MessageReceipt}, refuses=(404, 409, 415), about="Send a message to what receives on a topic.",
     ),
     Operation(
         method="POST", path="/runs/{run}/input", name="say_to_run", scope="run", handler=send_run_input, body=SayInput,

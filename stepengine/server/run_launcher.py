@@ -6,7 +6,7 @@ import asyncio
 import secrets
 import time
 from collections.abc import Collection
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -38,7 +38,6 @@ from stepengine.server.live_runs import RUNNING
 from stepengine.server.problems import Problem
 from stepengine.server.quotas import QuotaTable, json_size
 from stepengine.server.run_requests import (
-    EndedFork,
     ForkRun,
     ResumeRun,
     StartRequest,
@@ -180,9 +179,10 @@ class RunLauncher(RunStarts[RunRow]):
 
         Raises:
             JournalError: when it cannot be resumed; ``JournalLocked`` when another process has it.
-            Problem: when it has ended, or too many runs are executed.
+            Problem: when it has ended, is running although *asked* is given, or too many runs are executed.
         """
         if row.run in self._live:
+            _check_not_running(row, asked)
             return
         if row.status not in (*OPEN, "stranded"):
             check_not_ended(row)
@@ -206,6 +206,7 @@ class RunLauncher(RunStarts[RunRow]):
         try:
             async with lock:
                 if row.run in self._live or self._live.is_closing:
+                    _check_not_running(row, asked)
                     return
                 with self._live.reserve(row.owner):
                     await self._resume_or_start_in_reserved_room(row, asked)
@@ -218,6 +219,7 @@ class RunLauncher(RunStarts[RunRow]):
         await self._live.wait_recorded(row.run)
         known = await self._store.find(row.run)
         if known is None or (known.status not in RUNNING and known.changed != row.changed):
+            _check_not_running(row, asked)
             return
         journal = self._store.journal(row.run)
         try:
@@ -230,16 +232,24 @@ class RunLauncher(RunStarts[RunRow]):
         if ended is not None:
             await self._store.write(make_status_act(row.run, ended, time.time()))
             return
-        await self._resume_journal(row, journal, asked)
+        if asked is None:
+            await self._resume_journal(row, journal)
+            return
+        options = await self._prepare_divergence(row, journal, asked)
+        try:
+            await self._resume_journal(row, journal, options)
+        except BaseException:
+            before = make_status_act(row.run, known.status, known.changed, tries=known.tries, error=known.error)
+            await self._store.write(before)
+            raise
 
-    async def _resume_journal(self, row: RunRow, journal: Journal, asked: ResumeRun | None) -> None:
+    async def _resume_journal(self, row: RunRow, journal: Journal, divergence: dict[str, Any] | None = None) -> None:
         options: dict[str, Any] = {"in_doubt": "ask", "wait_for_answers": self._seconds_to_wait_for_answers(row)}
         if "changes" in row.request:
             options["on_divergence"] = "keep"
+        options |= divergence or {}
         decided: dict[str, Answer] = {}
-        if asked is not None:
-            options |= await self._prepare_divergence(row, journal, asked)
-        if asked is None or asked.on_divergence == "keep":
+        if options.get("on_divergence") != "extend":
             decided = await self._store.write(make_resume_act(row.run))
         if decided:
             open_ = await asyncio.to_thread(
@@ -296,9 +306,11 @@ class RunLauncher(RunStarts[RunRow]):
 
     # --- forking ------------------------------------------------------------------------------------------------------
 
-    async def fork(self, caller: Caller, row: RunRow, asked: ForkRun) -> str | EndedFork:
+    async def fork(self, caller: Caller, row: RunRow, asked: ForkRun) -> str | tuple[RunRow, ForkReport]:
         """
-        Fork a run, and return the id of the new run; with tools of the record how it ended.
+        Fork a run, and return the id of the new run; with tools of the record the ended run and its report.
+
+        A run that did what is recorded, so that ``report.broke_at`` is empty, is not stored.
 
         Raises:
             Problem: when there is no such effect, too many runs are executed, or the caller's quota is exceeded.
@@ -307,19 +319,22 @@ class RunLauncher(RunStarts[RunRow]):
         await self._engines.rebuild_if_saved()
         now, run = time.time(), secrets.token_hex(16)
         changes = {**row.request.get("changes", {}), **asked.changed}
-        request = {**row.request, **({"changes": changes} if changes else {})}
-        new = attrs.evolve(
-            row, run=run, owner=caller.name, status="running", created=now, changed=now, tries=0, error="", request=request
-        )  # fmt: skip
+        request = {name: value for name, value in row.request.items() if name != "turn"}
+        request |= {"changes": changes} if changes else {}
+        # Of no conversation: the next turn does not continue from a fork.
+        new = RunRow(run, caller.name, row.agent, "running", now, now, request)
         source = self._store.journal(row.run)
         # At most the whole journal is copied.
         with self._live.reserve(new.owner):
             size = json_size(request) + json_size(asked.edit) + await asyncio.to_thread(source.size)
-            async with self._quotas.use(new.owner, size, runs=1):
+            async with self._quotas.use(new.owner, size, runs=1) as use:
                 try:
                     with self._engines.reserve() as engine:
                         if asked.tools is not None:
-                            return await self._fork_from_record(engine, source, new, asked)
+                            new, report = await self._fork_from_record(engine, source, new, asked)
+                            if not report.broke_at:
+                                use.refund()
+                            return new, report
                         handle = await self._start_fork(engine, source, new, asked)
                 except JournalError as error:
                     raise error_for_client(error, JournalError, row, source, status=422, kind="no_such_place") from None
@@ -335,9 +350,15 @@ class RunLauncher(RunStarts[RunRow]):
             return await engine.start_fork(source, wait_for_answers=self._patience, **options)
         # The part before the fork was requested with the old prompts: `start_fork` would report a divergence.
         await asyncio.to_thread(branch, source, **options)
-        return await engine.start_resume(into, on_divergence="keep", wait_for_answers=self._patience, **changed)
+        try:
+            return await engine.start_resume(into, on_divergence="keep", wait_for_answers=self._patience, **changed)
+        except BaseException:
+            await asyncio.to_thread(into.discard)
+            raise
 
-    async def _fork_from_record(self, engine: Engine, source: Journal, new: RunRow, asked: ForkRun) -> EndedFork:
+    async def _fork_from_record(
+        self, engine: Engine, source: Journal, new: RunRow, asked: ForkRun
+    ) -> tuple[RunRow, ForkReport]:
         into, simulated = self._store.journal(new.run), asked.simulate or {}
         options: dict[str, Any] = {name: getattr(asked, name) for name in ("tools", "at", "reuse", "budget")}
         options |= {"simulate": lambda call, _: simulated.get(call.name), **_make_changed_agent_options(new, engine)}
@@ -346,13 +367,12 @@ class RunLauncher(RunStarts[RunRow]):
         if status is RunStatus.SUSPENDED:
             # Never open: whoever resumed it would perform the tools that were not to be performed.
             status, error = RunStatus.FAILED, "it waits, and a fork with tools of the record is not resumed"
-        # Of no conversation: the next turn does not go on from what a fork tried out.
-        new = attrs.evolve(new, status=status.value, error=error.replace(source.name, "its record"), session=None)
+        new = attrs.evolve(new, status=status.value, error=error.replace(source.name, "its record"))
         if report.broke_at:
             await self._register(new, None)
         else:
             await asyncio.to_thread(into.discard)
-        return EndedFork(new.run if report.broke_at else None, new.status, new.error, report)
+        return new, report
 
     # --- replaying ----------------------------------------------------------------------------------------------------
 
@@ -371,14 +391,20 @@ class RunLauncher(RunStarts[RunRow]):
         await self._engines.try_rebuild()
         journal = self._store.journal(row.run)
         try:
-            with self._live.reserve(row.owner) if live else nullcontext(), self._engines.reserve() as engine:
-                agent = _make_changed_agent_options(row, engine).get("agent")
-                return await engine.replay(journal, live=live, agent=agent)
+            with self._live.reserve(row.owner), self._engines.reserve() as engine:
+                return await engine.replay(journal, live=live, **_make_changed_agent_options(row, engine))
         except ReplayDivergence as error:
             error.message = error.message.replace(journal.name, "its record")
             raise
         except JournalError as error:
             raise error_for_client(error, JournalError, row, journal, status=409, kind="not_possible") from None
+
+
+def _check_not_running(row: RunRow, asked: ResumeRun | None) -> None:
+    """Raise ``Problem`` if *asked* changes how a run is resumed that is running already."""
+    if asked is not None:
+        msg = f"the run {row.run} is running, or changed in the meantime; `on_divergence` is for a run that no process executes"
+        raise Problem(msg, status=409, kind="under_way", members={"run_id": row.run})
 
 
 def _make_changed_agent_options(row: RunRow, engine: Engine) -> dict[str, Any]:

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from stepengine.data.usage import Spending
     from stepengine.engine import Engine
     from stepengine.engine.scheduler import ScheduleStatus
+    from stepengine.journal import ForkReport
     from stepengine.journal.file_undo import UndoResult
     from stepengine.journal.store import Journal
     from stepengine.runtime.hub import ObserverLike
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from stepengine.server.problems import Problem
     from stepengine.server.quotas import QuotaTable
     from stepengine.server.run_reader import ServedRun
-    from stepengine.server.run_requests import EndedFork, ForkRun, ResumeRun, StartRequest
+    from stepengine.server.run_requests import ForkRun, ResumeRun, StartRequest
     from stepengine.server.run_summaries import RunListSummary
     from stepengine.server.run_turns import RunTurns
     from stepengine.server.watchers import ReaderPosition
@@ -65,8 +66,8 @@ class LauncherPart(Protocol):
     async def replay(self, row: RunRow, live: Collection[str]) -> RunResult:
         """Replay a run with the present agents; perform the effects of the kinds *live* again."""
 
-    async def fork(self, caller: Caller, row: RunRow, asked: ForkRun) -> str | EndedFork:
-        """Fork a run, and return the id of the new run; with tools of the record how it ended."""
+    async def fork(self, caller: Caller, row: RunRow, asked: ForkRun) -> str | tuple[RunRow, ForkReport]:
+        """Fork a run, and return the id of the new run; with tools of the record the ended run and its report."""
 
 
 class ReaderPart(Protocol):

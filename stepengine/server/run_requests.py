@@ -26,7 +26,6 @@ from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.problems import Problem
 
 if TYPE_CHECKING:
-    from stepengine.journal import ForkReport
     from stepengine.journal.store import Journal
     from stepengine.server.access import Caller
 
@@ -122,36 +121,8 @@ class ForkRun(Body):
             raise make_input_error(msg)
         if self.edits or self.changed or self.allow_repeat or self.simulate or self.tools == "working-copy":
             caller.must("admin")
-
-
-@frozen
-class EndedFork:
-    """
-    The end of a fork whose tools the record answered.
-
-    Attributes:
-        run: The id of the new run; ``None`` if the run did what is recorded, so that there is none.
-        status: How it ended.
-        error: Why it failed.
-        report: What was answered, and by whom.
-    """
-
-    run: str | None
-    status: str
-    error: str
-    report: ForkReport
-
-
-@frozen
-class NextTurn:
-    """
-    The next turn of a conversation.
-
-    Attributes:
-        after: The last run of the conversation, as the client knows it; ``None`` if there is none.
-    """
-
-    after: RunRow | None = None
+        if self.tools is not None:
+            caller.must("read")  # the answer is a report with the outputs of the fork
 
 
 @frozen(kw_only=True)
@@ -168,7 +139,8 @@ class StartRequest:
         limits: Members of ``Limits`` for this run, each at most what its agent may have.
         model: Its agent's model in this run.
         images: Pictures before the prompt, each with ``mime_type`` and ``data`` in base64.
-        turn: Set if it is the next turn of the conversation, which starts from the state that the last run left.
+        is_turn: Whether it is the next turn of the conversation, which starts from the state that the last run left.
+        after: The last run of the conversation, as the client of a turn knows it; ``None`` if there is none.
         is_patient: Whether a question waits in memory for a while before the run is suspended.
     """
 
@@ -180,7 +152,8 @@ class StartRequest:
     limits: Mapping[str, float] | None = None
     model: str | None = None
     images: Sequence[Mapping[str, str]] = ()
-    turn: NextTurn | None = None
+    is_turn: bool = False
+    after: RunRow | None = None
     is_patient: bool = True
 
 
@@ -205,7 +178,7 @@ def request_to_json(most: Limits, asked: StartRequest) -> dict[str, Any]:
         if here is not None and value > here:
             msg = f"limits.{name}: {value:g} is more than the agent may have here, {here:g}"
             raise make_input_error(msg)
-    turn = None if asked.turn is None else {"after": None if asked.turn.after is None else asked.turn.after.run}
+    turn = {"after": None if asked.after is None else asked.after.run} if asked.is_turn else None
     extras = {
         "limits": asked.limits and dict(asked.limits),
         "models": asked.model and {asked.agent: asked.model},

@@ -72,9 +72,9 @@ def plan_start(
     agent = resolve_agent(agents, asked.agent)
     check_may_continue(caller, asked, keeps=stores_messages)
     request, now = request_to_json(engine.agent(agent).limits, asked), time.time()
-    if asked.turn is not None and asked.turn.after is not None:
+    if asked.after is not None:
         # The newest run of a conversation is the one that was created last, also if the clocks of two servers differ.
-        now = max(now, asked.turn.after.created + 0.001)
+        now = max(now, asked.after.created + 0.001)
     return StartPlan(agent, request, make_session_key(caller, asked.session), now)
 
 

@@ -33,7 +33,7 @@ from stepengine.errors import DataError, DefinitionError, JournalMissing, StepEn
 from stepengine.redaction import KNOWN
 from stepengine.runtime.logs import LOGGER
 from stepengine.server.access import Caller, open_secret_file
-from stepengine.server.bodies import make_input_error
+from stepengine.server.bodies import MessageReceipt, make_input_error
 from stepengine.server.openapi import HttpParameter, Operation
 from stepengine.server.problems import Problem
 
@@ -287,14 +287,6 @@ SENDER = Caller("webhooks", frozenset({"admin"}))
 NOBODY = Topic(secrets=(SecretStr(secrets.token_hex(32)),))
 
 
-class EventReceipt(BaseModel):
-    """The receipt for a stored event; runs that receive on its topic get it."""
-
-    model_config = ConfigDict(extra="forbid")
-    run_id: str
-    is_new: Annotated[bool, Field(description="False where it was there before.")]
-
-
 async def receive_event(request: Request) -> Response:
     from starlette.responses import Response
 
@@ -315,7 +307,7 @@ async def receive_event(request: Request) -> Response:
     metrics.received(name, "ignored" if answer is None else "accepted" if answer.is_new else "repeated")
     if answer is None:
         return Response(status_code=204)
-    return Response(answer.model_dump_json(), 202, media_type="application/json")
+    return answer.response(202)
 
 
 def _collect_headers(request: Request) -> dict[str, list[str]]:
@@ -334,7 +326,7 @@ def _make_signature_problem() -> Problem:
     return Problem(msg, status=401, kind="not_signed", headers=headers)
 
 
-async def _store_event(request: Request, name: str, topic: Topic, body: bytes, signed: str) -> EventReceipt | None:
+async def _store_event(request: Request, name: str, topic: Topic, body: bytes, signed: str) -> MessageReceipt | None:
     """Store an event in the mailbox of its run; ``None`` if it belongs to no run."""
     value = _parse_event(body)
     run = request.path_params.get("run") or _find_event_run_id(value, topic)
@@ -343,7 +335,7 @@ async def _store_event(request: Request, name: str, topic: Topic, body: bytes, s
     runs: RunService = request.app.state.runs
     row = await runs.reader.find(SENDER, run)
     id_ = _make_message_id(name, signed or _find_event_id(value, topic, body))
-    return EventReceipt(run_id=row.run, is_new=await _post_event(runs, row, name, value, id_))
+    return MessageReceipt(run_id=row.run, is_new=await _post_event(runs, row, name, value, id_))
 
 
 async def _post_event(runs: RunService, row: RunRow, topic: str, value: object, id_: str) -> bool:
@@ -413,12 +405,12 @@ SIGNED = "It needs no token, but a signature with a secret of the topic. The sam
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         method="POST", path="/hooks/{topic}", name="receive_event", scope=None, handler=receive_event, parameters=SIGNATURE,
-        gives={202: EventReceipt, 204: None}, refuses=(401, 404, 409, 422, 503),
+        gives={202: MessageReceipt, 204: None}, refuses=(401, 404, 409, 422, 503),
         about=f"Take the event of another service for the run that the event names.\n{SIGNED} 204 says that it names no run.",
     ),
     Operation(
         method="POST", path="/hooks/{topic}/{run}", name="receive_event_for_run", scope=None, handler=receive_event,
-        parameters=SIGNATURE, gives={202: EventReceipt}, refuses=(401, 404, 409, 422, 503),
+        parameters=SIGNATURE, gives={202: MessageReceipt}, refuses=(401, 404, 409, 422, 503),
         about=f"Take the event of another service for a run that receives on its topic.\n{SIGNED}",
     ),
 )  # fmt: skip

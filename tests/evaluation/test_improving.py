@@ -24,7 +24,7 @@ from stepengine.cli.exits import Exit
 from stepengine.data.transcript import Transcript
 from stepengine.engine.loader import AgentLocation, load_module
 from stepengine.errors import DataError, DefinitionError, LimitExceeded
-from stepengine.evaluation import improve_sync
+from stepengine.evaluation import improve_sync, improvement_search
 from stepengine.evaluation.alterations import AgentFile
 from stepengine.evaluation.reply_book import Buyer, ReplyBook
 from stepengine.models import ModelReply, ModelRequest, Models, Provider
@@ -208,6 +208,29 @@ def test_improve_in_python_resumes_for_free_and_writes(greeting: Any) -> None:
     assert found.diff == Path("o/improvement.diff").read_text()
     assert found.to_json() == json.loads(Path("o/results.json").read_text()) | {"held_out": found.to_json()["held_out"]}
     assert "seed 1; to continue after a crash: --continue o" == lines[0]
+
+
+@pytest.mark.deep
+@pytest.mark.smoke
+@pytest.mark.spec("evaluation:JG151")
+def test_results_are_written_before_the_agent(greeting: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = improvement_search.replace_file
+
+    def write_all_but_the_agent(path: Path, content: bytes) -> None:
+        if path.name == "greeter.py":
+            msg = "no space left"
+            raise OSError(msg)
+        write(path, content)
+
+    monkeypatch.setattr(improvement_search, "replace_file", write_all_but_the_agent)
+    value = "Greet people. Do it by name."
+    with pytest.raises(OSError, match="no space left"):
+        improve_sync(
+            "greeter.py", "greeting.py", replies=change_prompt(value), budget=1, seed=1, folder="o", write=True
+        )
+
+    assert {"system_prompt": value} == json.loads(Path("o/results.json").read_text())["changes"]
+    assert value in Path("o/improvement.diff").read_text()
 
 
 @pytest.mark.spec("evaluation:JG148", "evaluation:JG151")

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("starlette")
 
 from stepengine import STEP, AgentDefinition, Ask, Engine, ToolAnnotations, call, tool
-from stepengine.server import Tokens
+from stepengine.server import Quotas, Tokens
 from stepengine.testing import ScriptedModel, text, tool_call
 from tests.cases import case
 from tests.waits import until
@@ -96,7 +96,10 @@ class Shop(House):
         self.tokens["dora"] = known.add("dora", ["read", "run", "answer", "debug"])
         self.tokens["other"] = known.add("other", ["read", "run", "debug"])
         self.tokens["looker"] = known.add("looker", ["read", "debug"], owner="dora")
+        self.tokens["runner"] = known.add("runner", ["run"], owner="dora")
         self.handler: Any = deploying
+        self.removed = ""
+        self.models: ScriptedModel | None = ScriptedModel(reply)
 
     def engine(self) -> Engine:
         agents = [
@@ -105,7 +108,7 @@ class Shop(House):
                 "pricer", model=HAIKU, tools=[price_of], system_prompt="The price of tea", handle_steps=pricing
             ),
         ]
-        return Engine(agents, models=ScriptedModel(reply))
+        return Engine([one for one in agents if one.id != self.removed], models=self.models)
 
 
 @pytest.fixture
@@ -173,6 +176,33 @@ def test_replay_performs_again_only_what_scopes_permit(shop: Shop) -> None:
     assert (["tea"], ["tea", "tea"]) == (before, DONE)
     assert [(None, f"{HAIKU}: tea costs 30")] * 2 == [(one["difference"], one["output"]) for one in (models, tools)]
     assert [403, 404] == [one.status_code for one in others]
+
+
+@pytest.mark.spec("studio:SV36")
+def test_replay_counts_as_a_live_run(shop: Shop) -> None:
+    shop.handler, shop.options["max_live"] = dallying, 1
+    with shop.open(), shop.client("dora") as dora:
+        run = priced(dora)
+        free = dora.post(f"/runs/{run}/replay")
+        started(dora, "deployer")
+        full = dora.post(f"/runs/{run}/replay")
+
+    assert (200, 429, "too_many_runs") == (free.status_code, full.status_code, kind_of(full))
+
+
+@pytest.mark.spec("studio:SV36")
+def test_replay_of_a_fork_uses_its_changes(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        path, changes = f"/runs/{priced(dora)}/fork", {"model": SONNET, "temperature": 0.5}
+        forks = [
+            root.post(path, json={"at": 1, "changes": changes}).json()["run_id"],
+            root.post(path, json={"tools": "recorded", "changes": changes}).json()["run_id"],
+        ]
+        outputs = [ended(root, run)["output"] for run in forks]
+        replays = [root.post(f"/runs/{run}/replay").json() for run in forks]
+
+    assert [f"{SONNET}: tea costs 30"] * 2 == outputs
+    assert [(None, output) for output in outputs] == [(one["difference"], one["output"]) for one in replays]
 
 
 # --- resume -------------------------------------------------------------------------------------------------------------
@@ -254,6 +284,80 @@ def test_kept_divergence_uses_the_recorded_result(shop: Shop) -> None:
     assert ("deployed to Rome on Monday", ["Rome"]) == (done["output"], DONE)
 
 
+@pytest.mark.spec("studio:SV36")
+def test_running_run_refuses_on_divergence(shop: Shop) -> None:
+    shop.handler = dallying
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        run = started(dora, "deployer")
+        until(lambda: "dally" in DONE)
+        refused = [root.post(f"/runs/{run}/resume", json={"on_divergence": how}) for how in ("keep", "extend")]
+        plain = dora.post(f"/runs/{run}/resume")
+
+    assert [(409, "under_way")] * 2 == [(one.status_code, kind_of(one)) for one in refused]
+    assert 202 == plain.status_code
+
+
+@pytest.mark.spec("studio:SV36")
+@pytest.mark.parametrize("how", ["keep", "extend"])
+def test_resume_that_cannot_start_leaves_the_run_unchanged(shop: Shop, how: str) -> None:
+    with shop.open(), shop.client("dora") as dora:
+        run = started(dora, "deployer")
+        question_of(dora, run)
+    shop.removed = "deployer"
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        before = dora.get(f"/runs/{run}").json()
+        refused = root.post(f"/runs/{run}/resume", json={"on_divergence": how})
+        after = dora.get(f"/runs/{run}").json()
+    shop.removed = ""
+    with shop.open(), shop.client("dora") as dora:
+        done = answered(dora, run)
+
+    assert (409, "agent_error") == (refused.status_code, kind_of(refused))
+    assert ("suspended", before) == (after["status"], after)
+    assert "deployed to Rome on Monday" == done["output"]
+
+
+@pytest.mark.spec("studio:SV36", "studio:SV4")
+def test_run_of_a_removed_agent_is_refused_with_its_reason(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        run = started(dora, "deployer")
+        question_of(dora, run)
+        priced_run = priced(dora)
+        fork = root.post(f"/runs/{priced_run}/fork", json={"at": 1, "changes": {"model": SONNET}}).json()["run_id"]
+        ended(root, fork)
+    shop.removed = "deployer"
+    with shop.open(), shop.client("dora") as dora:
+        refused = [
+            dora.post(f"/runs/{run}/replay"),
+            dora.post(f"/runs/{run}/fork", json={"at": 0, "allow_repeat": False}),
+            dora.post(f"/runs/{run}/fork", json={"at": 0, "tools": "recorded"}),
+            dora.post(f"/runs/{run}/resume"),
+        ]
+    shop.removed = "pricer"
+    with shop.open(), shop.client("root") as root:
+        refused += [root.post(f"/runs/{fork}/replay"), root.post(f"/runs/{fork}/fork", json={"at": 1})]
+
+    assert [(409, "agent_error")] * 6 == [(one.status_code, kind_of(one)) for one in refused]
+
+
+@pytest.mark.spec("studio:SV36")
+@pytest.mark.parametrize("place", ["runs", "runs.db"])
+def test_copy_of_an_extended_run_is_not_listed(shop: Shop, place: str) -> None:
+    shop.options["runs"] = shop.folder / place
+    with shop.open(), shop.client("dora") as dora:
+        run = started(dora, "deployer")
+        question_of(dora, run)
+    shop.handler = asking_otherwise
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        root.post(f"/runs/{run}/resume", json={"on_divergence": "extend"})
+        until(lambda: dora.get(f"/runs/{run}").json()["status"] == "suspended")
+        listed = root.get("/foreign").json()["journals"]
+        copies = [root.get(f"/foreign/{run}{sign}before-1").status_code for sign in ".-"]
+        answered(dora, run)
+
+    assert ([], [404, 404]) == (listed, copies)
+
+
 # --- fork ---------------------------------------------------------------------------------------------------------------
 
 
@@ -329,6 +433,77 @@ def test_fork_options_need_their_scopes_and_companions(shop: Shop) -> None:
 
     assert (422, "no_such_place") == (nowhere.status_code, kind_of(nowhere))
     assert ["tea"] == DONE
+
+
+@pytest.mark.spec("studio:SV36")
+def test_fork_of_a_turn_belongs_to_no_conversation(shop: Shop) -> None:
+    turn = {"agent": "pricer", "prompt": "How much?", "session_id": "shopping", "turn": True}
+    with shop.open(), shop.client("dora") as dora:
+        first, second = (ended(dora, dora.post("/runs", json=turn).json()["run_id"]) for _ in range(2))
+        made = [dora.post(f"/runs/{one['run_id']}/fork", json={"at": 1}) for one in (first, second)]
+        forks = [ended(dora, one.json()["run_id"]) for one in made]
+        report = dora.post(f"/runs/{first['run_id']}/fork", json={"tools": "recorded", "at": 1, "reuse": False})
+        third = dora.post("/runs", json=turn)
+        ended(dora, third.json()["run_id"])
+        runs = [one["run_id"] for one in dora.get("/runs?session=shopping").json()["runs"]]
+
+    assert [202, 202, 200, 202] == [one.status_code for one in (*made, report, third)]
+    assert [None, None] == [one["session_id"] for one in forks]
+    assert [first["output"], second["output"]] == [one["output"] for one in forks]
+    assert [third.json()["run_id"], second["run_id"], first["run_id"]] == runs
+
+
+@pytest.mark.spec("studio:SV36")
+def test_fork_leaves_the_state_of_the_conversation(shop: Shop) -> None:
+    """The agent is edited, so that the state cannot be found by a replay."""
+    turn = {"agent": "deployer", "prompt": "Deploy.", "session_id": "deployments", "turn": True}
+    with shop.open(), shop.client("dora") as dora:
+        run = dora.post("/runs", json=turn).json()["run_id"]
+        answered(dora, run)
+        fork = dora.post(f"/runs/{run}/fork", json={"at": 0}).json()["run_id"]
+        until(lambda: dora.get(f"/runs/{fork}").json()["status"] == "suspended")
+    shop.handler = dallying
+    with shop.open(), shop.client("dora") as dora:
+        following = dora.post("/runs", json=turn)
+
+    assert 202 == following.status_code
+
+
+@pytest.mark.spec("studio:SV36", "studio:SV4")
+def test_fork_with_a_report_needs_the_scope_read(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora, shop.client("runner") as runner:
+        path = f"/runs/{priced(dora)}/fork"
+        refused = runner.post(path, json={"tools": "recorded", "at": 1, "reuse": False})
+        plain = runner.post(path, json={"at": 1})
+
+    assert (403, "read") == (refused.status_code, refused.json()["scope"])
+    assert 202 == plain.status_code
+
+
+@pytest.mark.spec("studio:SV36")
+def test_fork_that_stores_nothing_uses_no_quota(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora:
+        run = priced(dora)
+    size = (shop.folder / "runs" / f"{run}.jsonl").stat().st_size
+    shop.options["quotas"] = Quotas(bytes_per_minute=size + size // 2)
+    with shop.open(), shop.client("dora") as dora:
+        path = f"/runs/{run}/fork"
+        same = [dora.post(path, json={"tools": "recorded"}) for _ in range(3)]
+        stored = [dora.post(path, json={"at": 1}) for _ in range(2)]
+
+    assert [200, 200, 200, 202, 429] == [one.status_code for one in (*same, *stored)]
+
+
+@pytest.mark.spec("studio:SV36")
+def test_fork_that_cannot_start_leaves_no_journal(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora:
+        run = priced(dora)
+    shop.models = None
+    with shop.open(), shop.client("root") as root:
+        refused = root.post(f"/runs/{run}/fork", json={"at": 0, "changes": {"model": SONNET}})
+        listed = root.get("/foreign").json()["journals"]
+
+    assert (503, "missing_key", []) == (refused.status_code, kind_of(refused), listed)
 
 
 # --- the caller -----------------------------------------------------------------------------------------------------------
