@@ -140,8 +140,8 @@ class Agent:
         return found
 
     @cached_property
-    def sandboxes(self) -> Sequence[Callable[[], str]]:
-        """Functions that name the sandboxes in which tools of it, and of all that may run below it, run programs."""
+    def sandbox_name_getters(self) -> Sequence[Callable[[], str]]:
+        """Functions that return the sandbox names of the tools of this agent and its descendants; they raise if a sandbox is not installed."""
         runs = [binding.runs for agent in self._collect_reachable() for binding in agent.tools.values()]
         return [one.sandbox for one in runs if isinstance(one, Yielding) and one.sandbox is not None]
 

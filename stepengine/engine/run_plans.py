@@ -407,8 +407,8 @@ class Planner:
     ) -> RunPlan:
         definition, schemas = agent.definition, agent.schemas
         if not self._models.recorded.is_whole:
-            for sandbox in agent.sandboxes:
-                sandbox()  # says what is not installed, before any model is asked
+            for get_sandbox_name in agent.sandbox_name_getters:
+                get_sandbox_name()  # raises for a package that is not installed, before the first model call
         if not isinstance(prompt, str):
             msg = f"the prompt of agent {definition.id!r} is a string, not a {type(prompt).__name__}"
             raise InputError(msg, issues=("prompt should be a string",))

@@ -647,5 +647,6 @@ class _CountingPerformer(PaidPerformer):
         return outcome
 
     def _make_refusal(self, refusal: LimitExceeded) -> Failure:
+        """Return the failure of a refused model call, and mark the fork as over its budget."""
         self._count.is_unpaid = True
         return super()._make_refusal(refusal)

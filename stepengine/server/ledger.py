@@ -445,7 +445,7 @@ def make_decisions_act(run: str, decisions: Mapping[str, Answer]) -> Act:
     """
     Return an act that stores a person's decisions about effects in doubt, and marks a suspended run as running.
 
-    It raises ``InputError`` where something else was decided, and nobody has gone on yet.
+    It raises ``InputError`` when a different decision is stored.
     """
 
     def decide(database: sqlite3.Connection) -> None:

@@ -87,7 +87,7 @@ class McpEndpoint:
         await asyncio.wait((self._task, opened), return_when=asyncio.FIRST_COMPLETED)
 
     async def _run_until_stopped(self, server: AgentServer, opened: asyncio.Future[None]) -> None:
-        """Run the MCP server until the run server stops: one task has to open and close it."""
+        """Open the MCP server, serve until the run server stops, and close it. The same task must open and close it."""
         async with server.open_http() as answer:
             self._answer = answer
             opened.set_result(None)

@@ -231,7 +231,7 @@ class Cassette:
     @property
     def complete(self) -> tuple[Interaction, ...]:
         """The interactions that can be played: what ``save`` writes."""
-        return tuple([interaction for interaction in self.interactions if interaction.is_kept])
+        return tuple([interaction for interaction in self.interactions if interaction.is_playable])
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -358,7 +358,7 @@ class Cassette:
         for exchange in [*self.open_exchanges]:
             exchange.finish_if_complete()
         cleaner = Cleaner(dict(self._secrets), base=self.redactor)
-        kept = [_clean_interaction(i, cleaner) for i in self.interactions if i.is_kept or allow_partial]
+        kept = [_clean_interaction(i, cleaner) for i in self.interactions if i.is_playable or allow_partial]
         data = dump_cassette(kept, self.extras)
         hits = _find_secrets(parse_cassette(data, str(target)), cleaner)
         if hits and target.exists():

@@ -125,8 +125,8 @@ class Interaction:
         return bool(self.extras.get("error", {}).get("while_sending"))
 
     @property
-    def is_kept(self) -> bool:
-        """Whether it can be played: a stream of events that was not read to its end cannot, since its events come one by one."""
+    def is_playable(self) -> bool:
+        """Whether it can be replayed. An event stream that was not read to its end cannot, because its events are incomplete."""
         return self.complete or "error" in self.extras or not is_stream(self.response)
 
 

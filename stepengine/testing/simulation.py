@@ -238,7 +238,7 @@ def _iter_worlds(
 ) -> Iterator[tuple[int, RandomFaults | ListedFaults]]:
     """Yield the seed and the faults of each world."""
     if history is not None:
-        return iter(_iter_recorded_worlds(setting, given))
+        return iter(_iter_single_fault_worlds(setting, given))
     if seeds is None:
         return iter(_iter_all_worlds(setting, given))
     return ((seed, _make_faults(seed, given)) for seed in seeds)
@@ -313,10 +313,10 @@ def _single_faults(calm: World, kinds: Sequence[str]) -> list[Fault]:
     ]
 
 
-def _iter_recorded_worlds(
+def _iter_single_fault_worlds(
     setting: SimulationSetting, given: Sequence[str | Fault]
 ) -> Iterator[tuple[int, ListedFaults]]:
-    """Yield the worlds of a recorded run: without faults, then with one fault at each effect, or at a sample."""
+    """Yield the worlds of a recorded run: the first without faults, then one for each effect, or for a sample of them, with a fault there."""
     exact = [fault for fault in given if isinstance(fault, Fault)]
     kinds = [check_kind(kind) for kind in given if isinstance(kind, str)]
     yield 0, ListedFaults(exact)

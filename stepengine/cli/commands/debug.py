@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from stepengine.journal import Journal
     from stepengine.journal.history import History
 
-AGAIN = "code between yields runs again; nothing recorded is done again"
+AGAIN = "code between yields runs again; recorded effects do not"
 PARENT = 76
 """The exit code of a debugger that gives back to the one whose run it was forked from."""
 
@@ -190,7 +190,7 @@ class DebugSession:
         sys.breakpointhook = self._on_breakpoint
 
     def print_overview(self, snapshots: str) -> None:
-        """Print the run, its steps and its status, and what replaying it does."""
+        """Print the run, its number of steps, its status, and a note that a replay runs code but no recorded effects."""
         tape = self._debugger.stepper.tape
         from stepengine.journal.show import status_of
 

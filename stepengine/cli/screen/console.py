@@ -279,7 +279,7 @@ class Screen(ProgressDisplay):
         from rich.text import Text
 
         console, width = self._console, self._console.width
-        # A crowd is counted in the line below.
+        # A group of children is counted in the line below.
         working = [path for path in sorted(self._children) if not self.children.is_folded(path)]
         lines = [
             truncate_text(f"{'  ' * _count_levels(path)}{self._children[path].line}", width - 1)
