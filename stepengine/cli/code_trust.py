@@ -98,7 +98,7 @@ def trust(
 
 def refuse_inside_tool(what: str) -> None:
     """
-    Raise if a tool runs this command, since only a person may do *what*.
+    Raise if a tool runs this command, because only a person may do *what*.
 
     Raises:
         DefinitionError: inside of such a command.
@@ -110,7 +110,7 @@ def refuse_inside_tool(what: str) -> None:
 
 def refuse_untrusted_module(module: str) -> None:
     """
-    Raise if *module* is the default folder ``agents`` and nobody trusts it.
+    Raise if *module* is the default folder ``agents`` and the user does not trust it.
 
     Raises:
         UsageProblem: when that is such a folder.

@@ -197,7 +197,7 @@ def _parse_fork(text: str) -> ForkRequest:
 
 
 def _parse_edit(name: str, value: str) -> object:
-    """Return the outcome that an option gives: a reply, a JSON result or an error."""
+    """Parse an option to an outcome: a reply, a JSON result or an error."""
     if name == "--raise":
         kind, _, said = value.partition(":")
         return _parse_error_option(kind, said)

@@ -10,7 +10,7 @@ from stepengine.engine.settings import Settings
 
 
 class UsageProblem(Exception):
-    """What the user asked for cannot be done; the message says what would have been fine."""
+    """A command was used wrongly. The message says how to correct it."""
 
 
 def in_force(config: Path | None = None) -> Settings:

@@ -258,7 +258,7 @@ class Activity:
 
     @contextlib.contextmanager
     def count_waiting(self) -> Iterator[None]:
-        """Count an effect as waiting while the block runs: a worker that leaves does not wait for what may take a year."""
+        """Count an effect as waiting while the block runs. A worker that stops does not wait for such effects, because they may take a year."""
         self.waits += 1
         try:
             yield

@@ -256,7 +256,7 @@ class Register:
         return [_parse_row(row) for row in await self._database.rows(late, given)]
 
     async def find(self, run: str) -> RegisteredRun | None:
-        """Return a root run, whoever submitted it."""
+        """Return a root run of any owner."""
         one = f"select {COLUMNS} {REGISTERED_RUNS} and v.run = %(run)s union all select {COLUMNS} {OTHER_RUNS} and s.workflow_uuid = %(run)s"
         rows = await self._database.rows(one, {"app": self._app, "run": run})
         return _parse_row(rows[0]) if rows else None

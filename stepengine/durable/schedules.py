@@ -49,7 +49,7 @@ class DurableScheduler(Scheduler):
         self._durable = engine
 
     def _left_behind(self) -> list[DueTime]:
-        """Return times that somebody claimed who died before they were submitted, or is about to."""
+        """Return claimed times without a submitted run, because their worker died or has not submitted them yet."""
         known = {schedule.id: schedule for schedule in self.schedules}
         return [
             DueTime(known[ran.schedule], ran.at)

@@ -240,7 +240,7 @@ class Catalog:
 
     @property
     def definitions(self) -> tuple[AgentDefinition, ...]:
-        """Every definition that the engine was given, and those that they may spawn."""
+        """The definitions of the engine and of the agents that they may spawn."""
         return tuple([agent.definition for agent in self._agents.values()])
 
     @property
@@ -290,7 +290,7 @@ class Catalog:
         return self._agents.get(name) if bundled is None else self._compile_given(bundled)
 
     def _compile_given(self, definition: AgentDefinition) -> Agent:
-        """Return the compiled agent of a definition given for one run; the last ones are cached, so checked once."""
+        """Return the compiled agent of a definition that was passed for one run. Recent ones are cached."""
         known = self._met.get(id(definition))
         if known is None:
             known = self._family([definition])[_catalog_key(definition)]

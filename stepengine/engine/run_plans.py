@@ -771,7 +771,7 @@ def _list_recorded_parts(state: AgentState) -> object:
 
 
 def make_root_state(plan: RunPlan, agent: Agent, previous: AgentState | None) -> AgentState:
-    """Return the state of a root run, with what it keeps of *previous*."""
+    """Return the state of a root run, which continues from *previous*."""
     if previous is not None and not isinstance(previous, AgentState):
         msg = f"previous is an AgentState, such as result.state, not a {type(previous).__name__}"
         raise InputError(msg, issues=("previous should be an AgentState",))

@@ -66,7 +66,7 @@ class UntrustedFolder:
 
     @property
     def how(self) -> str:
-        """The command that trusts it, as a shell takes it."""
+        """The shell command that trusts it."""
         return f"stepengine agents trust {shlex.quote(str(self.project))}"
 
 
@@ -138,7 +138,7 @@ def find_untrusted_folder(folder: Path) -> UntrustedFolder | None:
 
 def may_run_agent_files(folder: Path) -> bool:
     """
-    Return whether the agent files of a folder that nobody typed may run; a person is told when they may not.
+    Return whether the agent files of a folder that is not in the command may run. Print a message if they may not.
 
     On the command line that takes trust. In a program it is enough that code of the folder runs already: its main file
     lies there, Python imports from there, a file of it was loaded by its path, or tests run, which a developer started.

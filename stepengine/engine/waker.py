@@ -178,7 +178,7 @@ class Waker:
             await asyncio.sleep(0)
 
     async def _end(self) -> None:
-        """End what is under way, and close the index."""
+        """End the running resumes, and close the index."""
         for task in list(self._under_way.values()):
             task.cancel()
         await self._wait_until_fewer_than(1)

@@ -485,7 +485,7 @@ def _wrap_move_command(act: Callable[[DebugNavigation, str], None]) -> Callable[
 
 
 class _Command(NamedTuple):
-    """One command: what it takes, what it does in a few words, and how it is done."""
+    """A command of the debugger: its arguments, its help text and its function."""
 
     act: Callable[[DebugSession, str], None]
     takes: str

@@ -810,7 +810,7 @@ def check_typed_answer(said: Any, question: Question) -> Answer:
 
 class ConsoleRenderer:
     """
-    Shows a run on a console, asks what it asks, and sends what is typed.
+    Displays a run on a console, asks its questions, and sends the user's input to the run.
 
     Text is shown as it arrives; tool calls, children, todos and diffs beside it. A question waits until it is answered: ``y``,
     ``n REASON``, ``a`` for always; a number or text. On a terminal, what is typed while the run works is sent to it
@@ -841,7 +841,7 @@ class ConsoleRenderer:
         self._colors = colors
 
     async def run(self) -> RunResult:
-        """Show the run to its end and return its result; of a handle that is kept open, that of the last turn."""
+        """Display the run to its end and return its result. For a handle that is kept open, return the result of the last turn."""
         return await show_run(self._handle, self._screen, self._terminal)
 
 

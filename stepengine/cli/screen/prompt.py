@@ -436,7 +436,7 @@ def _load_history(history: PromptHistory, unfolded: Callable[[str], str]) -> Any
     from prompt_toolkit.history import History as Shown
 
     class Kept(Shown):
-        """What was said before, newest first."""
+        """The earlier inputs, newest first."""
 
         def load_history_strings(self) -> Iterable[str]:
             return reversed(history.load())
