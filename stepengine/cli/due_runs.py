@@ -63,7 +63,7 @@ def resume_due(
         at_once: How many runs are resumed at the same time.
         trusts: Whether recorded permissions are believed, whoever wrote them.
     """
-    options = attrs.evolve(options, quiet=True).in_force()
+    options = attrs.evolve(options, quiet=True).with_settings()
     where = _find_store_path(store)
     given = _AgentFinder.from_arguments(agents, options, starts=bool(store))
     made = _DueRunResumer(options, where, given, is_ours=not store, trusts=trusts)
@@ -239,7 +239,7 @@ class _DueRunResumer:
         if self._is_ours:
             entry = find_recorded_run(self._place, Path(one.run).stem)
         if entry is not None:
-            options = fill_from_recorded(options, entry).in_force()
+            options = fill_from_recorded(options, entry).with_settings()
         history = journal.history()
         agent_id = str(history.root["agent_id"])
         settings = options.settings

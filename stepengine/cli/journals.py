@@ -82,7 +82,7 @@ def run_on_journal(options: Options, command: Callable[[Options], Exit], *, is_w
     Divergences, damaged journals and signals are told; a journal that cannot be used is a failure, and no wrong usage.
     """
     return run_explaining_errors(
-        lambda: _report_failures(command, add_journal_to_options(options, waiting=is_waiting).in_force())
+        lambda: _report_failures(command, add_journal_to_options(options, waiting=is_waiting).with_settings())
     )
 
 

@@ -13,7 +13,7 @@ class UsageProblem(Exception):
     """A command was used wrongly. The message says how to correct it."""
 
 
-def in_force(config: Path | None = None) -> Settings:
+def load_settings(config: Path | None = None) -> Settings:
     """
     Return the settings for the working folder, and print which settings of a project's file are ignored.
 

@@ -229,7 +229,7 @@ class Register:
         """Count bytes that a client sent to a run."""
         await self._database.rows(MORE_BYTES, size, run)
 
-    async def note_submitted(self, run: str) -> None:
+    async def record_submitted(self, run: str) -> None:
         """Record that a run was submitted."""
         await self._database.rows(SUBMITTED, run)
 

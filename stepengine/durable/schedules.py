@@ -48,7 +48,7 @@ class DurableScheduler(Scheduler):
         self.book = DatabaseBook(engine.setting.url, app=engine.setting.app)
         self._durable = engine
 
-    def _left_behind(self) -> list[DueTime]:
+    def _find_orphaned_times(self) -> list[DueTime]:
         """Return claimed times without a submitted run, because their worker died or has not submitted them yet."""
         known = {schedule.id: schedule for schedule in self.schedules}
         return [

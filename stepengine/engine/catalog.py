@@ -235,7 +235,7 @@ class Catalog:
         # Empty while the family is checked, which looks into it for ids that are known already.
         self._agents: dict[str, Agent] = {}
         self._spaces: dict[tuple[str, str], dict[str, Agent]] = {}
-        self._agents = self._family(list(agents), agents_of_tools(self._tools.values()))
+        self._agents = self._compile_family(list(agents), agents_of_tools(self._tools.values()))
         self._met: dict[int, Agent] = {}
 
     @property
@@ -293,7 +293,7 @@ class Catalog:
         """Return the compiled agent of a definition that was passed for one run. Recent ones are cached."""
         known = self._met.get(id(definition))
         if known is None:
-            known = self._family([definition])[_catalog_key(definition)]
+            known = self._compile_family([definition])[_catalog_key(definition)]
             # The oldest goes, and `pop` has a default because threads may share an engine: two can choose the same one.
             # The agent holds its definition, so no other object takes the id that it is kept under.
             while len(self._met) >= KEPT_DEFINITIONS:
@@ -328,8 +328,10 @@ class Catalog:
         }
         return JsonDict(freeze(told))
 
-    def _family(self, given: Sequence[AgentDefinition], also: Iterable[AgentDefinition] = ()) -> dict[str, Agent]:
-        """Compile *given* and the agents that they may spawn; ids of others refer to agents of the engine."""
+    def _compile_family(
+        self, given: Sequence[AgentDefinition], also: Iterable[AgentDefinition] = ()
+    ) -> dict[str, Agent]:
+        """Compile *given* and the agents that they may spawn. Other ids refer to agents of the engine."""
         definitions = _collect_definitions(given, also, self._agents)
         # One mapping for all members, filled when all are made: agents may spawn each other, and each holds the mapping
         # and not its children.

@@ -83,7 +83,7 @@ class RecordPlayer:
         address = item.address
         known = replayer.result(address)
         if self._unknown_calls is not None and isinstance(item.effect, CallModel):
-            self._unknown_calls.note_model_call(item, is_recorded=known is not None)
+            self._unknown_calls.record_model_call(item, is_recorded=known is not None)
         if known is not None:
             again = not isinstance(item.effect, CHILD_ENDS) and self._past.leeway.performs_again(item.effect)
             return self._perform_and_compare(known, item, io) if again else self._answer_from_record(known, item, io)
@@ -107,7 +107,7 @@ class RecordPlayer:
             return await self._recorder.perform_live(item, io, again=True) if refused is None else refused
         outcome = await self._perform_unanswered(item, io)
         if is_permission(item):
-            unknown.note_answer(item, outcome)
+            unknown.record_answer(item, outcome)
         return outcome
 
     async def _ask_about_unknown_call(self, unknown: UnknownCalls, item: Item, io: IO) -> Single | None:
@@ -182,7 +182,7 @@ class RecordPlayer:
         questions = render_questions(item) if isinstance(item.effect, AskPerson) else ()
         stop = self._replayer.ends.stop_at(item.path, questions, waits=isinstance(item.effect, WAITS))
         if stop.kind == "suspended":
-            io.note_suspension(item)
+            io.record_suspension(item)
         return attrs.evolve(stop, begun=self._replayer.find_stopped_call(item))
 
     async def _start_background_child(self, item: Item, io: IO) -> Single:
@@ -196,7 +196,7 @@ class RecordPlayer:
         if known is None and (denied := await self._find_refusal_of_start(item, io)) is not None:
             return denied
         if known is not None and self._unknown_calls is not None:
-            self._unknown_calls.note_start(item)
+            self._unknown_calls.record_start(item)
         outcome = await self._inner.perform(item if known is None else item._replace(has_begun=True), io)
         if self._writer.fatal is not None:
             return self._make_divergence_stop()
@@ -256,7 +256,7 @@ class RecordPlayer:
             return None
         refused = await self._ask_about_unknown_call(unknown, item, io)
         if refused is None:
-            unknown.note_reply(child_path(*item.address), is_recorded=False)
+            unknown.record_reply(child_path(*item.address), is_recorded=False)
         return refused
 
     def _make_stop_of_child(self, item: Item, outcome: Single) -> Single:

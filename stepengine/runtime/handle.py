@@ -62,7 +62,7 @@ class ChildRun:
 
 class TurnSequence:
     """
-    The turns of one handle, each a run of its own; a handle that is not kept open has one.
+    The turns of one handle. Each is a separate run. A handle without ``keep_open`` has one turn.
 
     Args:
         tree: The run tree of the first turn.

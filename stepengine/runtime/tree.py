@@ -169,7 +169,7 @@ class RunTree:
         """Ignore a failed attempt; a recorder wraps this method."""
         return None
 
-    async def note_waiting_call(self, item: Item) -> None:
+    async def record_waiting_call(self, item: Item) -> None:
         """Ignore that a call only waits for its result; a recorder wraps this method."""
 
     def wait_for_children(
@@ -178,7 +178,7 @@ class RunTree:
         """Wait for background children and return their results; see ``BackgroundChildren.ends``."""
         return self.background.wait_for_children(item, paths, cut)
 
-    def note_suspension(self, item: Item) -> None:
+    def record_suspension(self, item: Item) -> None:
         """Store the waits of *item*, for which the tree is suspended."""
         self.suspension.waits[item.address] = list_waits(item)
 

@@ -644,13 +644,13 @@ class _HandlerRun(RunningProgram):
             check_bounds(turn.value, self._limits.value)
             encoded = _Form().encode_value(turn.value)
             # A list inside of itself comes out of the sandbox as such a text; only the sandbox can tell it from one of the handler.
-            if any(text in compact(encoded) for text in CYCLE_TEXTS) and self._returned_cycle():
+            if any(text in compact(encoded) for text in CYCLE_TEXTS) and self._is_result_cyclic():
                 return {"raised": "HandlerError", "text": "what it returned is not JSON: it contains itself"}
             return {"returned": encoded}
         except (TypeError, ValueError) as error:
             return {"raised": "HandlerError", "text": f"what it returned is not JSON: {error}"}
 
-    def _returned_cycle(self) -> bool:
+    def _is_result_cyclic(self) -> bool:
         """Return whether the value that the handler returned contains itself."""
         session = self._session
         assert session is not None  # noqa: S101

@@ -47,7 +47,7 @@ class DurableMessenger:
         await self._store.operator.answer_first(row.run, check_answers(caller, answers, open_))
 
     async def find_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
-        """Return nothing: who answered a question first is not read from the database."""
+        """Return nothing, because the database does not store who answered a question first."""
         return []
 
     async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:

@@ -231,7 +231,7 @@ class ToolSpecView(View):
 
 
 class PromptsView(View):
-    """The prompts of an agent, with what the engine adds to them."""
+    """The prompts of an agent, with the additions of the engine."""
 
     system: Annotated[str | None, Field(description="Null where it is made anew for each run.")]
     instructions: str
@@ -239,7 +239,7 @@ class PromptsView(View):
 
 
 class AgentDetail(AgentView):
-    """An agent; what is null needs the scope debug, or is not there."""
+    """An agent. A null member does not exist or needs the scope debug."""
 
     source: Annotated[str | None, Field(description="Of its handler.")]
     file: str | None = None
@@ -739,7 +739,7 @@ async def start_run(request: Request) -> Response:
 
 
 def _check_picture(picture: Picture) -> str:
-    """Return the type of a picture; raise ``InputError`` for what is none that models can be shown."""
+    """Return the type of a picture; raise ``InputError`` for a type that models do not accept."""
     try:
         data = base64.b64decode(picture.data, validate=True)
     except (binascii.Error, ValueError):

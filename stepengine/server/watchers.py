@@ -462,7 +462,7 @@ class SharedJournals:
         self._journal = journal
         self._known: OrderedDict[str, FollowedEvents] = OrderedDict()
 
-    def following(self, run: str) -> FollowedEvents:
+    def get_followed_events(self, run: str) -> FollowedEvents:
         """Return the shared ``FollowedEvents`` of a run's journal."""
         found = self._known.get(run)
         if found is None or found.has_failed:

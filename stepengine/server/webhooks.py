@@ -305,14 +305,14 @@ async def receive_event(request: Request) -> Response:
     # An unknown topic is checked, too: how long a refusal takes tells nobody what there is.
     signed = (topic or NOBODY).signed(_collect_headers(request), body, time.time())
     if topic is None or signed is None:
-        metrics.received("" if topic is None else name, "refused")
+        metrics.count_webhook_event("" if topic is None else name, "refused")
         raise _make_signature_problem()
     try:
         answer = await _store_event(request, name, topic, body, signed)
     except Exception:
-        metrics.received(name, "failed")
+        metrics.count_webhook_event(name, "failed")
         raise
-    metrics.received(name, "ignored" if answer is None else "accepted" if answer.is_new else "repeated")
+    metrics.count_webhook_event(name, "ignored" if answer is None else "accepted" if answer.is_new else "repeated")
     if answer is None:
         return Response(status_code=204)
     return Response(answer.model_dump_json(), 202, media_type="application/json")

@@ -230,7 +230,7 @@ class Cassette:
 
     @property
     def complete(self) -> tuple[Interaction, ...]:
-        """The interactions that can be played: what ``save`` writes."""
+        """The interactions that can be replayed, which ``save`` writes."""
         return tuple([interaction for interaction in self.interactions if interaction.is_playable])
 
     @property
@@ -425,7 +425,7 @@ def _clean_interaction(interaction: Interaction, cleaner: Cleaner) -> Interactio
 
 
 def _clean_extras(interaction: Interaction, cleaner: Cleaner) -> dict[str, Any]:
-    """Return what is stored next to the messages; an error may quote the address and the reply."""
+    """Return the data that is stored next to the messages. An error may quote the address and the reply."""
     extras = dict(interaction.extras)
     return {**extras, "error": cleaner.values(thaw(extras["error"]))} if "error" in extras else extras
 
@@ -468,7 +468,7 @@ def _list_secrets(interaction: Interaction, cleaner: Cleaner) -> Iterator[tuple[
 
 
 def _make_secret_error(hits: Mapping[int, _Hit], outcome: str) -> SecretFound:
-    """Return the error about interactions that hold secrets; *outcome* says what became of the file."""
+    """Return the error about interactions with secrets; *outcome* describes the file."""
     listed = "\n".join([f"  {hit.exchange} holds a secret at {hit.place} (rule {hit.rule})" for hit in hits.values()])
     msg = f"{len(hits)} recorded interaction(s) hold a secret and were not written; {outcome}. Take it out of the traffic\n{listed}"
     first = next(iter(hits.values()))

@@ -141,7 +141,7 @@ class Fault:
 
 
 class ListedFaults:
-    """Faults that are given as a list."""
+    """Faults from a list."""
 
     def __init__(self, faults: Iterable[Fault]) -> None:
         self._faults: dict[tuple[str, int], list[str]] = {}

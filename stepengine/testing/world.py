@@ -277,7 +277,7 @@ class SimulationSetting:
 
 class World:
     """
-    The simulated world of one seed: what really happened, and the journal of the run.
+    The simulated world of one seed: the performed effects and the journal of the run.
 
     Runs are recorded, resumed and repeated by the recorder and the replayer that ship, over a journal in memory; when a process
     dies, only the lines of the journal are left of it.

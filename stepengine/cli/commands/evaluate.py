@@ -101,7 +101,7 @@ def evaluate(
         from stepengine.evaluation import evaluate as run_samples
         from stepengine.evaluation.evaluation_files import load_evaluation
 
-        own, root = attrs.evolve(options, agent="", model=model).in_force(), Path(file).resolve().parent
+        own, root = attrs.evolve(options, agent="", model=model).with_settings(), Path(file).resolve().parent
         if sum(map(bool, (against, recheck, goes_on))) > 1:
             msg = "--against, --recheck and --continue do not go together"
             raise UsageProblem(msg)

@@ -96,7 +96,7 @@ def impact(
         from stepengine.evaluation.checks import load_function
         from stepengine.evaluation.impact import ImpactGate
 
-        own = options.in_force()
+        own = options.with_settings()
         try:
             gates = [ImpactGate.parsed(text) for text in fail_on or ()]
         except DataError as error:

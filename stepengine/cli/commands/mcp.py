@@ -65,7 +65,7 @@ def serve(
         msg = "--token-env is for --http; a process that you start yourself needs no token"
         raise UsageProblem(msg)
     place = _ServerAddress(*_parse_address(http), token=_read_token(token_env)) if http else None
-    return _serve_agents(attrs.evolve(options, model=model).in_force(), agents, place=place, journals=journals)
+    return _serve_agents(attrs.evolve(options, model=model).with_settings(), agents, place=place, journals=journals)
 
 
 def inspect_server(

@@ -103,7 +103,7 @@ def studio(
         module=found.agents, host=host, port=port, runs=found.runs, tokens=tokens, hosts=allow_host or (), reports=found.reports,
         schedules=not no_schedules, ui=True, opens=not no_open, drain=LEAVING_SECONDS, folder=folder,
     )  # fmt: skip
-    return serve_runs(attrs.evolve(options, model=model, script=script, quiet=True).in_force(), wanted)
+    return serve_runs(attrs.evolve(options, model=model, script=script, quiet=True).with_settings(), wanted)
 
 
 @frozen(kw_only=True)

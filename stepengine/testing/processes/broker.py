@@ -172,7 +172,7 @@ class Broker(AbstractContextManager["Broker"]):
         return operations[question["operation"]](question) or {}
 
     def _register_process(self, question: dict[str, Any]) -> dict[str, Any]:
-        """Record the command of a process that has started, and return what it may do and its frozen values."""
+        """Record the command of a process that has started, and return its allowed hosts and frozen values."""
         with self._lock:
             self.run.processes.append(shlex.join(question["command"]))
         frozen = None if self._frozen is None else self._frozen.start_process(question["command"])
