@@ -84,7 +84,7 @@ def fork_run(screen: DebugScreen, rest: str, forked: ForkedWalk | None) -> str:
         raise RefusedCommand(told["error"])
     place = screen.debugger.stepper.tape.address_at(screen.debugger.position)
     at = "" if place is None else f"{place[0]}#{place[1]}"
-    screen.tell(
+    screen.print_result(
         f" new journal {into}, parent at {at}; {format_count(told['steps'], 'step')}, {told['status']}"
         + (f": {told['said']}" if told["said"] else ""),
         {"journal": into, "at": at, **told},

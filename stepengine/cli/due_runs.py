@@ -170,7 +170,7 @@ class _DueRunResumer:
         loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as stack:
             schedulers = [await self._make_scheduler(stack, one) for one in self._agents.schedules]
-            waker = Waker(self._place, self.resume, tell=self.tell, at_once=at_once)
+            waker = Waker(self._place, self.resume, tell=self.print_outcome, at_once=at_once)
             if every is None:
                 work = [loop.create_task(_start_due_schedules(scheduler)) for scheduler in schedulers]
                 work.append(loop.create_task(waker.once()))
@@ -258,7 +258,7 @@ class _DueRunResumer:
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
-    def tell(self, woken: WakeResult) -> None:
+    def print_outcome(self, woken: WakeResult) -> None:
         """Print the outcome of a due run."""
         result = woken.result
         if woken.state == "failed" or (

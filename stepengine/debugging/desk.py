@@ -86,7 +86,7 @@ def make_line_reader(descriptor: int) -> Callable[[float | None], list[Any] | No
     """Return a function that waits up to some seconds for JSON lines on a descriptor; it returns ``None`` at the end of the input."""
     rest = bytearray()
 
-    def come(seconds: float | None) -> list[Any] | None:
+    def read_lines(seconds: float | None) -> list[Any] | None:
         ready, _, _ = select.select([descriptor], [], [], seconds)
         if not ready:
             return []
@@ -98,7 +98,7 @@ def make_line_reader(descriptor: int) -> Callable[[float | None], list[Any] | No
         rest[:] = left
         return [json.loads(line) for line in whole if line]
 
-    return come
+    return read_lines
 
 
 def open_json_channel() -> tuple[Callable[[float | None], list[Any] | None], Callable[[Mapping[str, Any]], None]]:
@@ -109,12 +109,12 @@ def open_json_channel() -> tuple[Callable[[float | None], list[Any] | None], Cal
     os.close(nothing)
     os.dup2(2, 1)
 
-    def say(told: Mapping[str, Any]) -> None:
+    def write_message(told: Mapping[str, Any]) -> None:
         line = json.dumps(told).encode() + b"\n"
         while line:
             line = line[os.write(writing, line) :]
 
-    return make_line_reader(reading), say
+    return make_line_reader(reading), write_message
 
 
 def import_engine_libraries(**options: Any) -> None:
@@ -144,22 +144,24 @@ class _RunInspector:
         at: Where to begin.
     """
 
-    def __init__(self, say: Callable[[Mapping[str, Any]], None], maker: EngineSpec, file: str, at: str) -> None:
-        self._say = say
+    def __init__(
+        self, write_message: Callable[[Mapping[str, Any]], None], maker: EngineSpec, file: str, at: str
+    ) -> None:
+        self._say = write_message
         self._file = file
         self._at = at
         self._watched = WatchedMoment(maker.load, Tape(FileJournal(file)), at, files=maker.watched)
 
-    def serve_requests(self, hear: Callable[[float | None], list[Any] | None]) -> None:
+    def serve_requests(self, read_lines: Callable[[float | None], list[Any] | None]) -> None:
         """Answer requests, and send a new preview when a file is saved, until the input ends."""
         self._look([])
         if self._watched.good is None and self._watched.at != self._at:
             # There is no such place: that was said, and the beginning is a place of every run.
             self._look([])
-        while (asked := hear(EVERY)) is not None:
+        while (asked := read_lines(EVERY)) is not None:
             for one in asked:
                 self._answer_request(one)
-            saved = self._watched.saved()
+            saved = self._watched.find_saved_files()
             if saved:
                 self._look(saved)
 
@@ -169,7 +171,7 @@ class _RunInspector:
     def _look(self, saved: list[str]) -> None:
         before = self._watched.good
         try:
-            found, changes = self._watched.look(whole=True)
+            found, changes = self._watched.preview_position(whole=True)
         except StepEngineError as error:
             self._say({"event": "problem", "problem": self._hide_journal_path(error.message), "saved": saved})
             return
@@ -188,7 +190,9 @@ class _RunInspector:
         if found.place is None or before is None or before.place is None:
             return None
         return (
-            before if found.place["address"] == before.place["address"] else self._watched.old(found.place["address"])
+            before
+            if found.place["address"] == before.place["address"]
+            else self._watched.preview_old_code(found.place["address"])
         )
 
     def _answer_request(self, asked: Mapping[str, Any]) -> None:
@@ -225,26 +229,28 @@ class _RunInspector:
 
 def main() -> None:
     """Read the first message and serve its requests."""
-    hear, say = open_json_channel()
+    read_lines, write_message = open_json_channel()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     asked: list[Any] | None = []
     while not asked:
-        asked = hear(None)
+        asked = read_lines(None)
         if asked is None:
             return
     first, *_ = asked
     why = explain_no_fork()
     if why:
-        say({"event": "ended", "problem": f"a desk needs processes of its own, and there are none here: {why}"})
+        write_message(
+            {"event": "ended", "problem": f"a desk needs processes of its own, and there are none here: {why}"}
+        )
         return
     import_engine_libraries()
     try:
-        inspector = _RunInspector(say, EngineSpec.from_json(first["maker"]), first["file"], first["at"])
+        inspector = _RunInspector(write_message, EngineSpec.from_json(first["maker"]), first["file"], first["at"])
     except (StepEngineError, OSError) as error:
-        say({"event": "ended", "problem": f"the record cannot be read: {error}"})
+        write_message({"event": "ended", "problem": f"the record cannot be read: {error}"})
         return
     try:
-        inspector.serve_requests(hear)
+        inspector.serve_requests(read_lines)
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:

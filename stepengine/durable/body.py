@@ -177,7 +177,7 @@ async def _prepare_execution(launcher: Launcher, order: SubmittedRun, run: Durab
         mail=run.messages,
     )
     seen.live = launcher.make_engine_run(
-        attrs.evolve(root, plan=plan, state=state, services=services), shows=run.workflow.shows
+        attrs.evolve(root, plan=plan, state=state, services=services), shows=run.workflow.is_new
     )
     run.end.tree = seen.live.tree
     run.tree.questions.use_recorded_rules(order.rules)

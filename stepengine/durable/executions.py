@@ -133,7 +133,7 @@ class WorkflowSteps:
             *list_driver_errors(),
         )
 
-    def shows(self, event: Event) -> bool:
+    def is_new(self, event: Event) -> bool:
         """Return whether an event is new to observers."""
         # A run that was resumed repeats its recorded part, whose events were shown by an earlier execution.
         return self.is_live or not self.was_replayed

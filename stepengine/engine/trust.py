@@ -105,7 +105,7 @@ class TrustGate(Protocol):
     def agrees(self, request: AccessRequest) -> bool:
         """Return whether the requests of a package are approved."""
 
-    def tell(self, message: str) -> None:
+    def print_message(self, message: str) -> None:
         """Tell a person."""
 
 
@@ -155,10 +155,10 @@ def may_run_agent_files(folder: Path) -> bool:
     return False
 
 
-def tell(message: str) -> None:
+def print_message(message: str) -> None:
     """Tell a person, once: at the command line or in the log."""
     gate = GATE.get()
-    (log_once if gate is None else gate.tell)(message)
+    (log_once if gate is None else gate.print_message)(message)
 
 
 def mark_folder_as_run(file: Path) -> None:

@@ -87,7 +87,7 @@ class RecordPlayer:
         if known is not None:
             again = not isinstance(item.effect, CHILD_ENDS) and self._past.leeway.performs_again(item.effect)
             return self._perform_and_compare(known, item, io) if again else self._answer_from_record(known, item, io)
-        if replayer.halts(item):
+        if replayer.stops_before(item):
             return self._make_record_end_stop(item, io)
         if item.gather is not None and replayer.ends.has_lost_race(item):
             return self._recorder.commit(item, make_race_loss_outcome(item, 0), [])
@@ -129,7 +129,7 @@ class RecordPlayer:
         """Return whether the record answers an effect, or has its start."""
         replayer, address = self._replayer, item.address
         lost = item.gather is not None and replayer.ends.has_lost_race(item)
-        if replayer.result(address) is not None or replayer.halts(item) or lost:
+        if replayer.result(address) is not None or replayer.stops_before(item) or lost:
             return "answered"
         return "begun" if replayer.has_recorded_start(address) else "new"
 
@@ -191,7 +191,7 @@ class RecordPlayer:
         known, refused = replayer.result(address), replayer.find_refused_outcome(address, item)
         if refused is not None:
             return refused
-        if known is None and replayer.halts(item):
+        if known is None and replayer.stops_before(item):
             return await self._make_record_end_stop(item, io)
         if known is None and (denied := await self._find_refusal_of_start(item, io)) is not None:
             return denied
@@ -244,7 +244,7 @@ class RecordPlayer:
                 if replayer.has_begun(address)
                 else await self._recorder.commit(item, make_race_loss_outcome(item, 0), [])
             )
-        if replayer.halts_before_run(item):
+        if replayer.stops_before_run(item):
             return await self._make_record_end_stop(item, io)
         return await self._find_refusal_of_start(item, io) if replayer.result(address) is None else None
 
@@ -252,7 +252,7 @@ class RecordPlayer:
         """Ask about a child or tool body that only a record of others asks for; return and record the outcome if it must not start."""
         unknown = self._unknown_calls
         # Where the record ends, a replay runs a child that has begun over its own records and starts nothing.
-        if unknown is None or self._replayer.halts(item) or not unknown.includes(item):
+        if unknown is None or self._replayer.stops_before(item) or not unknown.includes(item):
             return None
         refused = await self._ask_about_unknown_call(unknown, item, io)
         if refused is None:

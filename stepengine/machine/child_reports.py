@@ -49,7 +49,7 @@ def wait_for_children(run: RunState) -> Flow[bool]:
 
 
 def _needs_reports(run: RunState) -> bool:
-    if run.children.background is NO_CHILDREN or not run.children.background.at_work:
+    if run.children.background is NO_CHILDREN or not run.children.background.running:
         return False
     return any(
         isinstance(b.runs, Driving) and b.runs.reports
@@ -60,7 +60,7 @@ def _needs_reports(run: RunState) -> bool:
 
 def _wait_and_report(run: RunState, need: int, timeout: float | None) -> Flow[bool]:
     """Wait for *need* background children; append a report about those that ended, return whether any did."""
-    refs = run.children.background.at_work
+    refs = run.children.background.running
     waited: Waited[Any] = yield from run_single_member(make_single_member(run, Wait(*refs, need=need, timeout=timeout)))
     if not waited.done:
         return False

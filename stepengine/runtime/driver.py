@@ -632,7 +632,7 @@ class _RunningGroup:
         """The running members."""
         return list(self._running.values())
 
-    def all_wait(self, is_waiting: Callable[[Item], bool]) -> bool:
+    def are_all_waiting(self, is_waiting: Callable[[Item], bool]) -> bool:
         """Return whether every running member is waiting, and none is about to start."""
         if not self._beginning and self._run.stopping is None and self._next_admissible():
             return False

@@ -420,7 +420,7 @@ class RunHandle(Generic[Out]):
         mail = self._tree.mail
         is_new = mail.send(message)
         if is_new:
-            self._turns.call_in_loop(mail.arrive, message)
+            self._turns.call_in_loop(mail.deliver, message)
         return is_new
 
     def store_tool_result(self, tool_call_id: str, result: object, *, path: str | None = None) -> bool:

@@ -329,7 +329,7 @@ class _Walk:
         """Return True if a module-level name refers to the stub function of that name."""
         return name in self._stubs.functions and name not in self.module.bindings
 
-    def spares(self, kind: str, problem: ProgramProblem) -> bool:
+    def is_exempt(self, kind: str, problem: ProgramProblem) -> bool:
         """Return True if a problem of this kind at this position is harmless, such as an unknown name in an annotation."""
         place = problem.line, problem.column
         return any(kind == spared and start <= place < end for spared, start, end in self.spared)
@@ -992,12 +992,12 @@ def _rate_problem(
 ) -> Literal["fails", "may fail", "works"]:
     """Return whether a program with this problem certainly fails, may fail, or works, because the checker is known to be wrong."""
     if kind in REFERENCES:
-        return "works" if walk is not None and (walk.runs_text or walk.spares("name", problem)) else "fails"
+        return "works" if walk is not None and (walk.runs_text or walk.is_exempt("name", problem)) else "fails"
     if kind in IMPORTS:
         return "works" if walk is not None and problem.line in walk.good_imports else "fails"
     if kind in AWAITS:
         return "fails"
-    if kind not in ARGUMENTS or (walk is not None and walk.spares("arguments", problem)):
+    if kind not in ARGUMENTS or (walk is not None and walk.is_exempt("arguments", problem)):
         return "may fail"
     called = OF_A_FUNCTION.search(problem.text)
     name = called[1] if called else ""

@@ -68,7 +68,7 @@ class DurableMessenger:
                 use.refund()
         return is_new
 
-    async def say(self, row: RunRow, text: str) -> None:
+    async def send_text(self, row: RunRow, text: str) -> None:
         """Send user input to a run: its next model call gets it."""
         check_not_ended(row)
         await self._launcher.ensure_submitted(row)
@@ -87,7 +87,7 @@ class DurableMessenger:
             await self._store.register.record_cancellation(row.run, reason)
         await self._store.operator.cancel(row.run)
 
-    async def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
+    async def send_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
         """
         Refuse the result of a call.
 

@@ -56,7 +56,7 @@ class McpEndpoint:
         self._answer: Callable[..., Awaitable[None]] | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def opened(self) -> Callable[..., Awaitable[None]]:
+    async def get_handler(self) -> Callable[..., Awaitable[None]]:
         """
         Return the ASGI handler ``answer(scope, receive, send, owner=...)``; the first call starts the MCP server.
 
@@ -219,7 +219,7 @@ class _DelegatedResponse(Response):
 
 async def forward_to_mcp(request: Request) -> Response:
     door: McpEndpoint = request.app.state.mcp
-    return _DelegatedResponse(await door.opened())
+    return _DelegatedResponse(await door.get_handler())
 
 
 ABOUT = (

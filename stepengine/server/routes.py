@@ -1006,13 +1006,13 @@ async def post_message(request: Request) -> Response:
 
 async def send_run_input(request: Request) -> Response:
     row, body = await find_requested_run(request), await _body(request, SayInput)
-    await get_run_service(request).messenger.say(row, body.text)
+    await get_run_service(request).messenger.send_text(row, body.text)
     return Accepted(run_id=row.run).response(202)
 
 
 async def deliver_tool_result(request: Request) -> Response:
     row, body = await find_requested_run(request), await _body(request, ToolResultBody)
-    await get_run_service(request).messenger.give_result(row, request.path_params["call"], body.result, body.path)
+    await get_run_service(request).messenger.send_result(row, request.path_params["call"], body.result, body.path)
     return Accepted(run_id=row.run).response(202)
 
 

@@ -492,7 +492,7 @@ class SimulatedProcess:
             f"   run {plan.path or 'root'} ended: {finished.status.value} {finished.error or ''}".rstrip()
         )
         run.ended(finished)
-        left = self.backstage.at_work(plan.path)
+        left = self.backstage.list_running(plan.path)
         if left and finished.status not in (RunStatus.SUSPENDED, RunStatus.CANCELLED):
             refuse("WT3", f"the run {plan.path or 'root'} has ended, and its children at {', '.join(left)} have not")
         return finished

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from stepengine import Engine, load_agent
-from stepengine.debugging.edits import MomentPreview, WatchedMoment, look
+from stepengine.debugging.edits import MomentPreview, WatchedMoment, preview_position
 from stepengine.engine.tape import Tape
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal
@@ -80,7 +80,7 @@ def load() -> tuple[Engine, Any]:
 
 
 def seen(at: str = "#4", **options: Any) -> MomentPreview:
-    return look(load, Tape(FileJournal("run.jsonl")), at, **options)
+    return preview_position(load, Tape(FileJournal("run.jsonl")), at, **options)
 
 
 def variables(found: MomentPreview) -> dict[str, str]:
@@ -160,9 +160,9 @@ def test_exception_in_edited_code_is_reported_with_its_line(
 def test_file_watched_under_two_names_is_reported_once(project: Path) -> None:
     watched = WatchedMoment(load, Tape(FileJournal("run.jsonl")), files=lambda: ["tally.py"])
     try:
-        watched.look()
+        watched.preview_position()
         (project / "tally.py").write_text(CODE.replace("+ 0", "+ 1"))
-        saved = watched.saved()
+        saved = watched.find_saved_files()
     finally:
         watched.close()
 

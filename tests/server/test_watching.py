@@ -244,7 +244,7 @@ def test_cancelled_reader_does_not_disturb_the_next_one(tmp_path: Path, monkeypa
     """
     journal = FileJournal(tmp_path / "r.jsonl")
     recorded(journal)
-    look, reading, at_once = JournalWatch.look, list[JournalWatch](), set[int]()
+    look, reading, at_once = JournalWatch.read_new_events, list[JournalWatch](), set[int]()
     begun, goes_on = threading.Event(), threading.Event()
 
     def slow(watch: JournalWatch) -> list[Event]:

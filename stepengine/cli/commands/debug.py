@@ -389,7 +389,7 @@ class DebugSession:
         self.screen.running, kept, self.screen.frame = make_frame(caller), self.screen.frame, 0
         try:
             with contextlib.redirect_stdout(sys.__stdout__):
-                self.screen.tell(
+                self.screen.print_result(
                     "\n".join(["breakpoint()", *self.screen.source_lines(self.screen.running, AROUND)]),
                     {
                         "breakpoint": self.screen.running.function,
@@ -429,7 +429,7 @@ class DebugSession:
             for name, c in rows
         ]
         more = [command.more] if command is not None and command.more else []
-        self.screen.tell("\n".join([*lines, *more]), {"help": lines})
+        self.screen.print_result("\n".join([*lines, *more]), {"help": lines})
 
 
 # --- lines ----------------------------------------------------------------------------------------------------------

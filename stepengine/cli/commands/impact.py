@@ -98,7 +98,7 @@ def impact(
 
         own = options.with_settings()
         try:
-            gates = [ImpactGate.parsed(text) for text in fail_on or ()]
+            gates = [ImpactGate.parse(text) for text in fail_on or ()]
         except DataError as error:
             msg = f"--fail-on: {error.message}"
             raise UsageProblem(msg) from None
