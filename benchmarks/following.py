@@ -73,14 +73,14 @@ def measured(journal: LineJournal, lines: list[bytes]) -> dict[str, float]:
     end = len(before)
     page, watch = FollowedJournal(journal, "run.jsonl"), JournalWatch(journal)
     while watch.is_behind:
-        watch.look()
+        watch.read_new_events()
     times: dict[str, list[float]] = {"view": [], "events": [], "nothing": []}
     for number in range(kept, len(lines)):
         journal.append_bytes(lines[number], end)
         end += len(lines[number])
         offset = page.offset
         times["view"].append(clocked(lambda: (page.read(), json.dumps(page.changes_after(offset)))))  # noqa: B023
-        times["events"].append(clocked(watch.look))
+        times["events"].append(clocked(watch.read_new_events))
         times["nothing"].append(clocked(watch.follower.may_have_new_records))
 
     def whole() -> None:

@@ -231,7 +231,7 @@ def _with_nested_agents(agents: Iterable[AgentDefinition]) -> list[AgentDefiniti
 @frozen
 class Example:
     """
-    An example for an agent, in which the model, the tools and the agents of others say what was made up.
+    An example for an agent, with invented results of the model, the tools and other agents.
 
     Attributes:
         agents: The agents of a file; the first is the one that is tried.
@@ -274,7 +274,7 @@ class Example:
         return simulate(first, tools=tools, results=results, agents=[*others, *self._make_fake_agents()], **options)
 
     def run(self, *, journal: JournalLike | None = None) -> RunResult[Any]:
-        """Run the example once, to its end; questions are answered by their first option, waiting takes no time."""
+        """Run the example once, to its end. Questions are answered with their first option, and waits take no time."""
         model = ScriptedModel([_to_model_reply(one) for one in self.replies])
         with Engine(
             [*self.agents, *self._make_fake_agents()], self._make_fake_tools(), model, default_model="made-up/model", clock=Clock(),
@@ -283,7 +283,7 @@ class Example:
             return engine.run_sync(self.agents[0], self.prompt, params=self.params, journal=journal)
 
     def _make_fake_tools(self) -> list[Tool]:
-        """Return stand-ins of the host's tools that the agents list: what they take is real, what they give is made up."""
+        """Return fakes of the host's tools that the agents list, with real inputs and invented results."""
         from stepengine.tools.definition import Tool
 
         listed = {name for agent in _with_nested_agents(self.agents) for name in agent.tool_names}

@@ -83,7 +83,7 @@ def _rebuild_error(
 
 
 class AgentError(StepEngineError):
-    """The author of an agent, or whoever called the engine, made a mistake."""
+    """The author of an agent, or the caller of the engine, made a mistake."""
 
 
 class DefinitionError(AgentError):
@@ -229,7 +229,7 @@ class ExternalAgentError(AgentError):
 
 
 class RaceLost(AgentError):
-    """Another member of the same ``Race`` was first, so this one was given up; no handler ever sees it."""
+    """Another member of the same ``Race`` won, so this one was cancelled. Handlers never receive this error."""
 
 
 class ModelError(StepEngineError):
@@ -274,7 +274,7 @@ class UnknownModel(ModelError):
 
 
 class MissingKey(ModelError):
-    """No API key was given and none stands in the environment."""
+    """No API key was passed, and the environment contains none."""
 
 
 class TruncatedReply(ModelError):
@@ -304,7 +304,7 @@ class ToolError(StepEngineError):
 
 
 class ToolServerError(ToolError):
-    """A server of tools could not be used, or its connection ended: what a run made of that says nothing of its agent."""
+    """A tool server is unavailable, or its connection ended. The agent did not cause this failure."""
 
 
 class PermissionDenied(ToolError):
@@ -354,7 +354,7 @@ class LimitExceeded(StepEngineError):
 
 class LimitReached(BaseException):
     """
-    The signal by which a spent limit arrives at a handler's ``yield``; *error* says which.
+    Raised at a handler's ``yield`` when a limit is reached; *error* names the limit.
 
     It is a ``BaseException``, so ``except Exception`` does not swallow it. A handler that catches it may tidy up and return
     what it has: that becomes the output, and the status stays what the limit makes of it, ``failed``, or ``max_steps`` for
@@ -460,7 +460,7 @@ class JournalWriteFailed(JournalError):
 
 class ReplayDivergence(JournalError):
     """
-    A replayed run did something else than its journal says.
+    A replayed run differs from its journal.
 
     Attributes:
         kind: ``"changed"``, ``"kind"``, ``"extra"``, ``"unused"``, ``"undecodable"``, ``"live_result"``, ``"end"``.
@@ -498,7 +498,7 @@ class UndoRefused(JournalError):
 
 
 class WorkspaceLost(StepEngineError):
-    """Where tools run cannot be reached, or its connection ended: what was asked says nothing of the project there."""
+    """The workspace is unreachable, or its connection ended. The result says nothing about the project."""
 
 
 class UnknownOutcome(JournalError):

@@ -602,7 +602,7 @@ SENDER = Topic.model_validate(
 def as_signatures(text: str) -> None:
     standard = {"webhook-id": [text], "webhook-timestamp": ["1"], "webhook-signature": [text]}
     for headers in ({"stepengine-signature": [text]}, {"stripe-signature": [text]}, standard):
-        assert SENDER.signed(headers, b"{}", 1.0) is None
+        assert SENDER.verify_signature(headers, b"{}", 1.0) is None
 
 
 def as_an_event(data: bytes) -> None:

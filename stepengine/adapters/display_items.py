@@ -99,7 +99,7 @@ class TextItems:
             yield self._end(text)
 
     def show_output(self, event: Event, text: str) -> Iterator[TextItem]:
-        """Yield the items of the text with which the root ends, unless its model said it."""
+        """Yield the items of the final text of the root, unless the model has already produced it as output."""
         yield from self._add(event, "text", OUTPUT, drop_if_shown(text, self._said))
 
     def end(self, path: str, *, discarded: int | Literal["all"] | None = None) -> Iterator[TextItem]:

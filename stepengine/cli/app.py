@@ -71,11 +71,11 @@ def _wrap_command(name: str, command: Callable[..., Exit]) -> Callable[..., None
     def ended(**given: Any) -> None:
         content = given.pop("trust", "") if name in LOCAL else ""
 
-        def judged() -> Exit:
+        def run_trusted() -> Exit:
             with enforce_trust(asks=name in ASKING, content=content):
                 return command(**given)
 
-        raise_exit(run_explaining_errors(judged))
+        raise_exit(run_explaining_errors(run_trusted))
 
     if name in LOCAL:
         own = inspect.signature(command, eval_str=True)

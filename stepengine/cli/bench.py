@@ -214,7 +214,7 @@ def _make_hooks(history: History | None, agent: AgentDefinition) -> Hooks:
     own = [name_of(hook) for point in attrs.astuple(agent.hooks, recurse=False) for hook in point]
     recorded = None if history is None else () if history.head is None else history.head.hooks
 
-    def had(hook: object) -> list[Any]:
+    def keep_if_recorded(hook: object) -> list[Any]:
         name = name_of(hook)
         return [hook] if recorded is None or recorded.count(name) > own.count(name) else []
 
@@ -223,8 +223,10 @@ def _make_hooks(history: History | None, agent: AgentDefinition) -> Hooks:
     if recorded is not None:
         from stepengine.adapters.ag_ui.asked import apply_page_data
 
-        of_page = had(apply_page_data)
-    return Hooks(pre_run=of_page, pre_step=had(summarize()), on_stop=had(require_finished_todos()))
+        of_page = keep_if_recorded(apply_page_data)
+    return Hooks(
+        pre_run=of_page, pre_step=keep_if_recorded(summarize()), on_stop=keep_if_recorded(require_finished_todos())
+    )
 
 
 def choose_policy(options: Options) -> Policy | None:

@@ -159,20 +159,20 @@ class Chat:
                 print_markdown(self.console, message.text)
                 continue
             lines = visible(message.text.strip()).splitlines()
-            self.say("\n".join([f"{'> ' if message.role == 'user' else '  '}{line}" for line in lines]), "dim")
+            self.print_text("\n".join([f"{'> ' if message.role == 'user' else '  '}{line}" for line in lines]), "dim")
 
-    def say(self, text: str, style: str = "") -> None:
+    def print_text(self, text: str, style: str = "") -> None:
         """Print lines above the prompt."""
-        self.terminal.say(text, style)
+        self.terminal.print_text(text, style)
 
     async def run_chat_loop(self) -> Exit:
         """Run turns until the person leaves; return the exit code of the last one."""
         code, chat = Exit.COMPLETED, self.conversation
-        self.say(f"{chat.agent.id}: {one_line(chat.agent.description, 200)}".rstrip(": "))
-        self.say(HELP)
+        self.print_text(f"{chat.agent.id}: {one_line(chat.agent.description, 200)}".rstrip(": "))
+        self.print_text(HELP)
         options = chat.options
         if not (options.script or options.models or options.settings.get("model") or chat.agent.model):
-            self.say(NO_MODEL, "yellow")
+            self.print_text(NO_MODEL, "yellow")
         async with chat.engines as engines:
             engines.enter_context(_exit_on_sigterm())
             engines.enter_context(self.terminal.capture_terminal())
@@ -206,7 +206,7 @@ class Chat:
         """Return the prompt for the agent: the input, the named files, and notes since the last turn."""
         text, notes = expand_attachments(said, self.conversation.options.cwd.resolve())
         for note in notes:
-            self.say(f"  {visible(note)}", "dim")
+            self.print_text(f"  {visible(note)}", "dim")
         sent = "\n\n".join([*self.conversation.notes, text])
         self.conversation.notes.clear()
         return sent
@@ -214,7 +214,7 @@ class Chat:
     async def _run_shell_input(self, said: str) -> None:
         """Run a shell command of the person; only input typed at a terminal is accepted."""
         if self.terminal.was_pasted:
-            self.say(PASTED, "yellow")
+            self.print_text(PASTED, "yellow")
             return
         if not self.terminal.lines.is_terminal:
             print_error("!command needs a terminal; nothing was run")
@@ -223,9 +223,9 @@ class Chat:
         try:
             output = await run_shell_command(command, self.conversation.options.cwd.resolve())
         except (OSError, ValueError) as error:  # the folder is gone, or there is a NUL in it
-            self.say(f"it was not run: {visible(str(error))}", "yellow")
+            self.print_text(f"it was not run: {visible(str(error))}", "yellow")
             return
-        self.say(visible(output))
+        self.print_text(visible(output))
         if not said.startswith("!!"):
             self.conversation.notes.append(f"(I ran `{command}` myself. It printed:)\n{cut_end(output, SENT_CHARS)}")
 
@@ -248,13 +248,15 @@ class Chat:
         if command is None:
             near = find_nearest(name, self.commands, n=1)
             hint = f"did you mean /{near[0]}?" if near else "/help lists what there is"
-            self.say(f"there is no /{one_line(name, 40)}; {hint}  (//{one_line(name, 40)} sends it to the agent)")
+            self.print_text(
+                f"there is no /{one_line(name, 40)}; {hint}  (//{one_line(name, 40)} sends it to the agent)"
+            )
             return Exit.COMPLETED
         code = None
         try:
             code = None if command.run is None else await command.run(self, rest.strip())
         except (UsageProblem, StepEngineError, OSError) as error:
-            self.say(visible(str(error)), "yellow")
+            self.print_text(visible(str(error)), "yellow")
         return code or Exit.COMPLETED
 
     # --- a turn ----------------------------------------------------------------------------------------------------------
@@ -364,7 +366,7 @@ class Chat:
     async def _ask_about_queued_lines(self) -> None:
         """After Ctrl-C, ask whether the queued lines are still to be sent."""
         for line in self.terminal.waiting:
-            self.say(f"not sent yet: {one_line(line, 200)}", "yellow")
+            self.print_text(f"not sent yet: {one_line(line, 200)}", "yellow")
         said = ((await self.terminal.line(QUEUED if self.terminal.is_rich else QUEUED_PLAIN)) or "").strip().lower()
         if said not in YES:
             self.terminal.clear_queue(to_line=said not in NO)
@@ -418,12 +420,12 @@ class Chat:
         return None if not window else max(0, 100 - round(100 * (filled or chat.filled or 0) / window))
 
     def _switch_mode(self) -> None:
-        self.say(f"mode {self.conversation.schedule_next_mode()}, from the next turn on")
+        self.print_text(f"mode {self.conversation.schedule_next_mode()}, from the next turn on")
 
     def _print_last_full_output(self) -> None:
         """Print the last thoughts or the last tool result in full."""
         whole = "" if self.screen is None else self.screen.whole
-        self.terminal.say(visible(whole) if whole else "(no thoughts and no result yet)", "dim", gutter="| ")
+        self.terminal.print_text(visible(whole) if whole else "(no thoughts and no result yet)", "dim", gutter="| ")
 
 
 def _print_turn_ending(run: FinishedRun, unread: int, options: Options, bench: EngineSetup) -> None:
@@ -446,7 +448,7 @@ def _print_stopping_notice(handle: RunHandle, screen: Screen | None, terminal: P
     if screen is not None:
         screen.is_stopping = True
     if (names := ", ".join(handle.finishing)) and not terminal.is_rich:
-        terminal.say(f"(waits up to {GRACE:g} s for {one_line(names, 60)}; Ctrl-C once more leaves)", "dim")
+        terminal.print_text(f"(waits up to {GRACE:g} s for {one_line(names, 60)}; Ctrl-C once more leaves)", "dim")
 
 
 def model_label(chat: ChatConversation) -> str:

@@ -99,7 +99,7 @@ def trust(
 
 def refuse_inside_tool(what: str) -> None:
     """
-    Raise if a tool runs this command, since only a person may do *what*.
+    Raise if a tool runs this command, because only a person may do *what*.
 
     Raises:
         DefinitionError: inside of such a command.
@@ -111,7 +111,7 @@ def refuse_inside_tool(what: str) -> None:
 
 def refuse_untrusted_module(module: str) -> None:
     """
-    Raise if *module* is the default folder ``agents`` and nobody trusts it.
+    Raise if *module* is the default folder ``agents`` and the user does not trust it.
 
     Raises:
         UsageProblem: when that is such a folder.
@@ -176,13 +176,13 @@ class _TrustGate:
             if self._agreed[request] and missing != ():
                 approve_access(request)
         if not self._agreed[request]:
-            self.tell(
+            self.print_message(
                 f"not loaded, because it is not approved: {request}\n{_describe_request(request, find_unapproved_access(request))}\n"
                 f"  where nobody can be asked: {request.how}"
             )
         return self._agreed[request]
 
-    def tell(self, message: str) -> None:
+    def print_message(self, message: str) -> None:
         """Print a message on stderr, once."""
         if message not in self._told:
             self._told.add(message)
@@ -200,7 +200,7 @@ class _TrustGate:
         if self._asks and can_ask() and _ask_to_trust_folder(foreign):
             keep(foreign.folder)
             return True
-        self.tell(
+        self.print_message(
             f"not run, because it is not trusted: {foreign}. Look at it, then: {foreign.how}\n"
             f"  for one command, as in CI: --trust={there}"
         )

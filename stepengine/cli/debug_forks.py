@@ -86,7 +86,7 @@ def fork_run(screen: DebugScreen, rest: str, forked: ForkedWalk | None) -> str:
         raise RefusedCommand(told["error"])
     place = screen.debugger.stepper.tape.address_at(screen.debugger.position)
     at = "" if place is None else f"{place[0]}#{place[1]}"
-    screen.tell(
+    screen.print_result(
         f" new journal {into}, parent at {at}; {format_count(told['steps'], 'step')}, {told['status']}"
         + (f": {told['said']}" if told["said"] else ""),
         {"journal": into, "at": at, **told},
@@ -198,7 +198,7 @@ def _parse_fork(text: str) -> ForkRequest:
 
 
 def _parse_edit(name: str, value: str) -> object:
-    """Return the outcome that an option gives: a reply, a JSON result or an error."""
+    """Parse an option to an outcome: a reply, a JSON result or an error."""
     if name == "--raise":
         kind, _, said = value.partition(":")
         return _parse_error_option(kind, said)

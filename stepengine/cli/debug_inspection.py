@@ -19,14 +19,14 @@ def show_frames(screen: DebugScreen, _: str) -> None:
         for n, frame in enumerate(frames)
     ]
     data = [{"function": f.function, "file": f.file, "line": f.line, "kind": f.kind} for f in frames]
-    screen.tell("\n".join(lines) or "nothing of the author's waits here", {"frames": data})
+    screen.print_result("\n".join(lines) or "nothing of the author's waits here", {"frames": data})
 
 
 def list_source(screen: DebugScreen, rest: str) -> None:
     """Print the source around the current line."""
     frame = screen.current_frame()
     said = "\n".join(screen.source_lines(frame, parse_count(rest) if rest else 2 * AROUND))
-    screen.tell(said, {"file": frame.file, "line": frame.line, "source": screen.clean(said)})
+    screen.print_result(said, {"file": frame.file, "line": frame.line, "source": screen.clean(said)})
 
 
 def select_frame(screen: DebugScreen, rest: str, by: int = -1) -> None:
@@ -45,12 +45,12 @@ def show_locals(screen: DebugScreen, _: str) -> None:
     frames, left = screen.list_frames(), screen.debugger.variables() if screen.running is None else {}
     here = None if left and not frames else screen.current_frame()
     if here is not None and here.kind == "program":
-        screen.tell("the variables of a program are known only after it has ended", {"locals": {}})
+        screen.print_result("the variables of a program are known only after it has ended", {"locals": {}})
         return
     values = {**left, **({} if here is None else screen.debugger.locals(here))}
     width = max([len(name) for name in values], default=0)
     lines = [f"{name:<{width}}  {text}" for name, text in values.items()]
-    screen.tell("\n".join(lines) or "no variables", {"locals": values})
+    screen.print_result("\n".join(lines) or "no variables", {"locals": values})
 
 
 def print_expression(screen: DebugScreen, rest: str, *, pretty: bool = False) -> None:
@@ -61,7 +61,7 @@ def print_expression(screen: DebugScreen, rest: str, *, pretty: bool = False) ->
     made = screen.debugger.evaluate_in(screen.current_frame(), rest, pretty=pretty)
     if made.raised and screen.asked.is_scripted:
         screen.tally.fail(Exit.FAILED)
-    screen.tell(made.text, {"expression": rest, "text": made.text, "raised": made.raised})
+    screen.print_result(made.text, {"expression": rest, "text": made.text, "raised": made.raised})
 
 
 def show_state(screen: DebugScreen, _: str) -> None:
@@ -113,14 +113,14 @@ def show_result(screen: DebugScreen, _: str, *, reply: bool = False) -> None:
         text = getattr(moment.outcome.value, "text", None)
         lines = screen.debugger.texts.lines(moment.outcome.value, width=max(SHORT, screen.width))
     said = [screen.clean(text)] if isinstance(text, str) and text and not reply else lines
-    screen.tell("\n".join(said), {"result": said})
+    screen.print_result("\n".join(said), {"result": said})
 
 
 def show_hooks(screen: DebugScreen, _: str) -> None:
     """Print the hooks that were called since the last outcome, with their results."""
     called = [(h.point, h.hook, screen.debugger.texts.value(h.said)) for h in screen.debugger.moment().hooks]
     lines = [f"{point} {name}: {said}" for point, name, said in called]
-    screen.tell("\n".join(lines) or "no hook was called here", {"hooks": [list(each) for each in called]})
+    screen.print_result("\n".join(lines) or "no hook was called here", {"hooks": [list(each) for each in called]})
 
 
 def show_origins(screen: DebugScreen, rest: str) -> None:
@@ -139,7 +139,7 @@ def show_origins(screen: DebugScreen, rest: str) -> None:
         said = [describe_origin(clean_origin(origin, PageTexts().clean)) for origin in sort_origins(here)]
     lines = list(dict.fromkeys(map(screen.clean, said)))
     nothing = "this run did not receive it" if rest else "no call with arguments waits here"
-    screen.tell("\n".join(lines) or nothing, {"origins": lines})
+    screen.print_result("\n".join(lines) or nothing, {"origins": lines})
 
 
 def show_cost(screen: DebugScreen, _: str) -> None:
@@ -147,7 +147,7 @@ def show_cost(screen: DebugScreen, _: str) -> None:
     state = screen.debugger.moment().state
     cost = None if state.cost is None else str(state.cost)
     said = f"{format_cost(state.cost)} · {state.usage.total_tokens:,} tokens · {state.context_tokens:,} in view"
-    screen.tell(said, {"cost": cost, "tokens": state.usage.total_tokens})
+    screen.print_result(said, {"cost": cost, "tokens": state.usage.total_tokens})
 
 
 def show_divergence(screen: DebugScreen, _: str, *, recorded: bool) -> None:
@@ -157,7 +157,7 @@ def show_divergence(screen: DebugScreen, _: str, *, recorded: bool) -> None:
         raise RefusedCommand(msg)
     fields = [(f.pointer, f.recorded if recorded else f.now) for f in screen.parked.diff]
     lines = [f"{pointer:<34} {value}" for pointer, value in fields]
-    screen.tell(
+    screen.print_result(
         screen.clean("\n".join(lines)) or screen.clean(screen.parked.message),
         {"fields": [list(f) for f in fields]},
     )

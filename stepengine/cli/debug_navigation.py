@@ -202,7 +202,7 @@ class DebugNavigation:
     def follow_all(self, _: str) -> None:
         """Let the debugger follow all runs again."""
         self._debugger.places.followed_path = None
-        self._screen.tell("all runs count again", {"inside": None})
+        self._screen.print_result("all runs count again", {"inside": None})
 
     def diff(self, rest: str) -> None:
         """Print the differences between two positions."""
@@ -222,5 +222,5 @@ class DebugNavigation:
                 self.move_silently(position, then=["diff", one, two, stood], known=known)
                 known[str(position)] = summarize_moment(self._debugger.moment(), self._debugger.texts)
         lines = diff_summaries(known[str(one)], known[str(two)])
-        self._screen.tell("\n".join(lines) or "nothing differs", {"diff": lines})
+        self._screen.print_result("\n".join(lines) or "nothing differs", {"diff": lines})
         self.move_silently(stood, then=None)

@@ -137,7 +137,7 @@ class DebugScreen:
         """Return *text* without control characters and secrets."""
         return self.debugger.texts.clean(text)
 
-    def tell(self, text: str, data: Mapping[str, object]) -> None:
+    def print_result(self, text: str, data: Mapping[str, object]) -> None:
         """Print the result of a command, as *text* or as JSON."""
         if self.is_json:
             print(json.dumps({"format": FORMAT, **data}).replace("\x7f", "\\u007f"), flush=True)
@@ -148,7 +148,7 @@ class DebugScreen:
         """Report a divergence between the code and the record."""
         self.tally.fail(Exit.DIVERGED)
         if self.is_json:
-            self.tell("", {"error": self.clean(said), "diverged": True})
+            self.print_result("", {"error": self.clean(said), "diverged": True})
         print_error(f"{said}\n  {NO_MORE}", Exit.DIVERGED)
 
     def fail(self, said: str) -> None:
@@ -156,13 +156,13 @@ class DebugScreen:
         if self.asked.is_scripted:
             self.tally.fail(Exit.FAILED)
         if self.is_json:
-            self.tell("", {"error": self.clean(said), "diverged": False})
+            self.print_result("", {"error": self.clean(said), "diverged": False})
         print_error(self.clean(said))
 
     def show(self) -> None:
         """Print the current position of the run."""
         moment = self.debugger.moment()
-        self.tell("\n".join(self._position_lines(moment)), self.debugger.to_dict())
+        self.print_result("\n".join(self._position_lines(moment)), self.debugger.to_dict())
 
     def _position_lines(self, moment: Moment) -> Iterator[str]:
         """Yield the lines for a position: head, source, request, answer and variables."""
@@ -278,7 +278,7 @@ class DebugScreen:
         """Print messages, one a line, below *head*."""
         clean, width = self.debugger.texts.clean, self.width
         lines = [f"{n:>4} {m.role:<9} {clean(' '.join(m.text.split()), width)}" for n, m in enumerate(messages)]
-        self.tell("\n".join([*head, *lines]), {"head": head, "messages": lines})
+        self.print_result("\n".join([*head, *lines]), {"head": head, "messages": lines})
 
 
 def _make_path_relative(file: str) -> str:

@@ -59,7 +59,7 @@ def watch_place(options: Options, at: str, *, prints: bool) -> Exit:
     tape = Tape(open_journal(options.journal))
     screen = _WatchScreen(options, tape, at, prints=prints)
     try:
-        screen.look([])
+        screen.print_preview([])
         while screen.wait():
             pass
     except KeyboardInterrupt:
@@ -107,11 +107,11 @@ class _WatchScreen:
         """Stop watching."""
         self._watched.close()
 
-    def look(self, saved: list[str]) -> None:
+    def print_preview(self, saved: list[str]) -> None:
         """Load the code in a child process, and print the position or its changes."""
         self._last = self._watched.good
         try:
-            found, changes = self._watched.look()
+            found, changes = self._watched.preview_position()
         except JournalError as error:
             if self._last is None:
                 raise UsageProblem(error.message) from None
@@ -122,9 +122,9 @@ class _WatchScreen:
     def wait(self) -> bool:
         """Wait for a saved file or a typed place and show it; return ``False`` when the user quits."""
         while True:
-            saved = self._watched.saved()
+            saved = self._watched.find_saved_files()
             if saved:
-                self.look(saved)
+                self.print_preview(saved)
                 return True
             typed = _read_typed_line()
             if typed is None:
@@ -133,7 +133,7 @@ class _WatchScreen:
                 return False
             if typed:
                 self._watched.at = typed
-                self.look([])
+                self.print_preview([])
                 return True
 
     # --- showing ------------------------------------------------------------------------------------------------------

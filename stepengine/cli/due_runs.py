@@ -62,7 +62,7 @@ def resume_due(
         at_once: How many runs are resumed at the same time.
         trusts: Whether recorded permissions are believed, whoever wrote them.
     """
-    options = attrs.evolve(options, quiet=True).in_force()
+    options = attrs.evolve(options, quiet=True).with_settings()
     where = _find_store_path(store)
     given = _AgentFinder.from_arguments(agents, options, starts=bool(store))
     made = _DueRunResumer(options, where, given, is_ours=not store, trusts=trusts)
@@ -169,7 +169,7 @@ class _DueRunResumer:
         loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as stack:
             schedulers = [await self._make_scheduler(stack, one) for one in self._agents.schedules]
-            waker = Waker(self._place, self.resume, tell=self.tell, at_once=at_once)
+            waker = Waker(self._place, self.resume, tell=self.print_outcome, at_once=at_once)
             if every is None:
                 work = [loop.create_task(_start_due_schedules(scheduler)) for scheduler in schedulers]
                 work.append(loop.create_task(waker.once()))
@@ -236,7 +236,7 @@ class _DueRunResumer:
         if self._is_ours:
             entry = find_recorded_run(self._place, Path(one.run).stem)
         if entry is not None:
-            options = fill_from_recorded(options, entry).in_force()
+            options = fill_from_recorded(options, entry).with_settings()
         history = journal.history()
         agent_id = str(history.root["agent_id"])
         settings = options.settings
@@ -252,7 +252,7 @@ class _DueRunResumer:
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
-    def tell(self, woken: WakeResult) -> None:
+    def print_outcome(self, woken: WakeResult) -> None:
         """Print the outcome of a due run."""
         result = woken.result
         if woken.state == "failed" or (

@@ -200,7 +200,7 @@ def run_and_close_engines(make: Callable[[], Coroutine[object, Any, Made]], engi
 def run_reporting_errors(command: Callable[[], Exit]) -> Exit:
     """Run *command*; report signals, divergences and errors, and return the exit code."""
 
-    def tried() -> Exit:
+    def run_command() -> Exit:
         try:
             return command()
         except Interrupted as interrupted:
@@ -212,7 +212,7 @@ def run_reporting_errors(command: Callable[[], Exit]) -> Exit:
         except StepEngineError as error:
             return print_error(error.message)
 
-    return run_explaining_errors(tried)
+    return run_explaining_errors(run_command)
 
 
 def redact_lines(lines: Iterable[str] | Sequence[str]) -> str:

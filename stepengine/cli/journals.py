@@ -59,7 +59,7 @@ PLAIN_ID = re.compile(r"(?:[A-Za-z0-9_-]+/)?[A-Za-z0-9_-]+")
 
 
 class Interrupted(Exception):
-    """A signal ended the command; it says which."""
+    """A signal ended the command."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -86,7 +86,7 @@ def run_on_journal(options: Options, command: Callable[[Options], Exit], *, is_w
     Divergences, damaged journals and signals are told; a journal that cannot be used is a failure, and no wrong usage.
     """
     return run_explaining_errors(
-        lambda: _report_failures(command, add_journal_to_options(options, waiting=is_waiting).in_force())
+        lambda: _report_failures(command, add_journal_to_options(options, waiting=is_waiting).with_settings())
     )
 
 
@@ -476,7 +476,7 @@ def _is_journal(file: Path) -> bool:
 
 
 def must_ask_again(journal: Journal, history: History) -> bool:
-    """Return whether a person is asked about what only a journal asks for; print the approvals that do not count."""
+    """Return whether a person must approve calls that only an untrusted journal requests. Print the approvals that do not count."""
     from stepengine.journal.permission_reset import find_effective_questions
     from stepengine.journal.provenance import has_trusted_permissions
 

@@ -15,7 +15,7 @@ import typer
 from attrs import frozen
 
 from stepengine.cli.exits import Exit
-from stepengine.cli.settings import UsageProblem, in_force
+from stepengine.cli.settings import UsageProblem, load_settings
 from stepengine.data.definition import normalised_id
 from stepengine.data.quantities import parse_age
 from stepengine.engine.settings import Settings
@@ -105,7 +105,7 @@ class Options:
         buffers: The files that are open in the editor which is served; ``None`` for those of the disk.
         place: The ``Workspace`` that *workspace* names; the bench makes it.
         terminals: The terminals of that editor, in which commands are run; ``None`` for processes of this one.
-        settings: What is set; ``in_force`` fills it in.
+        settings: What is set; ``with_settings`` sets it.
     """
 
     agent: Agent = ""
@@ -176,14 +176,14 @@ class Options:
         """The model that was typed for all agents; ``""`` for none."""
         return self.models.get("", "")
 
-    def in_force(self) -> Options:
+    def with_settings(self) -> Options:
         """
         Return the options with the settings of the working folder.
 
         Raises:
             UsageProblem: when these cannot be read.
         """
-        return attrs.evolve(self, settings=in_force(self.config))
+        return attrs.evolve(self, settings=load_settings(self.config))
 
 
 def with_options(command: Callable[..., Exit], *, without: Container[str] = ()) -> Callable[..., Exit]:
@@ -202,13 +202,13 @@ def with_options(command: Callable[..., Exit], *, without: Container[str] = ()) 
         and field.name not in [each.name for each in own]
     ]
 
-    def typed(**given: Any) -> Exit:
+    def run_with_options(**given: Any) -> Exit:
         options = Options(**{each.name: given.pop(each.name, each.default) for each in shared})
         return command(options, **given)
 
-    typed.__doc__ = command.__doc__
-    typed.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
-    return typed
+    run_with_options.__doc__ = command.__doc__
+    run_with_options.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
+    return run_with_options
 
 
 Model: TypeAlias = Annotated[

@@ -89,7 +89,7 @@ def run_agent_to_end(
 
 
 def interrupt_run(handle: RunHandle, loop: asyncio.AbstractEventLoop) -> None:
-    """Interrupt a run, give its running effects some seconds, and print the names of those it waits for."""
+    """Interrupt a run, wait some seconds for its running effects, and print their names."""
 
     def tell() -> None:
         if names := ", ".join(handle.finishing):
@@ -199,7 +199,7 @@ def print_questions(questions: Iterable[Question], again: str) -> None:
 
 
 def _print_waits(result: RunResult, again: str) -> None:
-    """Print what a suspended run waits for apart from questions, and the command that resumes it."""
+    """Print the waits of a suspended run except questions, and the command that resumes it."""
     others = [one for one in result.waits_for if one.kind != "question"]
     for one in others:
         print_error(f"it {describe_wait(one)}")
@@ -213,7 +213,7 @@ def _print_waits(result: RunResult, again: str) -> None:
 
 
 def describe_ending(run: FinishedRun) -> str:
-    """Return a sentence that says why a run did not complete."""
+    """Return a sentence with the reason why a run did not complete."""
     if run.signal is not None:
         return f"{signal.Signals(run.signal).name}: the run was cancelled"
     error = run.result.error

@@ -160,7 +160,7 @@ def _make_steppers(
     from stepengine.journal.show import agent_id_of
     from stepengine.tools.bundled.bundled import uncalled_tools
 
-    options = options.in_force()
+    options = options.with_settings()
     folders = options.settings.agent_folders
     agent_id = agent_id_of(history)
     try:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from stepengine.cli.deployment import run_with_operator
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.screen.render import format_error, print_visible, to_ascii_json, visible
-from stepengine.cli.settings import UsageProblem, in_force
+from stepengine.cli.settings import UsageProblem, load_settings
 from stepengine.errors import DefinitionError, JournalError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 def list_schedules(files: Iterable[str], *, runs: str, db: str, app: str, as_json: bool, config: Path | None) -> Exit:
     """Print the schedules of agent files, each with its next and last time. Return the exit code."""
-    found, problems = _find_schedules(files, in_force(config).agent_folders)
+    found, problems = _find_schedules(files, load_settings(config).agent_folders)
     for problem in problems:
         print_error(problem)
     if db:

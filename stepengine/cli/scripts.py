@@ -56,7 +56,7 @@ def make_run_script(file: str) -> RunScript:
 
 def load_script(file: str) -> Any:
     """
-    Load the replies of a script, as ``ScriptedModel`` takes them.
+    Load the replies of a script, in the form for ``ScriptedModel``.
 
     A ``.py`` file holds them as ``replies``; any other one is a list, in JSON or YAML, of texts, of calls
     ``{"tool": "look", "input": {...}, "text": "..."}``, and of lists of both for one reply.

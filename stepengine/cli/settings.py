@@ -10,10 +10,10 @@ from stepengine.engine.settings import Settings
 
 
 class UsageProblem(Exception):
-    """What the user asked for cannot be done; the message says what would have been fine."""
+    """A command was used wrongly. The message says how to correct it."""
 
 
-def in_force(config: Path | None = None) -> Settings:
+def load_settings(config: Path | None = None) -> Settings:
     """
     Return the settings for the working folder, and print which settings of a project's file are ignored.
 

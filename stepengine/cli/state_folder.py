@@ -61,7 +61,7 @@ LISTED = 5
 
 
 class StateProblem(Exception):
-    """Runs cannot be recorded by themselves; the message says why, in one line."""
+    """Runs cannot be recorded automatically. The message is one line with the reason."""
 
 
 def chat_history_file() -> Path | None:

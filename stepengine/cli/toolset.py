@@ -100,7 +100,7 @@ class ToolRequest:
 
     def check(self, options: Options) -> None:
         """
-        Raise if agents need tools that the options do not allow and nobody can approve.
+        Raise if agents need tools that the options do not allow and no person can approve.
 
         Raises:
             UsageProblem: naming the agent, the tools and the option.

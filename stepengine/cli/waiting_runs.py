@@ -72,7 +72,7 @@ def _replay_file(options: Options) -> WaitingRun:
 
     run = WaitingRun(options.journal, "failed")
     try:
-        own = add_journal_to_options(options).in_force()
+        own = add_journal_to_options(options).with_settings()
         journal = open_journal(own.journal)
         run = attrs.evolve(read_waiting_run(journal), file=options.journal)
         if run.outcome == "ended":

@@ -48,9 +48,9 @@ class WrongArguments(DefinitionError, TypeError):
 
 def with_keyword_hints(cls: type[T], elsewhere: Mapping[str, str] = NO_HINTS) -> type[T]:
     """
-    Return *cls* with errors that name its fields where a keyword is unknown, an argument is missing, or there are too many.
+    Make the constructor of *cls* raise ``DefinitionError`` with its field names for wrong arguments, and return *cls*.
 
-    The constructor raises ``DefinitionError`` then. *elsewhere* says of keywords that belong to another class what to write.
+    *elsewhere* has a hint for each keyword that belongs to another class.
     """
     made: Any = cls
     init: Callable[..., None] = made.__init__

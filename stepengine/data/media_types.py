@@ -32,32 +32,36 @@ PLAIN = re.compile(r"(?:image/|video/|application/pdf\b|audio/(?!l[0-9]))")
 """Types whose parameters are meaningless; a text may state its encoding, and raw sound its rate."""
 
 
-def _starts(*starts: bytes) -> Callable[[bytes], bool]:
+def _make_prefix_check(*starts: bytes) -> Callable[[bytes], bool]:
     return lambda data: data.startswith(starts)
 
 
-def _riff(kind: bytes) -> Callable[[bytes], bool]:
+def _make_riff_check(kind: bytes) -> Callable[[bytes], bool]:
     return lambda data: data[:4] == b"RIFF" and data[8:12] == kind
 
 
-def _brand(*brands: bytes) -> Callable[[bytes], bool]:
+def _make_brand_check(*brands: bytes) -> Callable[[bytes], bool]:
     return lambda data: data[4:8] == b"ftyp" and data[8:12] in brands
 
 
 SIGNATURES: tuple[tuple[Callable[[bytes], bool], str, tuple[str, ...]], ...] = (
-    (_starts(b"\x89PNG\r\n\x1a\n"), "image/png", ()),
-    (_starts(b"\xff\xd8\xff"), "image/jpeg", ()),
-    (_starts(b"GIF87a", b"GIF89a"), "image/gif", ()),
-    (_riff(b"WEBP"), "image/webp", ()),
-    (_brand(b"avif", b"avis"), "image/avif", ()),
-    (_brand(b"heic", b"heix", b"hevc", b"mif1"), "image/heic", ("image/heif",)),
-    (_starts(b"II*\x00", b"MM\x00*"), "image/tiff", ("image/x-", "text/")),
-    (_starts(b"%PDF-"), "application/pdf", ()),
-    (_riff(b"WAVE"), "audio/wav", ()),
-    (_starts(b"fLaC"), "audio/flac", ("text/",)),
-    (_starts(b"ID3"), "audio/mpeg", ("audio/", "video/", "text/")),
-    (_starts(b"OggS"), "audio/ogg", ("audio/", "video/", "text/", "application/ogg")),
-    (_starts(b"\xff\xfb", b"\xff\xf3", b"\xff\xf2"), "audio/mpeg", ("text/", "audio/", "video/", "application/")),
+    (_make_prefix_check(b"\x89PNG\r\n\x1a\n"), "image/png", ()),
+    (_make_prefix_check(b"\xff\xd8\xff"), "image/jpeg", ()),
+    (_make_prefix_check(b"GIF87a", b"GIF89a"), "image/gif", ()),
+    (_make_riff_check(b"WEBP"), "image/webp", ()),
+    (_make_brand_check(b"avif", b"avis"), "image/avif", ()),
+    (_make_brand_check(b"heic", b"heix", b"hevc", b"mif1"), "image/heic", ("image/heif",)),
+    (_make_prefix_check(b"II*\x00", b"MM\x00*"), "image/tiff", ("image/x-", "text/")),
+    (_make_prefix_check(b"%PDF-"), "application/pdf", ()),
+    (_make_riff_check(b"WAVE"), "audio/wav", ()),
+    (_make_prefix_check(b"fLaC"), "audio/flac", ("text/",)),
+    (_make_prefix_check(b"ID3"), "audio/mpeg", ("audio/", "video/", "text/")),
+    (_make_prefix_check(b"OggS"), "audio/ogg", ("audio/", "video/", "text/", "application/ogg")),
+    (
+        _make_prefix_check(b"\xff\xfb", b"\xff\xf3", b"\xff\xf2"),
+        "audio/mpeg",
+        ("text/", "audio/", "video/", "application/"),
+    ),
 )
 """Tests for the start of a file, its type, and the prefixes of stated types that take precedence."""
 

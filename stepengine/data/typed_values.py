@@ -140,7 +140,7 @@ def to_stored(
             problem = problem or _make_error(f"{changed[0][0]} does not come back equal from its JSON")
     assert problem is not None  # noqa: S101 - every form failed
     _refuse_secrets(value, name, problem)
-    if source is not None and _comes_back(value, source, load, name):
+    if source is not None and _survives_round_trip(value, source, load, name):
         return source
     raise problem
 
@@ -156,7 +156,7 @@ def _refuse_secrets(value: object, name: str, problem: DataError) -> None:
         raise DataError(msg)
 
 
-def _comes_back(value: object, source: JsonValue, load: Callable[[JsonValue], Any], name: str) -> bool:
+def _survives_round_trip(value: object, source: JsonValue, load: Callable[[JsonValue], Any], name: str) -> bool:
     try:
         return not any(find_changes(value, load(source), name))
     except Exception:  # noqa: BLE001 - validators of the author's may raise anything

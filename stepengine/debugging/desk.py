@@ -85,7 +85,7 @@ def make_line_reader(descriptor: int) -> Callable[[float | None], list[Any] | No
     """Return a function that waits up to some seconds for JSON lines on a descriptor; it returns ``None`` at the end of the input."""
     rest = bytearray()
 
-    def come(seconds: float | None) -> list[Any] | None:
+    def read_lines(seconds: float | None) -> list[Any] | None:
         ready, _, _ = select.select([descriptor], [], [], seconds)
         if not ready:
             return []
@@ -97,7 +97,7 @@ def make_line_reader(descriptor: int) -> Callable[[float | None], list[Any] | No
         rest[:] = left
         return [json.loads(line) for line in whole if line]
 
-    return come
+    return read_lines
 
 
 def open_json_channel() -> tuple[Callable[[float | None], list[Any] | None], Callable[[Mapping[str, Any]], None]]:
@@ -108,19 +108,19 @@ def open_json_channel() -> tuple[Callable[[float | None], list[Any] | None], Cal
     os.close(nothing)
     os.dup2(2, 1)
 
-    def say(told: Mapping[str, Any]) -> None:
+    def write_message(told: Mapping[str, Any]) -> None:
         line = json.dumps(told).encode() + b"\n"
         while line:
             line = line[os.write(writing, line) :]
 
-    return make_line_reader(reading), say
+    return make_line_reader(reading), write_message
 
 
-def wait_for_message(hear: Callable[[float | None], list[Any] | None]) -> Any:
+def wait_for_message(read_lines: Callable[[float | None], list[Any] | None]) -> Any:
     """Wait for the next message of the channel, and return it; ``None`` at the end of the input."""
     heard: list[Any] | None = []
     while heard is not None and not heard:
-        heard = hear(None)
+        heard = read_lines(None)
     return None if heard is None else heard[0]
 
 
@@ -151,22 +151,24 @@ class _RunInspector:
         at: Where to begin.
     """
 
-    def __init__(self, say: Callable[[Mapping[str, Any]], None], maker: EngineSpec, file: str, at: str) -> None:
-        self._say = say
+    def __init__(
+        self, write_message: Callable[[Mapping[str, Any]], None], maker: EngineSpec, file: str, at: str
+    ) -> None:
+        self._say = write_message
         self._file = file
         self._at = at
         self._watched = WatchedMoment(maker.load, Tape(FileJournal(file)), at, files=maker.watched)
 
-    def serve_requests(self, hear: Callable[[float | None], list[Any] | None]) -> None:
+    def serve_requests(self, read_lines: Callable[[float | None], list[Any] | None]) -> None:
         """Answer requests, and send a new preview when a file is saved, until the input ends."""
         self._look([])
         if self._watched.good is None and self._watched.at != self._at:
             # There is no such place: that was said, and the beginning is a place of every run.
             self._look([])
-        while (asked := hear(EVERY)) is not None:
+        while (asked := read_lines(EVERY)) is not None:
             for one in asked:
                 self._answer_request(one)
-            saved = self._watched.saved()
+            saved = self._watched.find_saved_files()
             if saved:
                 self._look(saved)
 
@@ -176,7 +178,7 @@ class _RunInspector:
     def _look(self, saved: list[str]) -> None:
         before = self._watched.good
         try:
-            found, changes = self._watched.look(whole=True)
+            found, changes = self._watched.preview_position(whole=True)
         except StepEngineError as error:
             self._say({"event": "problem", "problem": self._hide_journal_path(error.message), "saved": saved})
             return
@@ -195,7 +197,9 @@ class _RunInspector:
         if found.place is None or before is None or before.place is None:
             return None
         return (
-            before if found.place["address"] == before.place["address"] else self._watched.old(found.place["address"])
+            before
+            if found.place["address"] == before.place["address"]
+            else self._watched.preview_old_code(found.place["address"])
         )
 
     def _answer_request(self, asked: Mapping[str, Any]) -> None:
@@ -226,23 +230,25 @@ class _RunInspector:
 
 def main() -> None:
     """Read the first message and serve its requests."""
-    hear, say = open_json_channel()
+    read_lines, write_message = open_json_channel()
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    first = wait_for_message(hear)
+    first = wait_for_message(read_lines)
     if first is None:
         return
     why = explain_no_fork()
     if why:
-        say({"event": "ended", "problem": f"a desk needs processes of its own, and there are none here: {why}"})
+        write_message(
+            {"event": "ended", "problem": f"a desk needs processes of its own, and there are none here: {why}"}
+        )
         return
     import_engine_libraries()
     try:
-        inspector = _RunInspector(say, EngineSpec.from_json(first["maker"]), first["file"], first["at"])
+        inspector = _RunInspector(write_message, EngineSpec.from_json(first["maker"]), first["file"], first["at"])
     except (StepEngineError, OSError) as error:
-        say({"event": "ended", "problem": f"the record cannot be read: {error}"})
+        write_message({"event": "ended", "problem": f"the record cannot be read: {error}"})
         return
     try:
-        inspector.serve_requests(hear)
+        inspector.serve_requests(read_lines)
     except KeyboardInterrupt:
         pass
     except BrokenPipeError:

@@ -168,7 +168,7 @@ class Walker:
         theirs.close()
         self.is_alive = True
 
-    def look(self, at: str = "", *, seconds: float = LOOK_SECONDS, whole: bool = False) -> MomentPreview:
+    def preview_position(self, at: str = "", *, seconds: float = LOOK_SECONDS, whole: bool = False) -> MomentPreview:
         """
         Return a preview of a place; the first look of a process also replays the run to its end.
 
@@ -667,7 +667,7 @@ class WatchedMoment:
         self._now: Walker | None = None
         self._before: Walker | None = None
 
-    def saved(self) -> list[str]:
+    def find_saved_files(self) -> list[str]:
         """Return the files that were saved since the last preview."""
         stamps = _file_stamps({*self._files, *self._beside()})
         changed = [file for file, stamp in stamps.items() if stamp != self._files.get(file)]
@@ -676,7 +676,7 @@ class WatchedMoment:
         # The code names its files whole, and who watches beside it as they were typed.
         return list(dict.fromkeys(map(os.path.realpath, changed)))
 
-    def look(self, *, whole: bool = False) -> tuple[MomentPreview, list[str] | None]:
+    def preview_position(self, *, whole: bool = False) -> tuple[MomentPreview, list[str] | None]:
         """
         Load the current code; return a preview of the place, and its differences to the last one.
 
@@ -690,7 +690,7 @@ class WatchedMoment:
         before = _file_stamps({*self._files, *self._beside()})
         walker = Walker(self._load, self._tape, prints=self._prints)
         try:
-            found = walker.look(self.at, whole=whole)
+            found = walker.preview_position(self.at, whole=whole)
         except BaseException:
             walker.close()
             self.at = self._seen_at
@@ -721,16 +721,16 @@ class WatchedMoment:
         if self._now is None:
             msg = "there is no place to go to before the code can be walked"
             raise JournalError(msg)
-        found = self._now.look(at, whole=whole)
-        old = self.old(at)
+        found = self._now.preview_position(at, whole=whole)
+        old = self.preview_old_code(at)
         if found.place is not None:
             self.at = self._seen_at = at
             self.good = found
         return found, old
 
-    def old(self, at: str) -> MomentPreview | None:
+    def preview_old_code(self, at: str) -> MomentPreview | None:
         """Return a preview of a place under the code before the last save; ``None`` if there is no such code."""
-        return None if self._before is None else self._before.look(at)
+        return None if self._before is None else self._before.preview_position(at)
 
     def next(self) -> NextRequest:
         """Return the first model request that the record does not answer, under the current code."""

@@ -45,10 +45,10 @@ SHOWN = 20_000
 class _JobBudget(SharedBudget):
     """A budget that reports each paid call, and refuses more than *most* calls."""
 
-    def __init__(self, budget: str | None, expected: int, say: Say, most: int | None = None) -> None:
+    def __init__(self, budget: str | None, expected: int, report: Say, most: int | None = None) -> None:
         super().__init__(budget)
         self._expected = expected
-        self._say = say
+        self._say = report
         self._most = most
         self._begun = self._calls = 0
 
@@ -78,14 +78,14 @@ class _JobRequest:
         files: The journals by the ids of their runs.
         asked: What else was said: ``check``, ``samples``, ``name``, ``folder``, ``places``.
         agreed: Says what something will cost, waits until somebody agrees, and gives what it is paid from.
-        say: Tells how far this is.
+        report: Sends the progress.
     """
 
     engine: Engine
     files: Mapping[str, str]
     asked: Mapping[str, Any]
     agreed: Agreed
-    say: Say
+    report: Say
 
     @property
     def journal(self) -> FileJournal:
@@ -97,7 +97,7 @@ async def _run_impact(job: _JobRequest) -> dict[str, Any]:
     found = []
     for number, (run, file) in enumerate(job.files.items()):
         found.append(await first_difference(job.engine, run, FileJournal(file)))
-        job.say({"progress": {"runs": number + 1, "of_runs": len(job.files)}})
+        job.report({"progress": {"runs": number + 1, "of_runs": len(job.files)}})
     made = await impact(job.engine, found, n=job.asked["samples"], confirm=job.agreed)
     return {**made.to_json(), "lines": [*made.lines()]}
 
@@ -162,46 +162,48 @@ KINDS: Mapping[str, Callable[[_JobRequest], Awaitable[dict[str, Any]]]] = {
 }
 
 
-async def _run_job(first: Mapping[str, Any], hear: Callable[[float | None], list[Any] | None], say: Say) -> None:
+async def _run_job(
+    first: Mapping[str, Any], read_lines: Callable[[float | None], list[Any] | None], report: Say
+) -> None:
     clean = make_redactor("all", os.environ)
     maker = EngineSpec.from_json(first["maker"])
     most = 1 if first["kind"] == "ask" else None
 
     async def agreed(estimate: CostEstimate) -> SharedBudget:
         low, high = [None if cost is None else str(cost) for cost in (estimate.low, estimate.high)]
-        say({"price": {"calls": estimate.calls, "low": low, "high": high}})
-        agreement = await asyncio.to_thread(wait_for_message, hear)
+        report({"price": {"calls": estimate.calls, "low": low, "high": high}})
+        agreement = await asyncio.to_thread(wait_for_message, read_lines)
         if agreement is None:
             raise asyncio.CancelledError
-        return _JobBudget(agreement.get("budget"), estimate.calls, say, most)
+        return _JobBudget(agreement.get("budget"), estimate.calls, report, most)
 
     with report_broken_files():
         engine = maker.engine()
         async with engine:
-            job = _JobRequest(engine=engine, files=first["files"], asked=first["asked"], agreed=agreed, say=say)
+            job = _JobRequest(engine=engine, files=first["files"], asked=first["asked"], agreed=agreed, report=report)
             done = await KINDS[first["kind"]](job)
     # Where the records lie meanwhile tells nobody anything.
     told = json.dumps(done)
     for run, file in first["files"].items():
         told = told.replace(json.dumps(file)[1:-1], f"run {run}")
-    say({"done": clean.value(json.loads(told))})
+    report({"done": clean.value(json.loads(told))})
 
 
 def main() -> None:
     """Read the first message and run its job."""
-    hear, say = open_json_channel()
-    first = wait_for_message(hear)
+    read_lines, report = open_json_channel()
+    first = wait_for_message(read_lines)
     if first is None:
         return
     try:
-        asyncio.run(_run_job(first, hear, say))
+        asyncio.run(_run_job(first, read_lines, report))
     except (asyncio.CancelledError, KeyboardInterrupt):
         sys.exit(1)
     except Exception as error:  # noqa: BLE001 - whatever the author's code raises, a sentence comes of it
         told = error_text(error)
         for run, file in first["files"].items():
             told = told.replace(file, f"run {run}")
-        say({"failed": make_redactor("all", os.environ).text(told)})
+        report({"failed": make_redactor("all", os.environ).text(told)})
 
 
 if __name__ == "__main__":

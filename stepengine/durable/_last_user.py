@@ -29,7 +29,7 @@ def stop_server(folder: str, pid: int) -> None:
 
 
 def wait_for_end_or_message(pid: int) -> bool:
-    """Wait until the process ends or sends a word; return whether it said that nothing is left to do."""
+    """Wait until the process ends or sends a message; return whether the message says that no work is left."""
     spoken = sys.stdin.fileno()
     ends = [spoken]
     with contextlib.suppress(AttributeError, OSError):  # elsewhere than on Linux, or when it has ended already

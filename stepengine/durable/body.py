@@ -177,7 +177,7 @@ async def _prepare_execution(launcher: Launcher, order: SubmittedRun, run: Durab
         mail=run.messages,
     )
     seen.live = launcher.make_engine_run(
-        attrs.evolve(root, plan=plan, state=state, services=services), shows=run.workflow.shows
+        attrs.evolve(root, plan=plan, state=state, services=services), shows=run.workflow.is_new
     )
     run.end.tree = seen.live.tree
     run.tree.questions.use_recorded_rules(order.rules)
@@ -238,7 +238,7 @@ class _Execution:
         self.finished: Finished | None = None
 
     def machine(self, inner: MachineMaker) -> MachineMaker:
-        """Return what makes the machines of the run and of the bodies in it, and looks at how the run ends."""
+        """Return a function that creates the machines of the run and of its tool bodies, and observes the end of the run."""
 
         def run_machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             end = self._run.end

@@ -154,7 +154,7 @@ class ChildRuns:
         await started.is_recorded
         ended: dict[str, Any] = {}
         parent = started.item.path
-        running = sum(child.rpartition(".")[0] == parent for child in tree.background.at_work())
+        running = sum(child.rpartition(".")[0] == parent for child in tree.background.iterate_running())
         try:
             with self._budgets.reserve_part(parent, 1 + running) as share:
                 outcome = await self._inner.perform(item, _RemoteIO(io, run, started.item, share, ended))
@@ -267,7 +267,7 @@ class _RemoteIO(ForwardingIO):
         # In each case the child is waited for until it has ended, so that its spending is known.
         pull = tree.performers.brake.find_stop_signal(path)
         ending = tree.runs.elsewhere[path] = asyncio.get_running_loop().create_future()
-        known = tree.background.stopping(path)
+        known = tree.background.find_stop(path)
         if known is not None:
             ending.set_result(known)
         ends: set[asyncio.Future[Any]] = {task, ending} if pull is None else {task, ending, pull}

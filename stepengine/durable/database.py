@@ -440,7 +440,7 @@ class ReopeningConnection:
             return list(await found.fetchall())
 
     async def close(self) -> None:
-        """Close the connection, and give its locks back; may be called twice."""
+        """Close the connection and release its locks; may be called twice."""
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()

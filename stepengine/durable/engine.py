@@ -38,7 +38,7 @@ from stepengine.workspace.after_fork import keep_referenced, register_renewable
 
 class DurableEngine:
     """
-    Runs agents on a database: what is submitted here is run by this process or by any other worker of the deployment.
+    Runs agents on a database. This process or any other worker of the deployment executes a submitted run.
 
     ``async with DurableEngine(...) as engine`` connects and, unless it only submits, works; what is under way when it is
     closed is resumed by the next worker under the same executor id, or by whoever takes over.
@@ -125,7 +125,7 @@ class DurableEngine:
         register_renewable(self)
 
     def renew(self) -> None:
-        """Drop the connections in a forked child, which has none of their threads; the parent keeps them."""
+        """Drop the connections in a forked child, which does not have their threads. The parent's connections stay open."""
         self._was_forked = self._was_forked or self._operator is not None
         keep_referenced(self._operator, self._process, self._chores)
         self._operator = self._process = None
@@ -286,7 +286,7 @@ class DurableEngine:
         **options: Any,
     ) -> RunResult:
         """
-        Run an agent to its end, on whatever worker takes it, and return the result.
+        Run an agent to its end, on any worker, and return the result.
 
         Where it waits for an answer, the result is ``suspended`` as it would be without a database: its questions stand in
         ``pending_questions``, and ``engine.resume(run, answers=...)`` goes on; ``result.journal`` is the run's id.
@@ -319,7 +319,7 @@ class DurableEngine:
 
     async def stream(self, agent: AgentLike, prompt: str | None = "", **options: Any) -> AsyncGenerator[Event, None]:
         """
-        Submit a run and give its events, wherever it is executed; the last one is ``RunFinished`` with the result.
+        Submit a run and yield its events, from any worker. The last one is ``RunFinished`` with the result.
 
         Leaving the iteration early, or closing the generator, cancels the run. Errors are those of ``submit``.
         """
@@ -349,7 +349,7 @@ class DurableEngine:
 
     async def result(self, run: str, *, waits: bool = False) -> RunResult:
         """
-        Wait for the end of a run and return its result, or what it waits for once all of it is suspended.
+        Wait until a run ends or is suspended, and return its result.
 
         It waits for answers, for messages, and for times further than ``sleep_in_process`` of ``Engine``; workers resume it
         when these come, whether or not anybody asks for the result.

@@ -133,7 +133,7 @@ class WorkflowSteps:
             *list_driver_errors(),
         )
 
-    def shows(self, event: Event) -> bool:
+    def is_new(self, event: Event) -> bool:
         """Return whether an event is new to observers."""
         # A run that was resumed repeats its recorded part, whose events were shown by an earlier execution.
         return self.is_live or not self.was_replayed
@@ -258,7 +258,7 @@ class Activity:
 
     @contextlib.contextmanager
     def count_waiting(self) -> Iterator[None]:
-        """Count an effect as waiting while the block runs: a worker that leaves does not wait for what may take a year."""
+        """Count an effect as waiting while the block runs. A worker that stops does not wait for such effects, because they may take a year."""
         self.waits += 1
         try:
             yield

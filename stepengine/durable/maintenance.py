@@ -359,7 +359,7 @@ class DeploymentMaintenance:
 
     @staticmethod
     async def _try_worker_lock(own: object, executor: str, *, seconds: float) -> bool:
-        """Try for *seconds* to take the lock of a worker; return whether it succeeded."""
+        """Try for *seconds* to acquire the lock of a worker; return whether it succeeded."""
         until = time.monotonic() + seconds
         while True:
             ((got,),) = await _fetch_all(own, LOCK, worker_lock_name(executor))
@@ -479,7 +479,7 @@ class DeploymentMaintenance:
 
 
 def _is_wait_step(name: str) -> bool:
-    """Return whether a step, the last of a run, says that it waits: for an answer, or for a run below it."""
+    """Return whether the last step of a run waits for an answer or for a child run."""
     return parse_kind(name) in (ASK, SPAWN, CHILD) or name.startswith("DBOS.")
 
 

@@ -65,7 +65,7 @@ class ReceivedMessages:
         """Deliver a posted message to the run that receives on its topic."""
         self._known.add(key)
         self._posted[message.id] = key
-        tree.mail.arrive(message)
+        tree.mail.deliver(message)
 
     def pop_received(self, outcome: Single) -> dict[str, Any]:
         """Return the member with the keys of the messages that an outcome consumed, and of those refused since the last one."""

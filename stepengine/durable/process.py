@@ -188,7 +188,7 @@ class WorkerProcess:
 
     async def open(self) -> None:
         """
-        Take the executor's lock, connect, and start to take runs from the queues.
+        Acquire the executor's lock, connect, and start to dequeue runs.
 
         Raises:
             ExecutorBusy: when another process has the same executor id.

@@ -97,7 +97,7 @@ class Queues:
         return min([MAX_LOOK_SECONDS, *self._pauses.values()]) * random.uniform(0.95, 1.05)  # noqa: S311 - no secret
 
     async def take(self, connection: Any) -> None:
-        """Start to take runs from the queues that have some, as *connection* sees them."""
+        """Start to dequeue runs from all queues that are not empty according to *connection*."""
         now = asyncio.get_running_loop().time()
         due = [name for name in self._queues if name not in self._busy and self._due.get(name, now) <= now]
         if not due or self._is_closed:

@@ -563,7 +563,7 @@ class _PlaybackPerformer:
     async def _make_stop(self, item: Item, io: IO) -> Single:
         """Return the stop before an effect without an outcome: suspended if it waits there."""
         if isinstance(item.effect, WAITS) and not self._played.has_ended_elsewhere(item.path):
-            io.note_suspension(item)
+            io.record_suspension(item)
             return Stop("suspended")
         if isinstance(item.effect, AskPerson) and not self._played.has_ended_elsewhere(item.path):
             stopped = await self._inner.perform(item, io)

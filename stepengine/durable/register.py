@@ -229,7 +229,7 @@ class Register:
         """Count bytes that a client sent to a run."""
         await self._database.rows(MORE_BYTES, size, run)
 
-    async def note_submitted(self, run: str) -> None:
+    async def record_submitted(self, run: str) -> None:
         """Record that a run was submitted."""
         await self._database.rows(SUBMITTED, run)
 
@@ -256,7 +256,7 @@ class Register:
         return [_parse_row(row) for row in await self._database.rows(late, given)]
 
     async def find(self, run: str) -> RegisteredRun | None:
-        """Return a root run, whoever submitted it."""
+        """Return a root run of any owner."""
         one = f"select {COLUMNS} {REGISTERED_RUNS} and v.run = %(run)s union all select {COLUMNS} {OTHER_RUNS} and s.workflow_uuid = %(run)s"
         rows = await self._database.rows(one, {"app": self._app, "run": run})
         return _parse_row(rows[0]) if rows else None

@@ -149,7 +149,7 @@ class DatabaseBook:
 
     @contextmanager
     def _connect(self) -> Iterator[Any]:
-        """Give a connection of its own, and commit what is done with it."""
+        """Open a connection for the block, and commit its changes."""
         try:
             with open_transaction(self._url) as own:
                 yield own

@@ -48,8 +48,8 @@ class DurableScheduler(Scheduler):
         self.book = DatabaseBook(engine.setting.url, app=engine.setting.app)
         self._durable = engine
 
-    def _left_behind(self) -> list[DueTime]:
-        """Return times that somebody claimed who died before they were submitted, or is about to."""
+    def _find_orphaned_times(self) -> list[DueTime]:
+        """Return claimed times without a submitted run, because their worker died or has not submitted them yet."""
         known = {schedule.id: schedule for schedule in self.schedules}
         return [
             DueTime(known[ran.schedule], ran.at)

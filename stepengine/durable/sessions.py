@@ -354,7 +354,7 @@ class Sessions:
     # --- whose turn it is ---------------------------------------------------------------------------------------------
 
     async def dispatch_waiting_turns(self) -> None:
-        """Start waiting turns when their time comes, until cancelled; retry while the database is unreachable."""
+        """Start each waiting turn when it is due, until cancelled. Retry while the database is unreachable."""
         pause = IDLE_LOOK_SECONDS
         while True:
             try:

@@ -100,7 +100,7 @@ class Submission:
 
 def make_submission(launcher: Launcher, agent: AgentLike, prompt: str | None, options: Mapping[str, Any]) -> Submission:
     """
-    Check a run as ``Engine.run`` checks it, and return what to submit.
+    Check a run as ``Engine.run`` checks it, and return the submission.
 
     Args:
         launcher: The launcher of the engine with the agents.

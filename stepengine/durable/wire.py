@@ -35,7 +35,7 @@ SCHEMA_VERSION = 1
 
 
 def to_portable_json(form: Mapping[str, object]) -> dict[str, object]:
-    """Return a form as plain JSON; raises ``DataError`` for what cannot be stored."""
+    """Return a form as plain JSON; raise ``DataError`` for a value that cannot be stored."""
     made: dict[str, object] = json.loads(compact(form))
     return made
 
@@ -143,7 +143,7 @@ class SubmittedRun:
         return f"{self.root}/{self.path}" if self.spawns else self.root
 
     def form(self) -> dict[str, Any]:
-        """Return it as JSON; raises ``DataError`` for what cannot be stored."""
+        """Return it as JSON; raise ``DataError`` for a value that cannot be stored."""
         info = self.info
         form: dict[str, object] = {
             "schema": SCHEMA_VERSION,
@@ -367,7 +367,7 @@ def _encode_left(left: EndedRun, plan: RunPlan) -> dict[str, object]:
 
 
 def parse_left(form: Mapping[str, Any]) -> EndedRun:
-    """Parse what an inline child leaves to its parent."""
+    """Parse the data that an inline child returns to its parent."""
     return EndedRun(status=RunStatus(form["status"]), state=restored(form["state"]), **_parse_log(form))
 
 

@@ -140,8 +140,8 @@ class Agent:
         return found
 
     @cached_property
-    def sandboxes(self) -> Sequence[Callable[[], str]]:
-        """Functions that name the sandboxes in which tools of it, and of all that may run below it, run programs."""
+    def sandbox_name_getters(self) -> Sequence[Callable[[], str]]:
+        """Functions that return the sandbox names of the tools of this agent and its descendants; they raise if a sandbox is not installed."""
         runs = [binding.runs for agent in self._collect_reachable() for binding in agent.tools.values()]
         return [one.sandbox for one in runs if isinstance(one, Yielding) and one.sandbox is not None]
 
@@ -235,12 +235,12 @@ class Catalog:
         # Empty while the family is checked, which looks into it for ids that are known already.
         self._agents: dict[str, Agent] = {}
         self._spaces: dict[tuple[str, str], dict[str, Agent]] = {}
-        self._agents = self._family(list(agents), agents_of_tools(self._tools.values()))
+        self._agents = self._compile_family(list(agents), agents_of_tools(self._tools.values()))
         self._met: dict[int, Agent] = {}
 
     @property
     def definitions(self) -> tuple[AgentDefinition, ...]:
-        """Every definition that the engine was given, and those that they may spawn."""
+        """The definitions of the engine and of the agents that they may spawn."""
         return tuple([agent.definition for agent in self._agents.values()])
 
     @property
@@ -290,10 +290,10 @@ class Catalog:
         return self._agents.get(name) if bundled is None else self._compile_given(bundled)
 
     def _compile_given(self, definition: AgentDefinition) -> Agent:
-        """Return the compiled agent of a definition given for one run; the last ones are cached, so checked once."""
+        """Return the compiled agent of a definition that was passed for one run. Recent ones are cached."""
         known = self._met.get(id(definition))
         if known is None:
-            known = self._family([definition])[_catalog_key(definition)]
+            known = self._compile_family([definition])[_catalog_key(definition)]
             # The oldest goes, and `pop` has a default because threads may share an engine: two can choose the same one.
             # The agent holds its definition, so no other object takes the id that it is kept under.
             while len(self._met) >= KEPT_DEFINITIONS:
@@ -328,8 +328,10 @@ class Catalog:
         }
         return JsonDict(freeze(told))
 
-    def _family(self, given: Sequence[AgentDefinition], also: Iterable[AgentDefinition] = ()) -> dict[str, Agent]:
-        """Compile *given* and the agents that they may spawn; ids of others refer to agents of the engine."""
+    def _compile_family(
+        self, given: Sequence[AgentDefinition], also: Iterable[AgentDefinition] = ()
+    ) -> dict[str, Agent]:
+        """Compile *given* and the agents that they may spawn. Other ids refer to agents of the engine."""
         definitions = _collect_definitions(given, also, self._agents)
         # One mapping for all members, filled when all are made: agents may spawn each other, and each holds the mapping
         # and not its children.

@@ -283,7 +283,7 @@ class Engine:
         self, agent: str | AgentDefinition, prompt: str | None = "", **options: Unpack[RunOptions]
     ) -> AsyncGenerator[Event, None]:
         """
-        Run an agent and give its events; the last one is ``RunFinished`` with the result.
+        Run an agent and yield its events. The last one is ``RunFinished`` with the result.
 
         Leaving the iteration early, or closing the generator, cancels the run. Arguments and errors are those of ``run``.
         """
@@ -451,7 +451,7 @@ class Engine:
     async def fork(self, journal: JournalLike, **options: Unpack[ForkOptions]) -> RunResult: ...
     async def fork(self, journal: JournalLike, **options: Any) -> RunResult | ForkReport:
         """
-        Branch a recorded run: keep it up to one place, and continue from there in a journal of its own, which the result names.
+        Copy a recorded run up to an effect into a new journal, and continue from there. The result names the journal.
 
         Without ``tools=`` everything after the place ``at=`` happens.
 
@@ -618,7 +618,7 @@ class Engine:
 
     async def count_tokens(self, request: ModelRequest) -> int:
         """
-        Return how many tokens *request* has: what its provider counts when it can be asked, else an estimate.
+        Return the number of tokens of *request*, counted by its provider if possible, else estimated.
 
         Asking may be a network request, which no limit and no price covers.
 
@@ -706,7 +706,7 @@ class Engine:
 
     async def aclose(self) -> None:
         """
-        End all runs, wait for them, and give back connections and threads. The engine stays usable.
+        End all runs, wait for them, and release connections and threads. The engine stays usable.
 
         Runs that have not ended after ten seconds, or whose event loop stands still, are named in a ``ResourceWarning``.
         """

@@ -128,7 +128,7 @@ def make_watcher(observer: ObserverLike) -> Watcher:
 
 def make_rate_limits(given: RateLimitsLike, models: Models, clock: TimeSource) -> RateLimits | None:
     """
-    Return the limiters for what ``Engine(rate_limits=...)`` was given.
+    Return the limiters for the argument ``Engine(rate_limits=...)``.
 
     Raises:
         DefinitionError: when that names a provider that *models* does not have.

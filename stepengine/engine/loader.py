@@ -223,7 +223,7 @@ def _report_shadowed_agent(found: AgentLocation, wanted: str) -> None:
         and find_bundled_id(wanted)
         and found.file.resolve().parent not in _resolved_own_folders()
     ):
-        trust.tell(f"the agent {wanted!r} is that of {found.file}, and not the one that comes with stepengine")
+        trust.print_message(f"the agent {wanted!r} is that of {found.file}, and not the one that comes with stepengine")
 
 
 @frozen

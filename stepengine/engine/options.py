@@ -48,7 +48,7 @@ Overrides: TypeAlias = Mapping[Callable[..., Any], Callable[..., Any]]
 
 class RunOptions(TypedDict, total=False):
     """
-    What ``run``, ``stream``, ``start`` and ``run_sync`` take beside agent and prompt.
+    The options of ``run``, ``stream``, ``start`` and ``run_sync``, in addition to agent and prompt.
 
     Attributes:
         params: A JSON object, or the pydantic model of the agent's ``input_schema``.
@@ -88,7 +88,7 @@ class RunOptions(TypedDict, total=False):
 
 class StartOptions(RunOptions, total=False):
     """
-    What ``start`` takes beside agent and prompt: the options of ``run``, and how the handle behaves.
+    The options of ``start``: those of ``run`` and the behaviour of the handle.
 
     Attributes:
         keep_open: Whether the handle stays when its run has ended, and takes the next input as the next turn of the same
@@ -109,7 +109,7 @@ class StartOptions(RunOptions, total=False):
 
 class ReplayOptions(TypedDict, total=False):
     """
-    What ``replay`` takes beside a journal.
+    The options of ``replay``, in addition to the journal.
 
     Attributes:
         agent: Id or definition of the agent; by default the engine's agent that the journal names.
@@ -139,7 +139,7 @@ class ReplayOptions(TypedDict, total=False):
 
 class ResumeOptions(TypedDict, total=False):
     """
-    What ``resume`` takes beside a journal.
+    The options of ``resume``, in addition to the journal.
 
     Attributes:
         answers: Answers to the open questions, by question id or text; with ``on_divergence="extend"`` also to those that
@@ -183,7 +183,7 @@ class ResumeOptions(TypedDict, total=False):
 
 class StartResumeOptions(ResumeOptions, total=False):
     """
-    What ``start_resume`` takes beside a journal: the options of ``resume``, and how long questions stay open.
+    The options of ``start_resume``: those of ``resume``, and how long questions stay open.
 
     Attributes:
         wait_for_answers: As with ``start``; 0 by default, so that the next question suspends the run again unless somebody
@@ -256,7 +256,7 @@ class RecordedForkOptions(TypedDict, total=False):
 
 class StartForkOptions(ForkOptions, total=False):
     """
-    What ``start_fork`` takes beside a journal: the options of ``fork``, and how long questions stay open.
+    The options of ``start_fork``: those of ``fork``, and how long questions stay open.
 
     Attributes:
         wait_for_answers: As with ``start_resume``.

@@ -156,7 +156,7 @@ class PackagedAgent:
 
     def load(self) -> AgentDefinition:
         """
-        Return the agent; at the command line a person must have agreed to what its package wants.
+        Return the agent. At the command line, a person must first approve the access that its package declares.
 
         Raises:
             DefinitionError: when nobody agreed, its code fails, or has other agents or tools than its metadata says.
@@ -203,7 +203,7 @@ def find_installed_packages() -> InstalledPackages:
 
 def approve_package(name: str) -> trust.AccessRequest:
     """
-    Approve what an installed package of agents asks for, from now on, and return that. The package is not imported.
+    Approve the declared access of an installed agent package permanently, and return it. The package is not imported.
 
     The approval covers this version and later ones that ask for no more.
 

@@ -183,7 +183,7 @@ class EngineRun:
         return (*asks, *waits)
 
     def close_if_unstarted(self) -> None:
-        """Close the journal if the run never started, because nobody iterated its stream."""
+        """Close the journal if the run never started, because its stream was not iterated."""
         if self.journaled_run is not None and not self._is_started:
             self.journaled_run.writer.close()
 

@@ -407,8 +407,8 @@ class Planner:
     ) -> RunPlan:
         definition, schemas = agent.definition, agent.schemas
         if not self._models.recorded.is_whole:
-            for sandbox in agent.sandboxes:
-                sandbox()  # says what is not installed, before any model is asked
+            for get_sandbox_name in agent.sandbox_name_getters:
+                get_sandbox_name()  # raises for a package that is not installed, before the first model call
         if not isinstance(prompt, str):
             msg = f"the prompt of agent {definition.id!r} is a string, not a {type(prompt).__name__}"
             raise InputError(msg, issues=("prompt should be a string",))
@@ -771,7 +771,7 @@ def _list_recorded_parts(state: AgentState) -> object:
 
 
 def make_root_state(plan: RunPlan, agent: Agent, previous: AgentState | None) -> AgentState:
-    """Return the state of a root run, with what it keeps of *previous*."""
+    """Return the state of a root run, which continues from *previous*."""
     if previous is not None and not isinstance(previous, AgentState):
         msg = f"previous is an AgentState, such as result.state, not a {type(previous).__name__}"
         raise InputError(msg, issues=("previous should be an AgentState",))

@@ -236,7 +236,7 @@ class Scheduler:
         """
         async with self._ticking:
             moment = now or self._clock.now()
-            begun = [await self._begin(due) for due in await asyncio.to_thread(self._left_behind)]
+            begun = [await self._begin(due) for due in await asyncio.to_thread(self._find_orphaned_times)]
             for due in await asyncio.to_thread(self.list_due, moment):
                 if len(self._under_way) >= self._at_once:
                     break
@@ -246,7 +246,7 @@ class Scheduler:
                     begun.append(await self._begin(due))
             return [started for started in begun if started is not None]
 
-    def _left_behind(self) -> list[DueTime]:
+    def _find_orphaned_times(self) -> list[DueTime]:
         """Return claimed times without a started journal; those with a journal are marked as started."""
         found: list[DueTime] = []
         for ran in self.book.load_claimed_times():

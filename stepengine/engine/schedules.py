@@ -136,7 +136,7 @@ class Schedule:
         return f"{kept or 'agent'}-{digest}"
 
     def describe(self) -> str:
-        """Return what the line says, in English, such as ``At 07:00, Monday through Friday``."""
+        """Return the meaning of the line in English, such as ``At 07:00, Monday through Friday``."""
         return str(_iterate_times_after(self.line, LOOKED_FROM).explain())
 
     def local(self, moment: datetime) -> datetime:

@@ -67,7 +67,7 @@ class SessionJournals:
         return name
 
     def remove_old(self) -> None:
-        """Remove all journals but the newest, as many as the store keeps."""
+        """Remove all journals except the newest; the store sets their number."""
         for name in self.names()[: -self.place.keep]:
             if self.place.memory is not None:
                 del self.place.memory[name]

@@ -222,7 +222,7 @@ class _GivenValue(NamedTuple):
 @frozen(kw_only=True)
 class Settings:
     """
-    Every value in force, and where it came from. Make one with ``Settings.load``.
+    All effective values and their sources. Create one with ``Settings.load``.
 
     Attributes:
         values: Values by dotted name; a key that is not set is not in it.

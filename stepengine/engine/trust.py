@@ -66,7 +66,7 @@ class UntrustedFolder:
 
     @property
     def how(self) -> str:
-        """The command that trusts it, as a shell takes it."""
+        """The shell command that trusts it."""
         return f"stepengine agents trust {shlex.quote(str(self.project))}"
 
 
@@ -105,7 +105,7 @@ class TrustGate(Protocol):
     def agrees(self, request: AccessRequest) -> bool:
         """Return whether the requests of a package are approved."""
 
-    def tell(self, message: str) -> None:
+    def print_message(self, message: str) -> None:
         """Tell a person."""
 
 
@@ -138,7 +138,7 @@ def find_untrusted_folder(folder: Path) -> UntrustedFolder | None:
 
 def may_run_agent_files(folder: Path) -> bool:
     """
-    Return whether the agent files of a folder that nobody typed may run; a person is told when they may not.
+    Return whether the agent files of a folder that is not in the command may run. Print a message if they may not.
 
     On the command line that takes trust. In a program it is enough that code of the folder runs already: its main file
     lies there, Python imports from there, a file of it was loaded by its path, or tests run, which a developer started.
@@ -155,10 +155,10 @@ def may_run_agent_files(folder: Path) -> bool:
     return False
 
 
-def tell(message: str) -> None:
+def print_message(message: str) -> None:
     """Tell a person, once: at the command line or in the log."""
     gate = GATE.get()
-    (log_once if gate is None else gate.tell)(message)
+    (log_once if gate is None else gate.print_message)(message)
 
 
 def mark_folder_as_run(file: Path) -> None:

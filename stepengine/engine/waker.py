@@ -178,7 +178,7 @@ class Waker:
             await asyncio.sleep(0)
 
     async def _end(self) -> None:
-        """End what is under way, and close the index."""
+        """End the running resumes, and close the index."""
         for task in list(self._under_way.values()):
             task.cancel()
         await self._wait_until_fewer_than(1)
@@ -202,10 +202,10 @@ class Waker:
             self._tell(attrs.evolve(about, state="gone"))
         except JournalLocked as error:
             # Whoever has it may be killed at any time, and then it is due within the time that he was given himself.
-            again_at = await self._later(one.run, LEASE.total_seconds())
+            again_at = await self._postpone(one.run, LEASE.total_seconds())
             self._tell(attrs.evolve(about, state="held", error=error, again_at=again_at))
         except Exception as error:  # noqa: BLE001 - an agent file, a hook, whatever: it stops no other run
-            self._tell(attrs.evolve(about, state="failed", error=error, again_at=await self._later(one.run)))
+            self._tell(attrs.evolve(about, state="failed", error=error, again_at=await self._postpone(one.run)))
 
     async def _update_wake_index(self, one: Sleeping, journal: Journal, result: RunResult) -> datetime | None:
         """Update the index after a run was resumed; return when it is retried, ``None`` if it made progress."""
@@ -217,11 +217,11 @@ class Waker:
             if not stands_still:
                 await asyncio.to_thread(self._index.forget, one.run)
         if stands_still:
-            return await self._later(one.run)
+            return await self._postpone(one.run)
         self._tries.pop(one.run, None)
         return None
 
-    async def _later(self, run: str, longest: float = MAX_PAUSE_SECONDS) -> datetime | None:
+    async def _postpone(self, run: str, longest: float = MAX_PAUSE_SECONDS) -> datetime | None:
         """Postpone a run, longer each time; return until when, or ``None`` if that cannot be stored."""
         tries = self._tries[run] = self._tries.get(run, 0) + 1
         pause = timedelta(seconds=min(longest, FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, MAX_DOUBLINGS)))

@@ -69,7 +69,7 @@ class WorkspaceTools:
         self.built |= {tool.name: tool for tool in tools}
 
     def workspace_argument(self, names: Iterable[str]) -> str:
-        """Return the Python text of the argument of ``Engine`` that gives agents these tools."""
+        """Return the ``Engine`` argument that provides these tools, as Python source."""
         place, needed = self._workspace, {WORKSPACE_TOOLS[name] for name in names}
         has_write, has_shell, web = (False, False, None) if place is None else (place.write, place.shell, place.web)
         shell = _quote(has_shell) if isinstance(has_shell, str) else "True"

@@ -881,7 +881,7 @@ def _run_status(result: RunResult) -> str:
 
 
 def _find_interruption(history: History) -> str:
-    """Return what interrupted a run without its fault, such as a lost tool server; ``""`` if nothing did."""
+    """Return the cause of an interruption that the agent did not cause, such as a lost tool server; ``""`` if there is none."""
     for address, intent in sort_in_program_order(history):
         known = history.results.get(address)
         if known is None or not KINDS[intent.type].changes_world:

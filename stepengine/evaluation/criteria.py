@@ -47,7 +47,7 @@ BLOCK = 1 << 20
 
 
 def as_tuple(values: Iterable[object]) -> tuple[Any, ...]:
-    """Return an iterable as a tuple; raise ``DefinitionError`` for what is none, and for a text."""
+    """Return an iterable as a tuple; raise ``DefinitionError`` for a text and for other values."""
     if isinstance(values, str | bytes | Mapping) or not isinstance(values, Iterable):
         msg = f"an evaluation and its cases take lists, such as checks=[contains('done')], not {values!r}"
         raise DefinitionError(msg)

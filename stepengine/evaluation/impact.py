@@ -488,7 +488,7 @@ class ImpactGate:
     bound: float
 
     @classmethod
-    def parsed(cls, text: str) -> ImpactGate:
+    def parse(cls, text: str) -> ImpactGate:
         """
         Parse a gate.
 

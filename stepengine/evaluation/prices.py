@@ -79,7 +79,7 @@ class Priced:
 
 def price(journal: JournalLike, *models: str) -> list[Priced]:
     """
-    Return what a recorded run would cost with each of these models, by today's prices.
+    Return the cost of a recorded run with each of these models, at today's prices.
 
     Args:
         journal: The run.

@@ -96,7 +96,7 @@ class ReplyBook:
         """Record under a name a reply that was bought under another name."""
         self._settle(0, name, key, reply, Decimal(0))
 
-    async def buy(
+    async def call_within_budget(
         self,
         name: str,
         key: str,
@@ -270,9 +270,9 @@ class Buyer(Provider):
                 self.served += 1
                 self._book.keep(self._name, key, known[0])
                 return known.popleft()
-        return await self._buy(request, key)
+        return await self._call_within_budget(request, key)
 
-    async def _buy(self, request: ModelRequest, key: str) -> ModelReply:
+    async def _call_within_budget(self, request: ModelRequest, key: str) -> ModelReply:
         model = request.model
         output = self._models.output_limit(request) or UNBOUNDED
         most = self._price(model, Usage(input_tokens=estimated_tokens(request), output_tokens=output))
@@ -282,7 +282,7 @@ class Buyer(Provider):
                 raise LimitExceeded(msg, kind="unpriced_model", limit=float(self._book.budget))  # noqa: TRY301
             # What plays a model says itself what a reply costs.
             most = None if self._is_free else most
-            reply = await self._book.buy(
+            reply = await self._book.call_within_budget(
                 self._name,
                 key,
                 lambda: self._ask_model(request),

@@ -295,7 +295,7 @@ class GateOfScores:
     by_mean: bool = False
 
     @classmethod
-    def parsed(cls, text: str) -> GateOfScores:
+    def parse(cls, text: str) -> GateOfScores:
         """
         Parse a gate.
 
@@ -392,7 +392,7 @@ def parse_gates(evaluation: Evaluation, more: Iterable[str]) -> list[GateOfScore
     Raises:
         DataError: when a text is not a gate, or names an agent or a check that does not exist.
     """
-    gates = [GateOfScores.parsed(text) for text in (*evaluation.gates, *to_tuple(more))]
+    gates = [GateOfScores.parse(text) for text in (*evaluation.gates, *to_tuple(more))]
     for gate in gates:
         gate.named(evaluation)
     return gates

@@ -146,7 +146,7 @@ def estimate_difference(base: Mapping[str, float], side: Mapping[str, float], *,
 
 
 def estimate_ratio(pairs: Iterable[tuple[float | None, float | None]]) -> Ratio:
-    """Return the geometric mean of second to first in *pairs*, one pair per case; ``None`` values are unknown."""
+    """Return the geometric mean of second / first in *pairs* with its interval, one pair per case. Pairs with ``None`` are not counted."""
     known = [*pairs]
     logs = [math.log(b / a) for a, b in known if a is not None and b is not None and a > 0 and b > 0]
     left = len(known) - len(logs)

@@ -57,10 +57,10 @@ def _call_by_name(tool: str, as_: type[R], value: dict[str, object]) -> Generato
 
 
 class YieldedFrom(Protocol[R_co]):
-    """What ``yield from`` takes: a yieldable, or a generator of yieldables."""
+    """An operand of ``yield from``: a yieldable, or a generator of yieldables."""
 
     def __iter__(self) -> Generator[Yieldable, StepResult, R_co]:
-        """Yield what is to be done and return the result."""
+        """Yield the action and return its result."""
 
 
 def retry(

@@ -18,7 +18,7 @@ from stepengine.data.outcomes import Failure, Single, Value
 from stepengine.data.state import ChildResult
 from stepengine.data.visible import cut_after
 from stepengine.errors import ReplayDivergence
-from stepengine.journal.encoding import outcome_members, sandbox_of, to_comparable_form
+from stepengine.journal.encoding import get_sandbox_name, outcome_members, to_comparable_form
 from stepengine.journal.fingerprints import UNSEEN, Fingerprints, select_fingerprinted_part
 from stepengine.journal.history import History
 from stepengine.journal.recorded_requests import RecordedRequests
@@ -363,5 +363,5 @@ class DivergenceErrors:
         """Return the warning for a tool body that ran in another sandbox when recorded, or ``""``."""
         call, body = self._history.intents.get(get_start_address(item.path)), item.plan.body
         form = {} if call is None or body is None else self._history.form(call)
-        then, now = form.get("sandbox", ""), "" if body is None else sandbox_of(item.plan, body.tool_name)
+        then, now = form.get("sandbox", ""), "" if body is None else get_sandbox_name(item.plan, body.tool_name)
         return "" if not then or then == now else f"the program ran in {then}, and runs in {now or 'none'} now"

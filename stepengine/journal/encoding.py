@@ -72,6 +72,7 @@ __all__ = (
     "changes_world_again",
     "encode_call",
     "encode_effect",
+    "get_sandbox_name",
     "make_call_form",
     "must_be_durable",
     "name_of",
@@ -82,7 +83,6 @@ __all__ = (
     "remove_secret_content",
     "request_members",
     "restored",
-    "sandbox_of",
     "to_comparable_form",
     "to_storable_error",
     "unpack_texts",
@@ -126,7 +126,7 @@ def encode_call(effect: CallTool, plan: RunPlan) -> tuple[Form, bool]:
     if not isinstance(effect, CallBody):
         return form, lasts
     form["yields"] = True
-    name = sandbox_of(plan, tool)
+    name = get_sandbox_name(plan, tool)
     if name:
         form["sandbox"] = name
     return form, False
@@ -145,7 +145,7 @@ def make_call_form(tool_name: str, given: JsonDict, tool_call_id: str, source: s
 
 # Recorded, since another version of a sandbox may work a program out to something else; a divergence below the call
 # then names it as the likely cause.
-def sandbox_of(plan: RunPlan, tool_name: str) -> str:
+def get_sandbox_name(plan: RunPlan, tool_name: str) -> str:
     """Return name and version of the sandbox that runs a tool's body, or ``""`` if it needs none or it is not installed."""
     binding = plan.tools.get(tool_name)
     sandbox = binding.runs.sandbox if binding is not None and isinstance(binding.runs, Yielding) else None

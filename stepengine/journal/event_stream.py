@@ -528,7 +528,7 @@ async def follow_events(
     while True:
         # What is read waits for the disk, and making events of a long journal takes its time.
         has_news = watch.is_behind or watch.follower.may_have_new_records()
-        events = await asyncio.to_thread(watch.look) if has_news else ()
+        events = await asyncio.to_thread(watch.read_new_events) if has_news else ()
         for event in events:
             yield event
         if watch.is_over(stay=stay):
@@ -565,7 +565,7 @@ class JournalWatch:
         shown = self._projection
         return not self.is_behind and (shown.is_over or (shown.is_waiting and not stay))
 
-    def look(self) -> list[Event]:
+    def read_new_events(self) -> list[Event]:
         """Poll the journal and return the new events."""
         was_behind, news = self.is_behind, self.follower.read_new()
         self.is_behind = news.is_behind

@@ -340,7 +340,7 @@ class History:
         source, texts = result.read_from, self.blobs.texts_for("result", result)
         if source is None or isinstance(source, Mapping):
             return cast("Mapping[str, Any]", unpack_texts(source, texts))
-        members = source.filled(result.start, result.end, texts)
+        members = source.fill_blobs(result.start, result.end, texts)
         check_same_address(result, members)
         return members
 

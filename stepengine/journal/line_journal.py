@@ -358,7 +358,7 @@ class LineWriter(Writer):
     def _append_signature(self, chain: SignatureChain, *, closes: bool = False) -> None:
         """Append a signature of everything before it."""
         line = self._encoder.line(chain.sign(closes=closes))
-        chain.signed(line)
+        chain.add_signature(line)
         self._lines.append(line)
 
     def _append_last_signature(self) -> None:

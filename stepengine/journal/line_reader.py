@@ -115,7 +115,7 @@ class JournalBytes:
         """
         return self._parse_line(self.read(start, end), start)
 
-    def filled(self, start: int, end: int, blobs: Mapping[str, object]) -> Mapping[str, Any]:
+    def fill_blobs(self, start: int, end: int, blobs: Mapping[str, object]) -> Mapping[str, Any]:
         """
         Return the members of a line with its blobs filled in.
 

@@ -118,7 +118,7 @@ def refuse_approvals_of_others(journal: Journal, history: History, *, trust: boo
 
 
 def _may_be_permission(history: History, intent: Intent, prints: Fingerprints) -> bool:
-    """Return whether an effect is a permission question, or has the fingerprint of something else than it says that it is."""
+    """Return whether an effect is a permission question, or its fingerprint does not match its record."""
     form = history.form(intent)
     is_permission = intent.type == "ask" and form["purpose"] == PERMISSION
     # A run compares fingerprints only. If one does not fit its record, the record may answer any question.

@@ -83,11 +83,11 @@ class RecordPlayer:
         address = item.address
         known = replayer.result(address)
         if self._unknown_calls is not None and isinstance(item.effect, CallModel):
-            self._unknown_calls.note_model_call(item, is_recorded=known is not None)
+            self._unknown_calls.record_model_call(item, is_recorded=known is not None)
         if known is not None:
             again = not isinstance(item.effect, CHILD_ENDS) and self._past.leeway.performs_again(item.effect)
             return self._perform_and_compare(known, item, io) if again else self._answer_from_record(known, item, io)
-        if replayer.halts(item):
+        if replayer.stops_before(item):
             return self._make_record_end_stop(item, io)
         if item.gather is not None and replayer.ends.has_lost_race(item):
             return self._recorder.commit(item, make_race_loss_outcome(item, 0), [])
@@ -107,7 +107,7 @@ class RecordPlayer:
             return await self._recorder.perform_live(item, io, again=True) if refused is None else refused
         outcome = await self._perform_unanswered(item, io)
         if is_permission(item):
-            unknown.note_answer(item, outcome)
+            unknown.record_answer(item, outcome)
         return outcome
 
     async def _ask_about_unknown_call(self, unknown: UnknownCalls, item: Item, io: IO) -> Single | None:
@@ -129,7 +129,7 @@ class RecordPlayer:
         """Return whether the record answers an effect, or has its start."""
         replayer, address = self._replayer, item.address
         lost = item.gather is not None and replayer.ends.has_lost_race(item)
-        if replayer.result(address) is not None or replayer.halts(item) or lost:
+        if replayer.result(address) is not None or replayer.stops_before(item) or lost:
             return "answered"
         return "begun" if replayer.has_recorded_start(address) else "new"
 
@@ -182,7 +182,7 @@ class RecordPlayer:
         questions = render_questions(item) if isinstance(item.effect, AskPerson) else ()
         stop = self._replayer.ends.stop_at(item.path, questions, waits=isinstance(item.effect, WAITS))
         if stop.kind == "suspended":
-            io.note_suspension(item)
+            io.record_suspension(item)
         return attrs.evolve(stop, begun=self._replayer.find_stopped_call(item))
 
     async def _start_background_child(self, item: Item, io: IO) -> Single:
@@ -191,12 +191,12 @@ class RecordPlayer:
         known, refused = replayer.result(address), replayer.find_refused_outcome(address, item)
         if refused is not None:
             return refused
-        if known is None and replayer.halts(item):
+        if known is None and replayer.stops_before(item):
             return await self._make_record_end_stop(item, io)
         if known is None and (denied := await self._find_refusal_of_start(item, io)) is not None:
             return denied
         if known is not None and self._unknown_calls is not None:
-            self._unknown_calls.note_start(item)
+            self._unknown_calls.record_start(item)
         outcome = await self._inner.perform(item if known is None else item._replace(has_begun=True), io)
         if self._writer.fatal is not None:
             return self._make_divergence_stop()
@@ -244,7 +244,7 @@ class RecordPlayer:
                 if replayer.has_begun(address)
                 else await self._recorder.commit(item, make_race_loss_outcome(item, 0), [])
             )
-        if replayer.halts_before_run(item):
+        if replayer.stops_before_run(item):
             return await self._make_record_end_stop(item, io)
         return await self._find_refusal_of_start(item, io) if replayer.result(address) is None else None
 
@@ -252,11 +252,11 @@ class RecordPlayer:
         """Ask about a child or tool body that only a record of others asks for; return and record the outcome if it must not start."""
         unknown = self._unknown_calls
         # Where the record ends, a replay runs a child that has begun over its own records and starts nothing.
-        if unknown is None or self._replayer.halts(item) or not unknown.includes(item):
+        if unknown is None or self._replayer.stops_before(item) or not unknown.includes(item):
             return None
         refused = await self._ask_about_unknown_call(unknown, item, io)
         if refused is None:
-            unknown.note_reply(child_path(*item.address), is_recorded=False)
+            unknown.record_reply(child_path(*item.address), is_recorded=False)
         return refused
 
     def _make_stop_of_child(self, item: Item, outcome: Single) -> Single:

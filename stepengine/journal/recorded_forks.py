@@ -507,9 +507,9 @@ class ForkReplayer(Replayer):
         """Return the result that answers an effect."""
         return self._given.get(address) or self._past.result(address)
 
-    def halts(self, item: Item) -> bool:
+    def stops_before(self, item: Item) -> bool:
         """Return whether the run stops before an effect without result, since no one is asked."""
-        return isinstance(item.effect, AskPerson) or super().halts(item)
+        return isinstance(item.effect, AskPerson) or super().stops_before(item)
 
     def make_cut_future(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
         """Return a future that is done when a result of background children no longer holds, and their paths."""
@@ -647,5 +647,6 @@ class _CountingPerformer(PaidPerformer):
         return outcome
 
     def _make_refusal(self, refusal: LimitExceeded) -> Failure:
+        """Return the failure of a refused model call, and mark the fork as over its budget."""
         self._count.is_unpaid = True
         return super()._make_refusal(refusal)

@@ -146,7 +146,7 @@ class RecordedPermissions:
         return any((path, call.seq) in self._past.history.results for call in calls)
 
     def _has_approved_result(self, asked: Address, answer: Answer) -> bool:
-        """Return whether the record has the result of a call as the permission *asked* allowed it."""
+        """Return whether the record has a result for the call that the permission at *asked* allowed, with the same input."""
         form = self._past.history.form(self._past.history.intents[asked])
         (question,) = questions_of(form)
         wanted = question.details if answer.edited_input is None else answer.edited_input

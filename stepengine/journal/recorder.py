@@ -423,6 +423,6 @@ class DeferredIO(ForwardingIO):
 
     _note: Callable[[Item], Awaitable[None]]
 
-    def note_waiting_call(self, item: Item) -> Awaitable[None]:
+    def record_waiting_call(self, item: Item) -> Awaitable[None]:
         """Record that the call only waits."""
         return self._note(item)

@@ -364,7 +364,7 @@ class JournalSource(Protocol):
     def members(self, start: int, end: int) -> Mapping[str, Any]:
         """Return the members of the line from *start* to *end*; raise ``JournalCorrupt`` if it is no record."""
 
-    def filled(self, start: int, end: int, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def fill_blobs(self, start: int, end: int, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the line's members with its blobs filled in; raise ``KeyError`` if one is missing."""
 
 

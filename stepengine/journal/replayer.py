@@ -196,7 +196,7 @@ class Replayer:
         """Return the recorded result at an address."""
         return self._past.result(address)
 
-    def halts(self, item: Item) -> bool:
+    def stops_before(self, item: Item) -> bool:
         """Return whether the run stops before an effect without result."""
         return not self.ends.is_live(item.path)
 
@@ -285,9 +285,9 @@ class Replayer:
             refused = (child_path(*address), 0) not in self._past.history.intents
         return self.answer(known, item) if refused else None
 
-    def halts_before_run(self, item: Item) -> bool:
+    def stops_before_run(self, item: Item) -> bool:
         """Return whether the run stops before starting another one that has no record."""
-        return isinstance(item.effect, RUNS) and self._past.intent(item.address) is None and self.halts(item)
+        return isinstance(item.effect, RUNS) and self._past.intent(item.address) is None and self.stops_before(item)
 
     def has_begun(self, address: Address) -> bool:
         """Return whether a child or tool body has a recorded end or first effect."""
@@ -427,13 +427,13 @@ class ParallelRecord:
 
     def has_begun(self, item: Item) -> bool:
         """Return whether an effect was started, or will never start."""
-        return self.past.intent(item.address) is not None or self.replayer.halts(item)
+        return self.past.intent(item.address) is not None or self.replayer.stops_before(item)
 
     def has_outcome(self, item: Item) -> bool:
         """Return whether an effect has a recorded result, or its run is recorded to have ended before it."""
         if isinstance(item.effect, RUNS):
             return self.has_begun(item)
-        return self.past.result(item.address) is not None or self.replayer.halts(item)
+        return self.past.result(item.address) is not None or self.replayer.stops_before(item)
 
 
 def make_parallel_record(replayer: Replayer, past: RecordedPart) -> ParallelRecord | None:

@@ -201,7 +201,7 @@ class RunMailbox:
             case "input":
                 self._append_letter_record(message)
             case "answer" if letter.topic in self._left_open:
-                self._append_answer_record(letter)
+                self._record_answer_for_resume(letter)
                 return False
             case "cancel":
                 # Written down when it has come to its end: a crash before that is not to lose it.
@@ -227,8 +227,8 @@ class RunMailbox:
         said = {"type": "mailbox_message", "id": message.id, "kind": message.kind, "value": message.value}
         self._journal.writer.append(Input(message.path, -1, self._journal.timing.last, said))
 
-    def _append_answer_record(self, letter: MailboxMessage) -> None:
-        """Record the answer to a question that this process does not wait for; a resumed run finds it."""
+    def _record_answer_for_resume(self, letter: MailboxMessage) -> None:
+        """Record the answer to a question that no effect in this process waits for. The resumed run reads it."""
         (path, seq), question = self._left_open[letter.topic]
         answer = parse_answer(letter.value)
         if problem := answer_problem(answer, question):

@@ -153,7 +153,7 @@ class RunWriter:
         """Run *work* in a thread if the journal is on a disk or *blocks* is set, else directly."""
         assert self._writer is not None  # noqa: S101 - asked for an open journal
         assert self._commits is not None  # noqa: S101 - made with the writer
-        return await self._commits.apart(work) if self._writer.blocks or blocks else work()
+        return await self._commits.run_in_thread(work) if self._writer.blocks or blocks else work()
 
     def set_request_base(self, intent: Intent) -> None:
         """Store later requests as differences to this recorded one."""

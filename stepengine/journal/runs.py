@@ -40,7 +40,7 @@ class SelfOpeningJournal(Journal):
     """A journal that decides itself how a run uses it, such as that of a test, which records or replays."""
 
     @abc.abstractmethod
-    def opened(self, answers: Mapping[str, AnswerLike] | None = None) -> JournaledRun:
+    def open_run(self, answers: Mapping[str, AnswerLike] | None = None) -> JournaledRun:
         """Return the run to be started on this journal."""
 
 
@@ -52,7 +52,7 @@ def open_recording(journal: JournalLike, answers: Mapping[str, AnswerLike] | Non
         JournalError: for what is not a journal.
     """
     made = as_journal(journal)
-    return made.opened(answers) if isinstance(made, SelfOpeningJournal) else JournaledRun.record(made, answers)
+    return made.open_run(answers) if isinstance(made, SelfOpeningJournal) else JournaledRun.record(made, answers)
 
 
 async def record(journal: JournalLike, launch: Launch, *, answers: Mapping[str, AnswerLike] | None = None) -> Any:

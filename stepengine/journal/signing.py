@@ -317,7 +317,7 @@ class SignatureChain:
         self._is_closed = closes
         return f'{text},"sig":"{self._key.signature(text.encode())}"}}}}'
 
-    def signed(self, line: bytes) -> None:
+    def add_signature(self, line: bytes) -> None:
         """Add the line of a signature and start the next span."""
         self._digest.update(line)
         self._records += 1

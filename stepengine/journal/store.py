@@ -617,7 +617,7 @@ class Commits:
         self._writer.announce()
         return future
 
-    async def apart(self, work: Callable[[], Made]) -> Made:
+    async def run_in_thread(self, work: Callable[[], Made]) -> Made:
         """Run *work*, which may wait for the disk, in a thread and return its result."""
         made: Made = await self._get_thread_pool().run("journal", work)
         return made

@@ -33,7 +33,7 @@ STEPS = ("step", "final_answer")
 
 def find_unknown_calls(history: History) -> list[Address]:
     """
-    Return the effects by which a run would perform what only its record asks for, as far as the record alone can tell.
+    Return the effects that only the record requests and that a resumed run would perform, as far as the record shows them.
 
     They are calls that have begun and not ended, and last replies of a model that ask for calls without a result.
     """
@@ -61,7 +61,7 @@ def find_unknown_calls(history: History) -> list[Address]:
 
 def refuse_unknown_calls(journal: Journal, *, trust: bool | None = None) -> None:
     """
-    Raise if a journal that is not this user's would perform what only it asks for, or allow it; see ``resume`` for *trust*.
+    Raise if a journal of another user requests or approves calls that a resumed run would perform; see ``resume`` for *trust*.
 
     Raises:
         JournalError: it names the effects, and says what helps.
@@ -110,30 +110,30 @@ class UnknownCalls:
         self._replies: dict[str, bool] = {}
         self._started = set[str]()
 
-    def note_reply(self, path: str, *, is_recorded: bool) -> None:
-        """Note who asks for the next calls of the run at *path*: the record, or a model or a person now."""
+    def record_reply(self, path: str, *, is_recorded: bool) -> None:
+        """Record whether the next calls of the run at *path* come from the record, or from a model or person now."""
         self._replies[path] = is_recorded
 
-    def note_model_call(self, item: Item, *, is_recorded: bool) -> None:
-        """Note who replies to a model call whose reply may ask for calls; what an author asks a model in between asks for none."""
+    def record_model_call(self, item: Item, *, is_recorded: bool) -> None:
+        """Record the source of a reply that may request calls. Replies to ``Complete`` request none."""
         effect: Any = item.effect
         if effect.purpose != "complete":
-            self.note_reply(item.path, is_recorded=is_recorded)
+            self.record_reply(item.path, is_recorded=is_recorded)
 
-    def note_start(self, item: Item) -> None:
-        """Note that a child runs because the record says that it was started: its calls are asked about, unless it is the handler's."""
+    def record_start(self, item: Item) -> None:
+        """Record that a child runs because of its recorded start. Its calls need approval, unless the handler started it."""
         effect: Any = item.effect
         if effect.tool_call_id:
             self._started.add(child_path(*item.address))
 
-    def note_answer(self, item: Item, outcome: Single) -> None:
-        """Note a permission that a person gives now, so that nobody is asked twice about one call."""
+    def record_answer(self, item: Item, outcome: Single) -> None:
+        """Record an approval that a person gives now, so that no call needs approval twice."""
         effect: Any = item.effect
         if isinstance(outcome, Value) and all(answer.agrees for answer in outcome.value):
             self._approved.add((item.path, effect.tool_call_id))
 
     def _is_started_by_record(self, path: str) -> bool:
-        """Return whether the record says that a model started the run at *path*, or one around it."""
+        """Return whether, according to the record, a model started the run at *path* or one of its ancestors."""
         while path and path not in self._started:
             path = get_start_address(path)[0]
         return bool(path)
@@ -153,7 +153,7 @@ class UnknownCalls:
         return has_begun or self._is_started_by_record(item.path) or self._is_last_reply_recorded(item.path)
 
     def make_refusal(self, item: Item) -> JournalError:
-        """Return the error for a call that a replay would perform: it asks nobody."""
+        """Return the error for a call that a replay would perform, because a replay cannot ask a person."""
         effect: Any = item.effect
         name = effect.call.name if isinstance(effect, CallFunction) else effect.tool_name
         return JournalError(
@@ -184,7 +184,7 @@ class UnknownCalls:
 
 
 def convert_to_denial(item: Item, decided: Single) -> Single:
-    """Return the outcome of a call about which a person said no: of a tool or child a denial, as for a first call."""
+    """Return the outcome of a call that a person denied."""
     if isinstance(decided, Failure) and isinstance(item.effect, CallTool) and not isinstance(item.effect, CallBody):
         return Value(ToolResult.error(f"A person denied the call of {item.effect.tool_name}.", status="denied"), 0)
     if isinstance(decided, Failure) and isinstance(item.effect, Spawn):

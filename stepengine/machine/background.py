@@ -21,7 +21,7 @@ class BackgroundChildRefs:
         self._at_work: dict[str, Literal["cancel", "wait"]] = {}
 
     @property
-    def at_work(self) -> tuple[ChildRef[Any], ...]:
+    def running(self) -> tuple[ChildRef[Any], ...]:
         """The children whose end was not reported to the run yet, in start order."""
         return tuple([self._refs[path] for path in self._at_work])
 

@@ -30,9 +30,9 @@ from stepengine.machine.calls import (
     EffectMember,
     RaceMember,
     ToolMember,
-    carry_out,
     finish_pending_call,
     make_ask_effect,
+    run_single_member,
     unavailable_tool_error,
 )
 from stepengine.machine.protocol import Flow
@@ -158,7 +158,7 @@ def _run_one_by_one(run: RunState, calls: Sequence[ToolMember]) -> Flow[None]:
                 if call.result is not None:
                     yield from call.show()
                 else:
-                    yield from carry_out(call)
+                    yield from run_single_member(call)
                     if points.post_tool:
                         yield from _run_post_hooks(call)
             # Not raised yet: the calls behind still get a result each, which says why there was none, and the history
@@ -339,7 +339,7 @@ def _start_member(member: EffectMember) -> Flow[Sequence[Leaf]]:
     # has no effect that could be gathered.
     how = member.binding.runs.how  # type: ignore[union-attr]  # a call without a tool has its error result already
     if how == "control":
-        yield from carry_out(member)
+        yield from run_single_member(member)
         return ()
     # The driver shows the children, but not the call that starts them.
     if how == "spawns":

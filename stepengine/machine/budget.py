@@ -43,7 +43,7 @@ class Budget:
         self.denied: dict[str, int] = {}
 
     def reach(self, error: LimitExceeded) -> LimitExceeded:
-        """Record that a budget is spent; return the first one that was."""
+        """Record that a budget is spent; return the error of the first spent budget."""
         if self.reached is None:
             self.reached = error
         return self.reached

@@ -108,18 +108,17 @@ class EffectMember(ABC):
         """Set the result from the outcomes of its effects, in their order; return the stop if one was stopped."""
 
 
-def carry_out(member: EffectMember) -> Flow[Any]:
+def run_single_member(member: EffectMember) -> Flow[Any]:
     """
-    Run a member that is alone and return its result.
+    Run a member outside a group and return its result.
 
     Raises:
-        Stopped: when the world ended the run meanwhile.
+        Stopped: when the run was stopped meanwhile.
         LimitReached: when a budget was spent.
-        StepEngineError: what else failed it.
+        StepEngineError: when the member failed otherwise.
     """
-    # Calls that the driver performs are shown by it, as they begin. Those that have no effect of their own to be shown
-    # by (control tools, children, questions) show themselves here; the table says which, so that nobody has to know it
-    # twice.
+    # The driver emits the events of calls that it performs. Control tools, children and questions have no effect of
+    # their own, so they emit their events here. The table lists them.
     if isinstance(member, ToolMember):
         how = member.binding.runs.how  # type: ignore[union-attr]  # a call without a tool has its error result already
         if CALLS[how].is_shown:
@@ -130,9 +129,9 @@ def carry_out(member: EffectMember) -> Flow[Any]:
 def _run_member(member: EffectMember) -> Flow[Any]:
     """Run a member and return its result, or raise its failure."""
     run, effects = member.run, member.effects()
-    # One effect is asked for as it is and not as a Gather of one: a Gather makes tasks and a window in the driver, and
-    # stands in the record as `gather`. Only who may have several (candidates, children in the background) always says
-    # so, so that one and several are recorded alike.
+    # A single effect is yielded as it is, not as a Gather of one: a Gather creates tasks and a window in the driver, and
+    # is recorded as `gather`. Only members that may have several effects (candidates, children in the background) always
+    # use a Gather, so that one and several are recorded alike.
     outcomes: Sequence[Single] = ()
     if member.is_gathered:
         outcomes = yield from run.effects.gather(effects)
@@ -141,8 +140,8 @@ def _run_member(member: EffectMember) -> Flow[Any]:
     stop = member.apply_outcomes(outcomes)
     if stop is not None:
         raise Stopped(stop)
-    # Raised here, and nowhere that members stand together: the error of one of several must not take the results of the
-    # others away, so there it stays inside its own result.
+    # Raised only here. In a group, the error of one member must not discard the results of the others, so it stays in
+    # its own result.
     if member.failure is not None:
         raise raisable_error(member.failure)
     result = member.result
@@ -218,7 +217,7 @@ def _drive_to_result(call: ToolMember, author: Author) -> Flow[ToolResult]:
             member = make_single_member(run, asked)
             if isinstance(member, StartMember):
                 member.set_starting_call(call)
-            value = yield from carry_out(member)
+            value = yield from run_single_member(member)
         # Thrown in at its own yield, as into a handler, so a tool may do something else when nobody answers.
         except (StepEngineError, LimitReached) as error:
             asked = author.throw(error)
@@ -1189,7 +1188,7 @@ def run_hook_call(run: RunState, asked: y.ToolCall) -> Flow[ToolResult]:
     # it would also call itself.
     call.validate()
     try:
-        result: ToolResult = yield from carry_out(call)
+        result: ToolResult = yield from run_single_member(call)
     except Stopped as stopped:
         if call.result is None:
             call.set_stopped_result(stopped.stop)

@@ -16,7 +16,7 @@ from stepengine.data.typed_values import dump_model, is_model
 from stepengine.data.yields import Wait
 from stepengine.errors import DataError
 from stepengine.machine.background import NO_CHILDREN
-from stepengine.machine.calls import carry_out, make_single_member
+from stepengine.machine.calls import make_single_member, run_single_member
 from stepengine.machine.protocol import Flow
 from stepengine.machine.state import RunState
 
@@ -49,7 +49,7 @@ def wait_for_children(run: RunState) -> Flow[bool]:
 
 
 def _needs_reports(run: RunState) -> bool:
-    if run.children.background is NO_CHILDREN or not run.children.background.at_work:
+    if run.children.background is NO_CHILDREN or not run.children.background.running:
         return False
     return any(
         isinstance(b.runs, Driving) and b.runs.reports
@@ -60,8 +60,8 @@ def _needs_reports(run: RunState) -> bool:
 
 def _wait_and_report(run: RunState, need: int, timeout: float | None) -> Flow[bool]:
     """Wait for *need* background children; append a report about those that ended, return whether any did."""
-    refs = run.children.background.at_work
-    waited: Waited[Any] = yield from carry_out(make_single_member(run, Wait(*refs, need=need, timeout=timeout)))
+    refs = run.children.background.running
+    waited: Waited[Any] = yield from run_single_member(make_single_member(run, Wait(*refs, need=need, timeout=timeout)))
     if not waited.done:
         return False
     paths = {ref.id: ref.path for ref in refs}

@@ -40,8 +40,8 @@ from stepengine.machine.calls import (
     RaceMember,
     ToolMember,
     author_call_error,
-    carry_out,
     make_single_member,
+    run_single_member,
     unavailable_tool_error,
 )
 from stepengine.machine.ceilings import ask_for_more_steps
@@ -272,7 +272,7 @@ def _check_step_tools(run: RunState, asked: y.StepWith) -> None:
 
 
 def _answer_single(run: RunState, _: Author, asked: Any) -> Answer:
-    value = yield from carry_out(make_single_member(run, asked))
+    value = yield from run_single_member(make_single_member(run, asked))
     return _make_step_result(run, value=value)
 
 
@@ -434,7 +434,7 @@ def _answer_generate(run: RunState, _: Author, asked: y.GenerateN) -> Answer:
     # Also counted if the request is refused: a handler that catches the error and asks again must end (generator-contract:G47).
     finally:
         run.budget.count_step_taken()
-    replies: list[ModelReply] = yield from carry_out(CandidatesMember(run, request, asked.n))
+    replies: list[ModelReply] = yield from run_single_member(CandidatesMember(run, request, asked.n))
     # Two candidates may each want to write the same file; which of them is taken is decided later, by the handler.
     dropped = sum(len(reply.tool_calls) for reply in replies)
     if dropped:

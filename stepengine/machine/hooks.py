@@ -23,7 +23,7 @@ from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.yields import Race, StepResult, ToolCall
 from stepengine.errors import HandlerError, LimitReached, StepEngineError
 from stepengine.machine.author import Author, ReturnValue, find_long_yield, make_bad_yield, make_handler_error
-from stepengine.machine.calls import EffectMember, RaceMember, carry_out, make_single_member, run_hook_call
+from stepengine.machine.calls import EffectMember, RaceMember, make_single_member, run_hook_call, run_single_member
 from stepengine.machine.protocol import Flow, names_of_yieldables, rows_for
 from stepengine.machine.signals import Abort, Stopped, belongs_to_caller
 from stepengine.machine.state import RunState
@@ -127,7 +127,7 @@ def _answer_yield(run: RunState, author: Author, asked: Any) -> Flow[StepResult]
         return StepResult(run.snapshot.state(), (result,))
     if row.kind is Race:
         return StepResult(run.snapshot.state(), value=(yield from _run_race(run, author, asked)))
-    value = yield from carry_out(make_single_member(run, asked))
+    value = yield from run_single_member(make_single_member(run, asked))
     return StepResult(run.snapshot.state(), value=value)
 
 

@@ -217,14 +217,14 @@ class Finished(EndedRun[Any]):
         return attrs.evolve(self, own_warnings=own, warnings=join_warnings(own, self.children))
 
     def add_children(self, children: Sequence[ChildResult]) -> Finished:
-        """Return this end with *children* that its machine was not told of: their spending and their warnings."""
+        """Return this end with the spending and warnings of *children* that its machine does not know."""
         every = (*self.children, *children)
         spending = sum([child.spending for child in children], self.spending)
         warnings = join_warnings(self.own_warnings, every)
         return attrs.evolve(self, spending=spending, children=every, warnings=warnings)
 
-    def _whole_run(self) -> dict[str, Any]:
-        """Return the fields of ``EndedRun``, with what the agents did to which the conversation was handed over."""
+    def _merge_with_successor(self) -> dict[str, Any]:
+        """Return the fields of ``EndedRun``, including the calls, thoughts and children of the agents that took over the conversation."""
         known = {name: getattr(self, name) for name in COMMON_FIELDS}
         later = self.successor
         if later is not None:
@@ -235,7 +235,7 @@ class Finished(EndedRun[Any]):
 
     def as_result(self, **more: object) -> RunResult:
         """Return the caller's result of this run; *more* are the fields that its machine does not know."""
-        return RunResult(**{**self._whole_run(), "pending_questions": self.pending, **more})
+        return RunResult(**{**self._merge_with_successor(), "pending_questions": self.pending, **more})
 
     def as_tool_result(self, runs: Yielding, *, is_typed: bool) -> ToolResult:
         """Return the result of the tool call whose body this run was; *is_typed* if the caller may read it by its type."""
@@ -259,9 +259,9 @@ class Finished(EndedRun[Any]):
             warnings=self.own_warnings,
         )
 
-    def _as_left(self) -> EndedRun:
-        """Return what this inline run leaves to its parent."""
-        return EndedRun(**{**self._whole_run(), "state": state_without_opening(self.state, self.opening)})
+    def _make_inline_end(self) -> EndedRun:
+        """Return the end of this inline run for its parent, without the opening messages."""
+        return EndedRun(**{**self._merge_with_successor(), "state": state_without_opening(self.state, self.opening)})
 
     def as_child(self, *, is_inline: bool = False) -> ChildResult:
         """Return the parent's result of this run."""
@@ -276,7 +276,7 @@ class Finished(EndedRun[Any]):
             error=error,
             spending=self.spending,
             questions=self.pending,
-            left=self._as_left() if is_inline else None,
+            left=self._make_inline_end() if is_inline else None,
             trust=self.trust,
             warnings=self.warnings,
         )

@@ -439,21 +439,21 @@ def find_widening(command: Argv | Script) -> CommandForm | None:
 
 def matches_deny(form: CommandForm, command: Argv | Script) -> bool:
     """Return whether *command*, or any command that it starts, matches a deny rule for *form*."""
-    return any(_is_meant(form, started) for started in find_started(command).commands)
+    return any(_matches_started_command(form, started) for started in find_started(command).commands)
 
 
 def find_doubt(form: CommandForm, command: Argv | Script) -> str:
     """Return why *command* may run a command of *form* without naming it; ``""`` if its words exclude that."""
     started = find_started(command)
-    if any(_is_meant(form, possible) for possible in started.possible):
+    if any(_matches_started_command(form, possible) for possible in started.possible):
         return f"it names {program_name(form.prefix[0])!r} after a program that may start it"
-    if any(_may_be_meant(form, one) for one in started.commands):
+    if any(_may_match_after_expansion(form, one) for one in started.commands):
         return f"the arguments of {form.prefix[0]!r} are known only to the shell"
     return started.unclear
 
 
-def _is_meant(form: CommandForm, command: Argv | Script) -> bool:
-    """Return whether a deny rule matches a command, without its wrappers: argument lists by prefix, scripts by any word."""
+def _matches_started_command(form: CommandForm, command: Argv | Script) -> bool:
+    """Return whether the form of a deny rule matches one started command: argument lists by prefix, scripts by any word."""
     program = program_name(form.prefix[0])
     if isinstance(command, Script):
         return program in _find_script_words(command.text)
@@ -464,7 +464,7 @@ def _is_meant(form: CommandForm, command: Argv | Script) -> bool:
     return _contains_prefix(form.prefix[1:], command)
 
 
-def _may_be_meant(form: CommandForm, command: Argv | Script) -> bool:
+def _may_match_after_expansion(form: CommandForm, command: Argv | Script) -> bool:
     """Return whether a shell expansion may produce a word of the rule."""
     if isinstance(command, Script) or program_name(command[0]) != program_name(form.prefix[0]):
         return False

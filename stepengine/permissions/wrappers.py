@@ -545,7 +545,7 @@ class _Search:
             yield from _derive_from_settings([*settings, *[word for word in exported if "=" in word]])
             if not is_guess:
                 yield from self._derive_from_input(simple, text, printed)
-                yield from self._derive_from_readers(simple, text, written)
+                yield from self._derive_from_interpreters(simple, text, written)
 
     def _derive_from_input(self, simple: SimpleCommand, text: str, printed: Sequence[str]) -> Iterator[_Derived]:
         """Yield the texts piped to an unknown program, because it may run them."""
@@ -556,10 +556,12 @@ class _Search:
         elif simple.is_piped:
             yield _Derived(_script_from_words(printed), is_possible=True, is_guess=True)
 
-    def _derive_from_readers(self, simple: SimpleCommand, text: str, written: AbstractSet[str]) -> Iterator[_Derived]:
-        """Yield the texts of a script that one of its commands, directly or behind wrappers, runs as a program."""
+    def _derive_from_interpreters(
+        self, simple: SimpleCommand, text: str, written: AbstractSet[str]
+    ) -> Iterator[_Derived]:
+        """Yield the script's text if *simple*, directly or behind wrappers, runs a file that the script writes, or its standard input."""
         inputs = [value for setting in simple.settings if (value := setting.partition("=")[2]).startswith(INPUTS)]
-        readers = _find_readers(simple.words)
+        readers = _unwrap_commands(simple.words)
         if len(readers) > MAX_WRAPPERS:
             self._set_unclear(UNREADABLE)
         for words in readers:
@@ -811,8 +813,8 @@ def _find_wrappers(name: str, words: Argv) -> Iterator[tuple[Wrapper, int]]:
         places = {(key, start) for key, start in places if key in WITH_SUBCOMMANDS}
 
 
-def _find_readers(words: Argv) -> list[Argv]:
-    """Return a command and the commands behind its wrappers; all of them read the same input."""
+def _unwrap_commands(words: Argv) -> list[Argv]:
+    """Return a command and the commands behind its wrappers. All of them read the same standard input."""
     found = {words: None}
     pending = [words] if len(words) <= COMMAND_WORDS else []
     while pending and len(found) <= MAX_WRAPPERS:

@@ -147,7 +147,7 @@ class RunToolObjects:
         self._warnings = warnings
 
     def get(self, path: str) -> RunResources:
-        """Return the objects that tools keep for the run at *path*."""
+        """Return the objects that tools store for the run at *path*; an empty collection at the first access."""
         return self.by_path.setdefault(path, RunResources())
 
     async def end(self, run: Run) -> None:

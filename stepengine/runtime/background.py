@@ -114,7 +114,7 @@ class BackgroundChildren:
                 future.set_result(None)
         tree.suspension.release_or_suspend()
 
-    def at_work(self) -> Iterator[str]:
+    def iterate_running(self) -> Iterator[str]:
         """Yield the paths of running children, the youngest first."""
         return (child.path for child in reversed(self.children.values()) if child.outcome is None)
 
@@ -123,7 +123,7 @@ class BackgroundChildren:
         child = self.children.get(path)
         return child is not None and child.outcome is None
 
-    def stopping(self, path: str) -> Stop | None:
+    def find_stop(self, path: str) -> Stop | None:
         """Return the reason why the child at *path* must end before it starts, or ``None``."""
         child = self.children.get(path)
         return None if child is None else child.stopping

@@ -120,7 +120,7 @@ class OutcomeMaker:
         self._inbox, self._inboxes = tree.inboxes.root, tree.inboxes.by_path
 
     def value(self, item: Item, value: object) -> Single:
-        """Return the outcome of an effect that gave *value*; a stop if that came after a time limit."""
+        """Return the outcome of an effect with the result *value*; a stop after a time limit."""
         late = self._tree.clock.time_limit_stop(item.path) if self._tree.clock.deadlines else None
         if late is not None:
             # What did not end in time is cut off, also where nothing could cut it off in time; it is paid for nevertheless.
@@ -136,7 +136,7 @@ class OutcomeMaker:
         return Value(value, self.elapsed(), inputs)
 
     def failure(self, item: Item, error: StepEngineError) -> Single:
-        """Return the outcome of an effect that failed; a stop if that came after a time limit."""
+        """Return the outcome of a failed effect; a stop after a time limit."""
         late = self._tree.clock.time_limit_stop(item.path)
         if late is not None:
             return _add_usage_of_failure(late, error)
@@ -397,7 +397,7 @@ class CorePerformer:
                 # That it only waits is recorded: whoever resumes then waits on, in place of calling the effect in doubt
                 # (replay:J31).
                 if not delivered.done():
-                    await io.note_waiting_call(item)
+                    await io.record_waiting_call(item)
             deferred.mark_waiting(item)
             if delivered.done():
                 return delivered.result()
@@ -912,7 +912,7 @@ class _ToolOutput(LineLogger):
 
 
 def get_call_seconds(plan: RunPlan, tool_name: str) -> float:
-    """Return how many seconds a call of a tool may take, or infinity; of a tool that yields only its work counts."""
+    """Return the time limit of a tool call in seconds, or infinity. For a tool that yields, only its own work counts."""
     binding = plan.tools[tool_name]
     return binding.spec.timeout or (TOOL_SECONDS if isinstance(binding.runs, Ordinary) else math.inf)
 

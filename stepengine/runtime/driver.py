@@ -490,7 +490,7 @@ async def _perform_member(run: RunTask, item: Item) -> Single:
 
 
 def _finish_effect(tree: DrivenTree, item: Item, outcome: Single, began: int | None) -> None:
-    """Record what an outcome changes for the tree, and show the end of an effect that *began* to be shown."""
+    """Apply an outcome to the tree, and emit the end event of an effect whose start event was emitted (*began*)."""
     # Here, outside of all performers, since an answer that comes out of a record passes by those that would notice it.
     if isinstance(item.effect, AskPerson):
         _record_permissions(tree, item.effect, outcome)
@@ -590,8 +590,8 @@ async def _perform_group(run: RunTask, effect: Gather) -> Gathered:
     return Gathered(tuple([outcome or run.make_stop() for outcome in together.outcomes]))
 
 
-def _room_kind(item: Item) -> type[Leaf]:
-    """Return the kind of effects whose room an effect takes: the body of a tool takes that of a call."""
+def _get_slot_kind(item: Item) -> type[Leaf]:
+    """Return the effect kind whose slots an effect uses. The body of a tool uses a slot of ``CallTool``."""
     return CallTool if isinstance(item.effect, CallTool) else type(item.effect)
 
 
@@ -632,7 +632,7 @@ class _RunningGroup:
         """The running members."""
         return list(self._running.values())
 
-    def all_wait(self, is_waiting: Callable[[Item], bool]) -> bool:
+    def are_all_waiting(self, is_waiting: Callable[[Item], bool]) -> bool:
         """Return whether every running member is waiting, and none is about to start."""
         if not self._beginning and self._run.stopping is None and self._next_admissible():
             return False
@@ -705,7 +705,7 @@ class _RunningGroup:
         # By kind, since children that wait for room must not keep a tool call waiting behind them, which has room of
         # its own.
         for index in batch:
-            self._waiting.setdefault(_room_kind(self.items[index]), deque()).append(index)
+            self._waiting.setdefault(_get_slot_kind(self.items[index]), deque()).append(index)
         self._start_members()
         self._beginning = []
 
@@ -758,7 +758,7 @@ class _RunningGroup:
 
     def _free_slot_and_start_members(self, task: asyncio.Task[None]) -> None:
         """Free the slot of a member that has ended, start waiting members and wake the group."""
-        self._room[_room_kind(self._running.pop(task))] += 1
+        self._room[_get_slot_kind(self._running.pop(task))] += 1
         # A member turns everything into an outcome, so this is a bug of ours. Without it the missing outcome would be
         # told as a cancellation.
         if not task.cancelled() and (error := task.exception()) is not None:

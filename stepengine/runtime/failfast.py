@@ -139,7 +139,7 @@ class StopOnFailure:
     def perform(self, item: Item, io: IO) -> Awaitable[Single]:
         """Perform an effect; it can be interrupted if it belongs to a watched child or a race."""
         if self._racing and item.gather is not None and item.address in self._racing:
-            return self._perform_racer(item, io)
+            return self._perform_race_member(item, io)
         if isinstance(item.effect, RunInBackground):
             # Its effects are stopped one by one, and whoever started it ends it.
             return self._inner.perform(item, io)
@@ -211,17 +211,17 @@ class StopOnFailure:
             if not lost.done():
                 lost.set_result(None)
 
-    async def _perform_racer(self, item: Item, io: IO) -> Single:
+    async def _perform_race_member(self, item: Item, io: IO) -> Single:
         """
         Perform a member of a race until it ends or another one wins.
 
-        What cannot go on by itself, such as a question that nobody answers, does not end the race: another member may.
+        A suspended member, such as an unanswered question, does not end the race: another member may still win.
         """
         lost = self._racing[item.address]
         if lost.done():
             return make_race_loss_outcome(item, self._now())
         work = asyncio.ensure_future(self._inner.perform(item, io))
-        await self._wait_for_racer(item, work, lost)
+        await self._wait_for_race_member(item, work, lost)
         if work.cancelled():
             return make_race_loss_outcome(item, self._now())
         outcome = work.result()
@@ -237,7 +237,7 @@ class StopOnFailure:
             self._tree.suspension.drop(child_path(item.path, item.effect.seq))
         return make_race_loss_outcome(item, self._now(), outcome)
 
-    async def _wait_for_racer(self, item: Item, work: asyncio.Future[Single], lost: asyncio.Future[None]) -> None:
+    async def _wait_for_race_member(self, item: Item, work: asyncio.Future[Single], lost: asyncio.Future[None]) -> None:
         """Wait until the *work* of a member of a race ends, and end it once another member has won."""
         try:
             await asyncio.wait((work, lost), return_when=asyncio.FIRST_COMPLETED)

@@ -62,7 +62,7 @@ class ChildRun:
 
 class TurnSequence:
     """
-    The turns of one handle, each a run of its own; a handle that is not kept open has one.
+    The turns of one handle. Each is a separate run. A handle without ``keep_open`` has one turn.
 
     Args:
         tree: The run tree of the first turn.
@@ -420,7 +420,7 @@ class RunHandle(Generic[Out]):
         mail = self._tree.mail
         is_new = mail.send(message)
         if is_new:
-            self._turns.call_in_loop(mail.arrive, message)
+            self._turns.call_in_loop(mail.deliver, message)
         return is_new
 
     def store_tool_result(self, tool_call_id: str, result: object, *, path: str | None = None) -> bool:

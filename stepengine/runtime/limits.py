@@ -99,7 +99,7 @@ class RunningCalls:
         self.unbounded_costs += count * (call.max_cost is None)
 
     def fits(self, call: CallEstimate, tokens_left: int | None, dollars_left: Decimal | None) -> bool:
-        """Return whether a call and the running ones stay within what is left; ``None`` is no limit. A call that is alone fits."""
+        """Return whether a call and the running calls stay within the remaining limit; ``None`` is no limit. A single call always fits."""
         if not self.count:
             return True
         if tokens_left is not None and (

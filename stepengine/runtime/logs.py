@@ -45,7 +45,7 @@ def log_once(text: str) -> None:
 
 
 class LineLogger(ABC):
-    """A ``RunLogger``: whatever its level, a line goes through ``line``."""
+    """A ``RunLogger`` that passes the lines of all levels to ``line``."""
 
     __slots__ = ()
 
@@ -58,7 +58,7 @@ class LineLogger(ABC):
         self.line("debug", message, data)
 
     def info(self, message: str, /, **data: Any) -> None:
-        """Log for users who asked for detail."""
+        """Log at the level ``info``."""
         self.line("info", message, data)
 
     def warning(self, message: str, /, **data: object) -> None:
@@ -72,7 +72,7 @@ class LineLogger(ABC):
 
 def write(logger: Any, level: str, message: str, context: Mapping[str, Any], data: Any = None) -> None:
     """
-    Write one line, whatever signature the logger's methods have.
+    Write one line with a logger of any signature.
 
     Args:
         logger: A ``logging.Logger`` or ``logging.LoggerAdapter``, whose records get the members of *context* and ``data`` as

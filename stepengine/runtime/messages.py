@@ -183,7 +183,7 @@ class RunMessages:
                 news = True
         return news
 
-    def arrive(self, message: Message) -> bool:
+    def deliver(self, message: Message) -> bool:
         """Receive a message of this process in the run's event loop; return whether it is new."""
         if self._is_over or self.has(message.id):
             return False  # what comes too late is in the mailbox, for whoever goes on

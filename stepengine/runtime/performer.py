@@ -78,7 +78,7 @@ class IO(Protocol):
     def find_stopped_call(self, item: Item) -> PartialUsage | None:
         """Return the usage of a stopped model call, or ``None`` if it is unknown."""
 
-    def note_waiting_call(self, item: Item) -> Awaitable[None]:
+    def record_waiting_call(self, item: Item) -> Awaitable[None]:
         """Record that the body of a deferred tool has returned and its call only waits."""
 
     def wait_for_children(
@@ -90,7 +90,7 @@ class IO(Protocol):
         With *cut* it is also ``None`` once that is done, which says that they will not end as recorded, or the tree stands still.
         """
 
-    def note_suspension(self, item: Item) -> None:
+    def record_suspension(self, item: Item) -> None:
         """Record that the tree is suspended for this wait."""
 
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
@@ -120,9 +120,9 @@ class ForwardingIO:
         """Return the usage of a stopped model call, or ``None`` if it is unknown."""
         return self._io.find_stopped_call(item)
 
-    def note_waiting_call(self, item: Item) -> Awaitable[None]:
+    def record_waiting_call(self, item: Item) -> Awaitable[None]:
         """Record that a call only waits."""
-        return self._io.note_waiting_call(item)
+        return self._io.record_waiting_call(item)
 
     def wait_for_children(
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
@@ -130,9 +130,9 @@ class ForwardingIO:
         """Wait for background children and return their results."""
         return self._io.wait_for_children(item, paths, cut)
 
-    def note_suspension(self, item: Item) -> None:
+    def record_suspension(self, item: Item) -> None:
         """Record that the tree is suspended for this wait."""
-        self._io.note_suspension(item)
+        self._io.record_suspension(item)
 
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child to its end."""

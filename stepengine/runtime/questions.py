@@ -53,7 +53,7 @@ OF_INPUT = {"input", "prefix", "paths", "hosts", "origins"}
 
 
 class RuleStore(Protocol):
-    """A durable store for the rules of people who answered "always", such as a ``PolicyFile``."""
+    """A durable store for the rules from "always" answers, such as a ``PolicyFile``."""
 
     def has_rule(self, rule: JsonDict, /) -> bool:
         """Return whether exactly this rule is stored."""
@@ -154,7 +154,7 @@ class _OpenQuestion:
 
 class AdvanceAnswers:
     """
-    The answers of one run tree that were given in advance.
+    The answers of one run tree that were passed in advance.
 
     Args:
         given: By question id or text.
@@ -192,7 +192,7 @@ class AdvanceAnswers:
 
     @property
     def unused(self) -> tuple[str, ...]:
-        """Sentences about the answers given in advance that were not used: unasked or invalid."""
+        """Sentences about answers that were passed in advance but not used: invalid ones, and those without a question."""
         unasked = {*self._unused, *[question.id for question, _ in self._earlier]}
         said = [f"nobody asked the question {key!r}, for which an answer was given" for key in sorted(unasked)]
         return (*said, *[f"{problem}; it was not used" for problem in self._misfits.values()])
@@ -393,7 +393,7 @@ class OpenQuestions:
 
     @property
     def has_attendant(self) -> bool:
-        """Whether someone who answers questions is present, or may arrive at any time."""
+        """Whether a reader that answers questions is registered, or may register at any time."""
         return self._attending > 0 or self.patience is None
 
     @property
@@ -421,11 +421,11 @@ class OpenQuestions:
             _set_answer_once(known.future, None)
 
     def attend(self) -> None:
-        """Register someone who answers questions: questions wait instead of suspending the run."""
+        """Register a reader that answers questions. Questions then wait instead of suspending the run."""
         self._attending += 1
 
     def remove_attendant(self) -> None:
-        """Unregister someone who answers questions; after the last one, expired questions suspend the run."""
+        """Unregister a reader that answers questions. After the last one, expired questions suspend the run."""
         self._attending -= 1
         if not self._attending:
             for known in self._open.values():
@@ -491,7 +491,7 @@ def _is_denied_if_unanswered(question: Question) -> bool:
 
 
 def _refusal_in_preview(question: Question) -> Answer | None:
-    """Return the denial by a tool whose preview says that it will refuse the call, or ``None``."""
+    """Return the denial if the tool's preview has a ``problem``; else ``None``."""
     return Answer(declined=True, by=REFUSED, reason=question.problem) if question.problem else None
 
 

@@ -13,7 +13,7 @@ from stepengine.runtime.performer import Item
 class Members(Protocol):
     """The effects that a run performs together."""
 
-    def all_wait(self, is_waiting: Callable[[Item], bool]) -> bool:
+    def are_all_waiting(self, is_waiting: Callable[[Item], bool]) -> bool:
         """Return whether each of them waits."""
 
 

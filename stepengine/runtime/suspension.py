@@ -175,7 +175,7 @@ class SuspensionDetector:
         # last time answers for nearly all of these questions.
         if not self._is_run_waiting_at(self._busy):
             return False
-        for path in itertools.chain(reversed(tree.runs.by_path), tree.background.at_work()):
+        for path in itertools.chain(reversed(tree.runs.by_path), tree.background.iterate_running()):
             if not self._is_run_waiting_at(path):
                 self._busy = path
                 return False
@@ -195,7 +195,9 @@ class SuspensionDetector:
         busy = run.busy
         if busy is None or busy is True:
             return False
-        return self._is_effect_waiting(busy) if isinstance(busy, Item) else busy.all_wait(self._is_effect_waiting)
+        return (
+            self._is_effect_waiting(busy) if isinstance(busy, Item) else busy.are_all_waiting(self._is_effect_waiting)
+        )
 
     def _is_effect_waiting(self, item: Item) -> bool:
         held = self.held.get(item.address)

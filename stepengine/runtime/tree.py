@@ -169,7 +169,7 @@ class RunTree:
         """Ignore a failed attempt; a recorder wraps this method."""
         return None
 
-    async def note_waiting_call(self, item: Item) -> None:
+    async def record_waiting_call(self, item: Item) -> None:
         """Ignore that a call only waits for its result; a recorder wraps this method."""
 
     def wait_for_children(
@@ -178,7 +178,7 @@ class RunTree:
         """Wait for background children and return their results; see ``BackgroundChildren.ends``."""
         return self.background.wait_for_children(item, paths, cut)
 
-    def note_suspension(self, item: Item) -> None:
+    def record_suspension(self, item: Item) -> None:
         """Store the waits of *item*, for which the tree is suspended."""
         self.suspension.waits[item.address] = list_waits(item)
 
@@ -188,7 +188,7 @@ class RunTree:
         # The loop is told afterwards, and finds the message in the mailbox if this is too late.
         is_new = self.mail.send(message)
         if is_new:
-            self.loop.call_soon(self.mail.arrive, message)
+            self.loop.call_soon(self.mail.deliver, message)
         return is_new
 
     def find_stopped_call(self, item: Item) -> PartialUsage | None:
@@ -255,7 +255,7 @@ class RunTree:
         if self.root.is_in_grace:
             run.stopping = self.root.stopping
         elif self.background.children:
-            run.stopping = self.background.stopping(path)
+            run.stopping = self.background.find_stop(path)
         # A task of its own, shielded: if the parent's wait is cancelled the child must not be struck in the middle of
         # an effect, but be told to stop, so that it closes its handler and says what it has spent.
         task = asyncio.create_task(self._run_to_end(run))

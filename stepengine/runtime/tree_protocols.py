@@ -25,7 +25,7 @@ from stepengine.runtime.services import Services
 class Background(Protocol):
     """The children in the background; ``BackgroundChildren`` is the implementation."""
 
-    def at_work(self) -> Iterator[str]:
+    def iterate_running(self) -> Iterator[str]:
         """Yield the paths of running children."""
 
     def is_at_work(self, path: str) -> bool:

@@ -170,7 +170,7 @@ class WaitingEffects:
         if child.result is not None:
             return self._outcomes.value(item, value=False)
         address = f"{item.path}#{effect.seq}"
-        is_new = self._tree.mail.arrive(Message(f"tell:{address}", effect.child, effect.topic, effect.value))
+        is_new = self._tree.mail.deliver(Message(f"tell:{address}", effect.child, effect.topic, effect.value))
         if is_new and not effect.topic:
             self._tree.inboxes.add(effect.child, UserMessage(str(effect.value)))
         return self._outcomes.value(item, value=True)

@@ -59,7 +59,7 @@ def argument_size(value: object) -> int:
 
 
 def least_size(value: object) -> int:
-    """Return how many bytes a value takes at least without the values inside; 0 for one of a few bytes."""
+    """Return the least number of bytes of a value without its members; 0 for a small value."""
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, int):

@@ -329,7 +329,7 @@ class _Walk:
         """Return True if a module-level name refers to the stub function of that name."""
         return name in self._stubs.functions and name not in self.module.bindings
 
-    def spares(self, kind: str, problem: ProgramProblem) -> bool:
+    def is_exempt(self, kind: str, problem: ProgramProblem) -> bool:
         """Return True if a problem of this kind at this position is harmless, such as an unknown name in an annotation."""
         place = problem.line, problem.column
         return any(kind == spared and start <= place < end for spared, start, end in self.spared)
@@ -974,10 +974,10 @@ def _make_checked_program(
         if problem.line < 1 or kind == "invalid-syntax":
             # The sandbox has read it, so it is not an error: `return` outside of a function is fine, too.
             continue
-        is_certain = _is_certain(problem, kind, stubs, walk)
-        if is_certain:
+        rating = _rate_problem(problem, kind, stubs, walk)
+        if rating == "fails":
             refused.append(problem)
-        elif is_certain is not None:
+        elif rating == "may fail":
             told.append(ProgramProblem(problem.line, problem.column, f"{problem.text} ({kind})"))
     return CheckedProgram(_in_order(refused), _in_order(told))
 
@@ -987,18 +987,18 @@ def _in_order(found: Iterable[ProgramProblem]) -> tuple[ProgramProblem, ...]:
     return tuple(distinct)[:MOST_PROBLEMS]
 
 
-def _is_certain(problem: ProgramProblem, kind: str, stubs: Stubs, walk: _Walk | None) -> bool | None:
-    """Return True if a program with this problem certainly fails; ``None`` for a known false report."""
+def _rate_problem(
+    problem: ProgramProblem, kind: str, stubs: Stubs, walk: _Walk | None
+) -> Literal["fails", "may fail", "works"]:
+    """Return whether a program with this problem certainly fails, may fail, or works, because the checker is known to be wrong."""
     if kind in REFERENCES:
-        return None if walk is not None and (walk.runs_text or walk.spares("name", problem)) else True
+        return "works" if walk is not None and (walk.runs_text or walk.is_exempt("name", problem)) else "fails"
     if kind in IMPORTS:
-        return None if walk is not None and problem.line in walk.good_imports else True
+        return "works" if walk is not None and problem.line in walk.good_imports else "fails"
     if kind in AWAITS:
-        return True
-    if kind in ARGUMENTS:
-        if walk is not None and walk.spares("arguments", problem):
-            return False
-        called = OF_A_FUNCTION.search(problem.text)
-        name = called[1] if called else ""
-        return name in stubs.functions and (walk is None or walk.has_stub(name))
-    return False
+        return "fails"
+    if kind not in ARGUMENTS or (walk is not None and walk.is_exempt("arguments", problem)):
+        return "may fail"
+    called = OF_A_FUNCTION.search(problem.text)
+    name = called[1] if called else ""
+    return "fails" if name in stubs.functions and (walk is None or walk.has_stub(name)) else "may fail"

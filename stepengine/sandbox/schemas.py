@@ -455,9 +455,9 @@ class _SchemaReading:
             for base, name in zip(node.bases, named, strict=True)
             if not name
             for one in ast.walk(base)
-            if not isinstance(base, ast.Subscript) or self._is_schema(self._base_name(one))
+            if not isinstance(base, ast.Subscript) or self._may_be_schema_class(self._base_name(one))
         ]
-        bases = [name for name in named if self._is_schema(name)]
+        bases = [name for name in named if self._may_be_schema_class(name)]
         if hidden or (bases and len(named) > 1):
             self._refuse(
                 "its bases are not plain; one base would be fine: BaseModel, TypedDict or a schema class of this file"
@@ -466,8 +466,8 @@ class _SchemaReading:
             self._refuse(f"{bases[0]!r} is not read; BaseModel or TypedDict would be fine")
         return bases[0] if bases else ""
 
-    def _is_schema(self, name: str) -> bool:
-        """Return whether a class with such a base may be a schema class."""
+    def _may_be_schema_class(self, name: str) -> bool:
+        """Return whether a class with the base *name* may be a pydantic or TypedDict class."""
         seen: set[str] = set()
         while name not in seen and len(seen) <= MAX_DEPTH_LEVELS:
             if name.startswith("pydantic.") or name == "typing.TypedDict":
@@ -478,7 +478,7 @@ class _SchemaReading:
             if len(bases) != 1:
                 return any(self._base_name(one).startswith(("pydantic.", "typing.TypedDict")) for one in bases)
             name = self._base_name(bases[0])
-        return bool(name)  # a circle, or a long way: it is refused where it is followed
+        return bool(name)  # a cycle, or a long chain: the code that resolves it refuses it
 
     def _base_name(self, node: ast.AST) -> str:
         """Return the dotted name of a base that was imported, or the name of a class of this file; ``""`` for others."""
@@ -607,7 +607,7 @@ class _SchemaReading:
 
     def _read_field(self, node: ast.AnnAssign, kind: str, *, is_total: bool) -> _ClassField:
         self._refers = set()
-        marks, at = self._split_markers(_At(node.annotation, 0))
+        marks, at = self._split_required_markers(_At(node.annotation, 0))
         read = self._read_annotation(at)
         refers = frozenset(self._refers)
         if kind == "typed_dict":
@@ -633,8 +633,8 @@ class _SchemaReading:
             read, given={**read.given, "default": self._evaluate_literal(_At(value, 0)), "is_made": False}
         )
 
-    def _split_markers(self, at: _At) -> tuple[list[str], _At]:
-        """Return the markers of a TypedDict field, and the annotation inside of them."""
+    def _split_required_markers(self, at: _At) -> tuple[list[str], _At]:
+        """Return the ``Required`` and ``NotRequired`` markers of a TypedDict field, and the annotation inside them."""
         marks: list[str] = []
         at = self._unwrap(at)
         while isinstance(at.node, ast.Subscript):
@@ -1172,7 +1172,7 @@ def _object_schema(node: ast.ClassDef, fields: Mapping[str, _ClassField], *, ext
 
 
 def _sort_like_pydantic(value: Any, above: str = "") -> Any:
-    """Return a schema in the order in which pydantic writes it."""
+    """Return a schema with its keys in the order of pydantic. *above* is the key that contains *value*."""
     if isinstance(value, list):
         return [_sort_like_pydantic(one, above) for one in value]
     if not isinstance(value, dict):

@@ -275,7 +275,7 @@ class MontySandbox:
     def open(
         self, functions: Collection[str], *, seconds: float, memory: int, printed: int, seed: int
     ) -> ProgramSession:
-        """Return a new session. If all workers are busy, it takes the worker of a waiting program."""
+        """Return a new session. If all workers are busy, the session replaces a waiting program on its worker."""
         return _MontySession(self, functions, seconds=seconds, memory=memory, printed=printed, seed=seed)
 
     def open_handler(self, host: Host, *, seconds: float, memory: int, printed: int, seed: int) -> ProgramSession:
@@ -379,7 +379,7 @@ class MontySandbox:
         if seat is not None and not is_busy:
             self.leave(seat)
 
-    def rest(self, seat: _SessionWorker) -> None:
+    def mark_idle(self, seat: _SessionWorker) -> None:
         """Mark a worker as idle; it keeps its session until another session needs its place."""
         if self._is_forked:
             return
@@ -518,7 +518,7 @@ class _MontySession:
                 raise ToolError(lost.text)
             copied = seat.session.dump()
         finally:
-            self._sandbox.rest(seat)
+            self._sandbox.mark_idle(seat)
         limits: Any = self._checkout["limits"]
         checkout = {**self._checkout, "limits": {**limits, "max_turn_duration_secs": LOOK_SECONDS}}
         copy = self._sandbox.start_worker(checkout, lambda: self._is_closed)
@@ -562,7 +562,7 @@ class _MontySession:
         finally:
             if self._seat is not None:
                 leaves = turn is None or self._try_condense(self._seat, turn)
-                (self._sandbox.leave if leaves else self._sandbox.rest)(self._seat)
+                (self._sandbox.leave if leaves else self._sandbox.mark_idle)(self._seat)
         if self._is_closed or (isinstance(turn, ProgramRaised) and turn.is_fatal):
             self.close()  # also where it was closed behind its end: nobody goes on with it
         return turn

@@ -636,7 +636,7 @@ def _to_camel_case(name: str) -> str:
 
 
 def _resolve_pointer(root: Any, ref: str) -> Any:
-    """Return what a reference inside of *root* points to, and ``None`` for any other."""
+    """Return the target of a reference inside *root*; ``None`` for any other reference."""
     if not ref.startswith("#"):
         return None
     found = root

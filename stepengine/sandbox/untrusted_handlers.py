@@ -180,7 +180,9 @@ def _begin(session: ProgramSession, known: AgentText, now: datetime, limits: Pro
                 name for name in _field_names(one) if one.aliases.get(name, name) in one.json_schema.get("required", ())
             ],
             "defaults": thaw(one.defaults),
-            "models": {name: _constructors(ast.parse(how, mode="eval").body) for name, how in one.models.items()},
+            "models": {
+                name: _make_constructor_tree(ast.parse(how, mode="eval").body) for name, how in one.models.items()
+            },
             "aliases": {alias: name for name, alias in one.aliases.items()},
             "is_dict": one.kind == "typed_dict",
         }
@@ -195,17 +197,17 @@ def _field_names(schema: SchemaClass) -> list[str]:
     return [fields.get(name, name) for name in schema.json_schema.get("properties", {})]
 
 
-def _constructors(how: ast.expr) -> list[Any]:
-    """Return the constructors of a field's values for the sandbox: class names and containers."""
+def _make_constructor_tree(how: ast.expr) -> list[Any]:
+    """Return a field's type for the sandbox as nested lists, such as ``["list", ["class", "City"]]``."""
     match how:
         case ast.Subscript(ast.Name("list"), inner):
-            return ["list", _constructors(inner)]
+            return ["list", _make_constructor_tree(inner)]
         case ast.Subscript(ast.Name("dict"), ast.Tuple([_, inner])):
-            return ["dict", _constructors(inner)]
+            return ["dict", _make_constructor_tree(inner)]
         case ast.Subscript(ast.Name("tuple"), ast.Tuple(members)):
-            return ["tuple", [_constructors(one) for one in members]]
+            return ["tuple", [_make_constructor_tree(one) for one in members]]
         case ast.BinOp(left, ast.BitOr(), right):
-            return ["union", [_constructors(left), _constructors(right)]]
+            return ["union", [_make_constructor_tree(left), _make_constructor_tree(right)]]
         case ast.Name(name) if name != "Any":
             return ["class", name]
         case _:
@@ -535,7 +537,7 @@ class _HandlerRun(RunningProgram):
     # --- what is seen of it -------------------------------------------------------------------------------------------
 
     def printed(self) -> str | None:
-        """Return the output so far."""
+        """Return the output so far; ``None`` before the session starts."""
         return None if self._session is None else self._session.printed
 
     # --- turns --------------------------------------------------------------------------------------------------------
@@ -628,13 +630,13 @@ class _HandlerRun(RunningProgram):
             check_bounds(turn.value, self._limits.value)
             encoded = _to_form(turn.value)
             # A list inside of itself comes out of the sandbox as such a text; only the sandbox can tell it from one of the handler.
-            if any(text in compact(encoded) for text in CYCLE_TEXTS) and self._returned_cycle():
+            if any(text in compact(encoded) for text in CYCLE_TEXTS) and self._is_result_cyclic():
                 return {"raised": "HandlerError", "text": "what it returned is not JSON: it contains itself"}
             return {"returned": encoded}
         except (TypeError, ValueError) as error:
             return {"raised": "HandlerError", "text": f"what it returned is not JSON: {error}"}
 
-    def _returned_cycle(self) -> bool:
+    def _is_result_cyclic(self) -> bool:
         """Return whether the value that the handler returned contains itself."""
         session = self._session
         assert session is not None  # noqa: S101

@@ -625,7 +625,7 @@ class Guard:
         more = self._cors_headers(asked)
         has_begun = False
 
-        async def guarded(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal has_begun
             if message["type"] == "http.response.start":
                 has_begun = True
@@ -633,13 +633,13 @@ class Guard:
             await send(message)
 
         try:
-            await self._check_and_forward(asked, receive, guarded)
+            await self._check_and_forward(asked, receive, send_with_headers)
         except _ClientDisconnected:
             return
         except Exception as error:
             if has_begun:
                 raise
-            await problem_of(error).response()(asked.scope, receive, guarded)
+            await problem_of(error).response()(asked.scope, receive, send_with_headers)
 
     async def _check_and_forward(self, asked: _RequestFacts, receive: Receive, send: Send) -> None:
         if not asked.query().isascii():
@@ -985,7 +985,7 @@ def _add_security_headers(
 
 
 def _replay_body(body: bytes, receive: Receive) -> Receive:
-    """Return a receive function that returns a body already read, then what *receive* returns."""
+    """Return a receive function that returns a body that was read before, then the messages of *receive*."""
     is_given = False
 
     async def receive_body() -> Message:

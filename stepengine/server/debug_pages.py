@@ -510,7 +510,7 @@ async def get_job(request: Request) -> Response:
 async def approve_job(request: Request) -> Response:
     workshop, body = _get_inspection_service(request), await parse_body(request, Agree)
     job = workshop.job(caller_of(request), request.path_params["job"])
-    await workshop.agree(job, body.budget)
+    await workshop.approve(job, body.budget)
     return _describe_job(job).response(202)
 
 

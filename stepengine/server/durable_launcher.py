@@ -88,9 +88,9 @@ class DurableLauncher(RunStarts[RegisteredRun]):
                 row.agent, asked["prompt"], id=row.run, params=asked["params"], metadata=asked["metadata"],
                 session_id=row.session, user_id=row.owner or None, **options_from_request(asked),
             )  # fmt: skip
-        await self._store.register.note_submitted(row.run)
+        await self._store.register.record_submitted(row.run)
 
-    async def submit_left_behind(self, row: RegisteredRun) -> None:
+    async def submit_orphaned_run(self, row: RegisteredRun) -> None:
         """Submit a run that a server registered and did not submit before it died; a run that is refused is recorded so."""
         try:
             await self._submit(row)

@@ -47,7 +47,7 @@ class DurableMessenger:
         await self._store.operator.answer_first(row.run, check_answers(caller, answers, open_))
 
     async def find_answers(self, row: RunRow, questions: Collection[str]) -> list[tuple[str, str, str]]:
-        """Return nothing: who answered a question first is not read from the database."""
+        """Return nothing, because the database does not store who answered a question first."""
         return []
 
     async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
@@ -68,7 +68,7 @@ class DurableMessenger:
                 use.refund()
         return is_new
 
-    async def say(self, row: RunRow, text: str) -> None:
+    async def send_text(self, row: RunRow, text: str) -> None:
         """Send user input to a run: its next model call gets it."""
         check_not_ended(row)
         await self._launcher.ensure_submitted(row)
@@ -87,7 +87,7 @@ class DurableMessenger:
             await self._store.register.record_cancellation(row.run, reason)
         await self._store.operator.cancel(row.run)
 
-    async def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
+    async def send_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
         """
         Refuse the result of a call.
 

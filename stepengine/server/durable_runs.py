@@ -158,7 +158,7 @@ class DurableRuns:
 
     async def open(self) -> None:
         """
-        Connect, start to execute runs unless the engine only submits, and submit what a dead server registered.
+        Connect, start to execute runs unless the engine only submits, and submit the registered runs of dead servers.
 
         Raises:
             DatabaseUnavailable: when the database cannot be reached, or has no tables.
@@ -180,7 +180,7 @@ class DurableRuns:
         except BaseException:
             await engine.aclose(drain=0)
             raise
-        self._tasks.spawn(self._submit_left_behind_forever())
+        self._tasks.spawn(self._submit_orphaned_runs_forever())
         if engine.works:
             self._tasks.spawn(self._reassign_dead_workers_runs())
         self.state.is_ready = True
@@ -201,7 +201,7 @@ class DurableRuns:
     async def reload(self) -> None:
         """Keep the agents: each worker has its own code."""
 
-    async def _submit_left_behind_forever(self) -> None:
+    async def _submit_orphaned_runs_forever(self) -> None:
         """Repeatedly submit the runs of dead servers, and store whether the database can be reached."""
         tidied = -TIDY_SECONDS
         while True:
@@ -213,7 +213,7 @@ class DurableRuns:
                         tidied = time.monotonic()
                 self.state.is_ready, self.state.is_away = True, False
                 for row in unsubmitted:
-                    await self.launcher.submit_left_behind(row)
+                    await self.launcher.submit_orphaned_run(row)
             except (DatabaseUnavailable, TimeoutError):
                 self.state.is_ready, self.state.is_away = False, True
             except Exception:  # noqa: BLE001 - nobody awaits this loop, and without it registered runs are lost

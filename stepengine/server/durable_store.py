@@ -42,13 +42,13 @@ class DurableStore:
 
 
 def make_unsupported_problem(message: str) -> Problem:
-    """Return the refusal of what a database does not offer."""
+    """Return the problem for an operation that runs in a database do not support."""
     return Problem(message, status=409, kind="not_possible")
 
 
 @contextlib.contextmanager
 def refuse_run_errors(*, status: int, kind: str) -> Iterator[None]:
-    """Raise a ``Problem`` for an error that says that a run cannot do what was requested."""
+    """Raise a ``Problem`` for an error that means that the run does not allow the requested operation."""
     try:
         yield
     except JournalError as error:

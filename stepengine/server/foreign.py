@@ -138,7 +138,7 @@ class ForeignJournals:
             remove_oldest_entries(self._known, KEPT)
         return known
 
-    def look(self, name: str) -> ForeignView:
+    def inspect(self, name: str) -> ForeignView:
         """
         Return the summary of a journal, its pending effects, and whether it can be resumed.
 
@@ -237,7 +237,7 @@ async def list_foreign(request: Request) -> Response:
 
 
 async def get_foreign(request: Request) -> Response:
-    found = await asyncio.to_thread(_get_foreign_journals(request).look, request.path_params["journal"])
+    found = await asyncio.to_thread(_get_foreign_journals(request).inspect, request.path_params["journal"])
     return found.response()
 
 
@@ -261,7 +261,7 @@ def _get_shared_page_data(request: Request) -> RunPageData:
 async def resume_foreign(request: Request) -> Response:
     body, name = await parse_body(request, ResumeForeign), request.path_params["journal"]
     journals = _get_foreign_journals(request)
-    look = await asyncio.to_thread(journals.look, name)
+    look = await asyncio.to_thread(journals.inspect, name)
     if not look.may_resume:
         raise Problem(look.why, status=409, kind="not_possible")
     if body.seen != look.seen:

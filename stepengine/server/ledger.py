@@ -191,7 +191,7 @@ class Ledger:
         )
         return None if known is None else str(known[0])
 
-    def woken(self, run: str) -> int:
+    def count_wakes(self, run: str) -> int:
         """Return how many messages arrived for a run since it was last suspended."""
         known = self._find_row("SELECT times FROM served_woken WHERE run = ?", (run,))
         return 0 if known is None else int(known[0])
@@ -226,7 +226,7 @@ class Ledger:
         with self._open_shared_database() as known, known.reading(is_long=is_long) as database:
             return database.execute(statement, values).fetchone()
 
-    def under_way(self) -> list[str]:
+    def list_active_runs(self) -> list[str]:
         """Return the ids of the runs that are started or running by the ledger, even if their process was killed."""
         with self._open_shared_database() as known, known.reading() as database:
             found = database.execute("SELECT run FROM served WHERE status IN ('started', 'running') ORDER BY run")
@@ -450,7 +450,7 @@ def make_decisions_act(run: str, decisions: Mapping[str, Answer]) -> Act:
     """
     Return an act that stores a person's decisions about effects in doubt, and marks a suspended run as running.
 
-    It raises ``InputError`` where something else was decided, and nobody has gone on yet.
+    It raises ``InputError`` when a different decision is stored.
     """
 
     def decide(database: sqlite3.Connection) -> None:

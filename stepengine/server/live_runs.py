@@ -185,7 +185,7 @@ class LiveRuns:
         if result.status is RunStatus.SUSPENDED:
             # In this order: the counter shows messages that arrive after it was read, the mailbox those from before. If
             # this process dies in between, the ledger still says "running", and the next sweep resumes the run.
-            woken = await asyncio.to_thread(self._store.ledger.woken, run)
+            woken = await asyncio.to_thread(self._store.ledger.count_wakes, run)
             has_mail = woken > 0 and await asyncio.to_thread(self._is_due_now, run)
             if has_mail or not await self._store.write(make_suspend_act(run, now, woken)):
                 row = await self._store.find(run)

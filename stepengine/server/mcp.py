@@ -56,7 +56,7 @@ class McpEndpoint:
         self._answer: Callable[..., Awaitable[None]] | None = None
         self._task: asyncio.Task[None] | None = None
 
-    async def opened(self) -> Callable[..., Awaitable[None]]:
+    async def get_handler(self) -> Callable[..., Awaitable[None]]:
         """
         Return the ASGI handler ``answer(scope, receive, send, owner=...)``; the first call starts the MCP server.
 
@@ -87,7 +87,7 @@ class McpEndpoint:
         await asyncio.wait((self._task, opened), return_when=asyncio.FIRST_COMPLETED)
 
     async def _run_until_stopped(self, server: AgentServer, opened: asyncio.Future[None]) -> None:
-        """Run the MCP server until the run server stops: one task has to open and close it."""
+        """Open the MCP server, serve until the run server stops, and close it. The same task must open and close it."""
         async with server.open_http() as answer:
             self._answer = answer
             opened.set_result(None)
@@ -219,7 +219,7 @@ class _DelegatedResponse(Response):
 
 async def forward_to_mcp(request: Request) -> Response:
     door: McpEndpoint = request.app.state.mcp
-    return _DelegatedResponse(await door.opened())
+    return _DelegatedResponse(await door.get_handler())
 
 
 ABOUT = (

@@ -121,7 +121,7 @@ class Metrics:
     def _agent_label(self, agent: str) -> str:
         return agent if any(agent == known.id for known in self._runs.engine.agents) else OTHER
 
-    def received(self, topic: str, outcome: str) -> None:
+    def count_webhook_event(self, topic: str, outcome: str) -> None:
         """Count an event of another service; *topic* is a configured topic or empty."""
         self._events.labels(topic or OTHER, outcome).inc()
 
@@ -133,14 +133,14 @@ class Metrics:
         """Count a request that exceeded a quota."""
         self._quotas.labels(quota).inc()
 
-    def answered(self, route: str, method: str, status: int, seconds: float) -> None:
+    def count_response(self, route: str, method: str, status: int, seconds: float) -> None:
         """Count a response that has started, and the seconds until then."""
         known = method if method in METHODS else OTHER
         told = f"{status // 100}xx"
         self._requests.labels(route, known, told).inc()
         self._seconds.labels(route, told).observe(seconds)
 
-    def watched(self, change: int) -> None:
+    def change_event_streams(self, change: int) -> None:
         """Add *change* to the number of open event streams."""
         self._watchers.inc(change)
 
@@ -188,19 +188,19 @@ async def handle_and_measure(
     begun = time.perf_counter()
     is_watching = False
 
-    async def counted(message: Message) -> None:
+    async def send_counted(message: Message) -> None:
         nonlocal is_watching
         if message["type"] == "http.response.start":
             name = route[0] if route else NONE
-            metrics.answered(name, scope["method"], message["status"], time.perf_counter() - begun)
+            metrics.count_response(name, scope["method"], message["status"], time.perf_counter() - begun)
             is_watching = any(k.lower() == b"content-type" and v.startswith(STREAM) for k, v in message["headers"])
-            metrics.watched(int(is_watching))
+            metrics.change_event_streams(int(is_watching))
         await send(message)
 
     try:
-        await app(scope, receive, counted)
+        await app(scope, receive, send_counted)
     finally:
-        metrics.watched(-int(is_watching))
+        metrics.change_event_streams(-int(is_watching))
 
 
 STREAM = b"text/event-stream"

@@ -44,13 +44,13 @@ class JsonChildProcess:
         )
         made = cls(child)
         try:
-            await made.say(first)
+            await made.send_message(first)
         except BaseException:
             await made.end()
             raise
         return made
 
-    async def say(self, told: Mapping[str, Any]) -> None:
+    async def send_message(self, told: Mapping[str, Any]) -> None:
         """Send the process a message; if it has ended, nothing happens."""
         assert self._child.stdin is not None  # noqa: S101 - it was asked for
         self._child.stdin.write(json.dumps(told).encode() + b"\n")

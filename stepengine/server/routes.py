@@ -233,7 +233,7 @@ class ToolSpecView(View):
 
 
 class PromptsView(View):
-    """The prompts of an agent, with what the engine adds to them."""
+    """The prompts of an agent, with the additions of the engine."""
 
     system: Annotated[str | None, Field(description="Null where it is made anew for each run.")]
     instructions: str
@@ -241,7 +241,7 @@ class PromptsView(View):
 
 
 class AgentDetail(AgentView):
-    """An agent; what is null needs the scope debug, or is not there."""
+    """An agent. A null member does not exist or needs the scope debug."""
 
     source: Annotated[str | None, Field(description="Of its handler.")]
     file: str | None = None
@@ -720,7 +720,7 @@ async def start_run(request: Request) -> Response:
 
 
 def _check_picture(picture: Picture) -> str:
-    """Return the type of a picture; raise ``InputError`` for what is none that models can be shown."""
+    """Return the type of a picture; raise ``InputError`` for a type that models do not accept."""
     try:
         data = base64.b64decode(picture.data, validate=True)
     except (binascii.Error, ValueError):
@@ -987,13 +987,13 @@ async def post_message(request: Request) -> Response:
 
 async def send_run_input(request: Request) -> Response:
     row, body = await find_requested_run(request), await _body(request, SayInput)
-    await get_run_service(request).messenger.say(row, body.text)
+    await get_run_service(request).messenger.send_text(row, body.text)
     return Accepted(run_id=row.run).response(202)
 
 
 async def deliver_tool_result(request: Request) -> Response:
     row, body = await find_requested_run(request), await _body(request, ToolResultBody)
-    await get_run_service(request).messenger.give_result(row, request.path_params["call"], body.result, body.path)
+    await get_run_service(request).messenger.send_result(row, request.path_params["call"], body.result, body.path)
     return Accepted(run_id=row.run).response(202)
 
 

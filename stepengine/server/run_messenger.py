@@ -171,7 +171,7 @@ class RunMessenger:
         await self._deliver_mail(row)
         return is_new
 
-    async def say(self, row: RunRow, text: str) -> None:
+    async def send_text(self, row: RunRow, text: str) -> None:
         """Send user input to a run: its next model call gets it."""
         check_not_ended(row)
         async with self._quotas.use(row.owner, json_size(text)):
@@ -188,7 +188,7 @@ class RunMessenger:
         if await self._send(row, MailboxMessage(kind="cancel", value=reason, id=f"cancel@{row.changed}")) is None:
             self._live.handles[row.run].interrupt()
 
-    async def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
+    async def send_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
         """
         Deliver the result of a call of a deferred tool, whichever process has the run.
 

@@ -141,13 +141,13 @@ class MessengerPart(Protocol):
     async def post(self, row: RunRow, topic: str, value: object, *, id: str | None, path: str) -> bool:
         """Send a message to the receiver of *topic*; return False if *id* was sent before."""
 
-    async def say(self, row: RunRow, text: str) -> None:
+    async def send_text(self, row: RunRow, text: str) -> None:
         """Send user input to a run: its next model call gets it."""
 
     async def cancel(self, row: RunRow, reason: str) -> None:
         """Cancel a run; one that has ended stays as it is."""
 
-    async def give_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
+    async def send_result(self, row: RunRow, call_id: str, result: object, path: str | None) -> None:
         """Deliver the result of a call of a deferred tool."""
 
 

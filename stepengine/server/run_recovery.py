@@ -122,9 +122,9 @@ class RunRecovery:
                 await self._launcher.resume_in_background(row)
 
     def _find_orphaned_runs(self, live: Collection[str], *, at_once: bool) -> list[RunRow]:
-        """Return the runs whose process died: nobody holds their locks, which are checked before their rows are read."""
+        """Return the runs whose process died, so that no process holds their locks. Locks are checked before the rows are read."""
         ledger = self._store.ledger
-        others = [run for run in ledger.under_way() if run not in live]
+        others = [run for run in ledger.list_active_runs() if run not in live]
         free = [
             row for run in others if not self._store.journal(run).is_held() and (row := ledger.find(run)) is not None
         ]

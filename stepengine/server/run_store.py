@@ -66,7 +66,7 @@ class RunStore:
         check_folder(folder)
         if self.is_database and self.place.exists():
             check_folder(self.place)
-        self.ledger.under_way()
+        self.ledger.list_active_runs()
         with open_wake_index(self.place) as index:
             index.all()
 

@@ -102,7 +102,7 @@ class RunSummaries:
         summary, lock = self._followed.setdefault(run, (_JournalSummary(self._journal(run)), asyncio.Lock()))
         remove_oldest_entries(self._followed, MAX_FOLLOWED)
         async with lock:
-            return await asyncio.to_thread(summary.look)
+            return await asyncio.to_thread(summary.refresh)
 
 
 class _JournalSummary:
@@ -117,7 +117,7 @@ class _JournalSummary:
         self._agents = 1
         self._cost: Decimal | None = Decimal(0)
 
-    def look(self) -> RunListSummary:
+    def refresh(self) -> RunListSummary:
         is_behind = True
         while is_behind:
             news = self._follower.read_new()
@@ -176,7 +176,7 @@ def shorten_output(output: Any) -> str | None:
 
 
 def describe_wait(wait: Waits) -> str:
-    """Return in words what a run waits for."""
+    """Return a description of the waits of a run."""
     if wait.question is not None:
         return wait.question.text
     if wait.kind == "message":

@@ -112,7 +112,7 @@ class RunTurns:
         watch, pause = JournalWatch(self._store.journal(run), after), FIRST_PAUSE_SECONDS
         while True:
             is_idle = await self._is_idle(run)  # first: what was written before that is read by now
-            events = await asyncio.to_thread(watch.look)
+            events = await asyncio.to_thread(watch.read_new_events)
             for event in events:
                 # Whoever resumes a run that was stopped shows no second one.
                 if not isinstance(event, RunFinished) or event.path:
@@ -152,7 +152,7 @@ def _read_last_event_id(watch: JournalWatch) -> str | None:
     """Return the id of the last event in a journal."""
     last: str | None = None
     while watch.is_behind:
-        for event in watch.look():
+        for event in watch.read_new_events():
             last = event.id or last
     return last
 

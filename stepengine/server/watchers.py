@@ -382,7 +382,7 @@ class FollowedEvents:
     async def _append_new_events(self) -> bool:
         watch = self._watch
         before = watch.follower.offset
-        found = await asyncio.to_thread(watch.look)
+        found = await asyncio.to_thread(watch.read_new_events)
         for event in found:
             if isinstance(event, EventsDropped):
                 self._discard_lost_events(event.count)
@@ -434,7 +434,7 @@ def _retrieve_error(task: asyncio.Task[bool]) -> None:
 def _read_events_in_range(journal: Journal, first: int, end: int) -> list[Event]:
     watch, found = JournalWatch(journal), list[Event]()
     while watch.is_behind and (not found or found[-1].index + 1 < end):
-        found += [event for event in watch.look() if event.id and event.index >= first]
+        found += [event for event in watch.read_new_events() if event.id and event.index >= first]
     return [event for event in found if event.index < end]
 
 
@@ -462,7 +462,7 @@ class SharedJournals:
         self._journal = journal
         self._known: OrderedDict[str, FollowedEvents] = OrderedDict()
 
-    def following(self, run: str) -> FollowedEvents:
+    def get_followed_events(self, run: str) -> FollowedEvents:
         """Return the shared ``FollowedEvents`` of a run's journal."""
         found = self._known.get(run)
         if found is None or found.has_failed:

@@ -195,7 +195,7 @@ class Topic(_SecretsModel):
     run: Pointer | None = None
     id: Pointer = "/id"
 
-    def signed(self, headers: Mapping[str, list[str]], body: bytes, now: float) -> str | None:
+    def verify_signature(self, headers: Mapping[str, list[str]], body: bytes, now: float) -> str | None:
         """Return the signed message id, ``""`` if it has none; ``None`` if no signature is valid."""
         for name in ("stepengine-signature", "stripe-signature"):
             found = headers.get(name, [])
@@ -295,16 +295,16 @@ async def receive_event(request: Request) -> Response:
     name, body = request.path_params["topic"], await request.body()
     topic = webhooks.topics.get(name)
     # An unknown topic is checked, too: how long a refusal takes tells nobody what there is.
-    signed = (topic or NOBODY).signed(_collect_headers(request), body, time.time())
+    signed = (topic or NOBODY).verify_signature(_collect_headers(request), body, time.time())
     if topic is None or signed is None:
-        metrics.received("" if topic is None else name, "refused")
+        metrics.count_webhook_event("" if topic is None else name, "refused")
         raise _make_signature_problem()
     try:
         answer = await _store_event(request, name, topic, body, signed)
     except Exception:
-        metrics.received(name, "failed")
+        metrics.count_webhook_event(name, "failed")
         raise
-    metrics.received(name, "ignored" if answer is None else "accepted" if answer.is_new else "repeated")
+    metrics.count_webhook_event(name, "ignored" if answer is None else "accepted" if answer.is_new else "repeated")
     if answer is None:
         return Response(status_code=204)
     return answer.response(202)

@@ -85,7 +85,7 @@ class InspectionProcess:
             async with asyncio.timeout(ANSWER_SECONDS):
                 if self._hearing.done():
                     raise _make_inspection_ended_problem(self.id)
-                await self._process.say({"id": number, "do": what, **more})
+                await self._process.send_message({"id": number, "do": what, **more})
                 told = await asyncio.shield(future)
         except TimeoutError:
             msg = f"nothing came in {ANSWER_SECONDS:g} s"
@@ -314,7 +314,7 @@ class InspectionService:
             raise Problem(msg, status=404, kind="no_such_job")
         return found
 
-    async def agree(self, job: EvaluationJob, budget: str | None) -> None:
+    async def approve(self, job: EvaluationJob, budget: str | None) -> None:
         """
         Approve the model calls of a job, up to *budget* US dollars.
 
@@ -325,7 +325,7 @@ class InspectionService:
             msg = f"the job {job.id} waits for no agreement: it is {job.status}"
             raise Problem(msg, status=409, kind="not_waiting")
         job.status = "running"
-        await job.process.say({"go": True, "budget": budget})
+        await job.process.send_message({"go": True, "budget": budget})
 
     async def cancel(self, job: EvaluationJob) -> None:
         """End a job; a finished one is not changed."""

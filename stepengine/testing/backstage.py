@@ -122,7 +122,7 @@ class SimulatedChildren:
         child = self._children[path]
         return child.plan, child.state
 
-    def at_work(self, of: str) -> list[str]:
+    def list_running(self, of: str) -> list[str]:
         """Return the paths of the children of the run *of* that have not ended."""
         return [
             path for path, child in self._children.items() if path.rpartition(".")[0] == of and child.result is None
@@ -151,7 +151,7 @@ class SimulatedChildren:
 
     def finish(self, of: str, recorded: Collection[str]) -> None:
         """Run the children of the run *of* that have records and did not run yet, as far as their records reach."""
-        for path in [path for path in self.at_work(of) if path in recorded]:
+        for path in [path for path in self.list_running(of) if path in recorded]:
             self._run_child(path)
 
     def find_cut(self, path: str, seq: int) -> Stop | None:

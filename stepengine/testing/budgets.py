@@ -94,7 +94,7 @@ class _SilentIO:
     def find_stopped_call(self, item: Item) -> PartialUsage | None:
         """Return ``None``: no stopped call is known."""
 
-    async def note_waiting_call(self, item: Item) -> None:
+    async def record_waiting_call(self, item: Item) -> None:
         """Do nothing."""
 
     async def wait_for_children(
@@ -103,7 +103,7 @@ class _SilentIO:
         """Run the background children *paths* to their end, and return their results."""
         return self._ended(paths)
 
-    def note_suspension(self, item: Item) -> None:
+    def record_suspension(self, item: Item) -> None:
         """Do nothing."""
 
     def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:

@@ -227,8 +227,8 @@ class Cassette:
 
     @property
     def complete(self) -> tuple[Interaction, ...]:
-        """The interactions that can be played: what ``save`` writes."""
-        return tuple([interaction for interaction in self.interactions if interaction.is_kept])
+        """The interactions that can be replayed, which ``save`` writes."""
+        return tuple([interaction for interaction in self.interactions if interaction.is_playable])
 
     @property
     def unread(self) -> tuple[str, ...]:
@@ -355,7 +355,7 @@ class Cassette:
         for exchange in [*self.open_exchanges]:
             exchange.finish_if_complete()
         cleaner = Cleaner(dict(self._secrets), base=self.redactor)
-        kept = [_clean_interaction(i, cleaner) for i in self.interactions if i.is_kept or allow_partial]
+        kept = [_clean_interaction(i, cleaner) for i in self.interactions if i.is_playable or allow_partial]
         data = dump_cassette(kept, self.extras)
         hits = _find_secrets(parse_cassette(data, str(target)), cleaner)
         if hits and target.exists():
@@ -462,7 +462,7 @@ def _list_secrets(interaction: Interaction, cleaner: Cleaner) -> Iterator[tuple[
 
 
 def _make_secret_error(hits: Mapping[int, _Hit], outcome: str) -> SecretFound:
-    """Return the error about interactions that hold secrets; *outcome* says what became of the file."""
+    """Return the error about interactions with secrets; *outcome* describes the file."""
     listed = "\n".join([f"  {hit.exchange} holds a secret at {hit.place} (rule {hit.rule})" for hit in hits.values()])
     msg = f"{len(hits)} recorded interaction(s) hold a secret and were not written; {outcome}. Take it out of the traffic\n{listed}"
     first = next(iter(hits.values()))

@@ -54,7 +54,7 @@ def indent_json(text: str) -> tuple[str, str]:
 
 def write_indented_json(tree: object) -> str:
     """
-    Return a JSON value as it stands in a file, with one member per line.
+    Return a JSON value in the form of a file, with one member per line.
 
     Raises:
         ValueError: for a number that is not finite.
@@ -88,7 +88,7 @@ def decode_body(body: bytes, encoding: str) -> bytes:
 
 
 def _unzip(body: bytes) -> bytes:
-    """Return what all members of a gzip file hold, up to the first error."""
+    """Return the content of all members of a gzip file, up to the first error."""
     decoded: list[bytes] = []
     at = 0
     with contextlib.suppress(zlib.error):

@@ -125,8 +125,8 @@ class Interaction:
         return bool(self.extras.get("error", {}).get("while_sending"))
 
     @property
-    def is_kept(self) -> bool:
-        """Whether it can be played: a stream of events that was not read to its end cannot, since its events come one by one."""
+    def is_playable(self) -> bool:
+        """Whether it can be replayed. An event stream that was not read to its end cannot, because its events are incomplete."""
         return self.complete or "error" in self.extras or not is_stream(self.response)
 
 
@@ -406,7 +406,7 @@ def _read_typed_body(body: dict[str, object], source: str, at: str) -> tuple[byt
 
 
 def _encode_json(tree: object, source: str, at: str) -> bytes:
-    """Return the body of which a file has the tree: as our files have it, since nobody knows its bytes."""
+    """Return the body for a JSON tree in a file, in our own formatting, because the original bytes are unknown."""
     return write_indented_json(thaw(_freeze_json(tree, source, at))).encode()
 
 
@@ -565,7 +565,7 @@ def _headers_to_yaml(message: RecordedRequest | RecordedResponse) -> dict[str, l
 
 
 def _body_to_yaml(message: RecordedRequest | RecordedResponse) -> tuple[str | bytes, str]:
-    """Return what stands in the file for a body, and the style of its JSON; text would say that its encoding was taken away."""
+    """Return the form of a body in the file, and the style of its JSON."""
     if any(name.lower() == "content-encoding" for name, _ in message.headers):
         return message.body, ""
     try:
@@ -577,7 +577,7 @@ def _body_to_yaml(message: RecordedRequest | RecordedResponse) -> tuple[str | by
 
 
 def _readable_text(response: RecordedResponse) -> str:
-    """Return the text of a compressed body, for people who read the file; ``""`` if it holds none."""
+    """Return the text of a compressed body, for readers of the file; ``""`` if it contains none."""
     try:
         text = decode_body(response.body, response.header("content-encoding")).decode()
     except UnicodeDecodeError:

@@ -124,7 +124,7 @@ def _to_lower(names: Iterable[str]) -> tuple[str, ...]:
 @frozen
 class Matcher:
     """
-    Computes what of requests is compared.
+    Computes the compared parts of requests.
 
     Attributes:
         ignore: JSON pointers of members that do not count, such as ``"/metadata/user_id"``.
@@ -135,7 +135,7 @@ class Matcher:
     ignore_headers: tuple[str, ...] = attrs.field(default=(), converter=_to_lower)
 
     def read(self, request: RecordedRequest) -> ComparedRequest:
-        """Return what of a cleaned *request* is compared."""
+        """Return the compared parts of a cleaned *request*."""
         plain = attrs.evolve(request, url=_remove_marks(request.url), body=_remove_marks_in_bytes(request.body))
         key = (request.method, parse_place(plain.url), self._body_key(plain))
         texts = [("url", request.url), ("body", request.body.decode(errors="replace"))]
@@ -288,7 +288,7 @@ def have_equal_headers(recorded: ComparedRequest, now: ComparedRequest, *, whole
 
 class SecretPairs:
     """
-    Which secrets of a recording those of a replay stand for, by their marks.
+    Maps the secrets of a replay to those of the recording, by their marks.
 
     A secret that the recording has stands for itself. Another one, such as the key of the machine that replays, stands for the first
     recorded secret that it is met in place of, and from then on for that one.

@@ -266,7 +266,7 @@ class CassetteMiss(BaseException):
 
 class WorkerMiss(Exception):
     """
-    A miss in a worker of ``multiprocessing.pool``: it takes an ``Exception`` to whoever waits for it, and ends for any other error.
+    A miss in a worker of ``multiprocessing.pool``. It is an ``Exception``, because other errors end the worker instead of reaching the caller.
 
     Attributes:
         miss: The miss.

@@ -107,7 +107,7 @@ class EffectPerformer:
         return self.canned.outcome(item.path, item.effect, self.clock.elapsed)
 
     def _make_empty_outcome(self, item: Item) -> Single:
-        """Return the empty value of the type that an effect gives: ``""``, ``False`` or ``None``."""
+        """Return the empty value of an effect's result type: ``""``, ``False`` or ``None``."""
         kind: Any = ROWS[type(item.effect)].outcome
         return Value(kind(), self.clock.elapsed)
 

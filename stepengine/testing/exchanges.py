@@ -144,7 +144,7 @@ class Exchange:
         self._cassette.finish(slot, Interaction(self._request, reply, JsonDict(extras)))
 
     def fail(self, error: BaseException, *, while_sending: bool = False) -> None:
-        """Store that there was no reply but *error*, if errors are recorded; *while_sending* says that the client met it then."""
+        """Store *error* in place of a reply, if errors are recorded. With *while_sending*, the client raised it while it sent the request."""
         slot, self._slot = self._slot, None
         if slot is None:
             return

@@ -75,7 +75,7 @@ class Finding:
 
 def check_installation(config: Path | None = None, *, reach: bool = False) -> Iterator[Finding]:
     """
-    Check what runs of this user need, and yield the findings: versions, settings, keys, records, agents and environment.
+    Check versions, settings, keys, recorded runs, agents and environment of this user, and yield the findings.
 
     Nothing is changed.
 

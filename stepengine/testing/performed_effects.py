@@ -47,7 +47,7 @@ class WorldClock:
         return self.now - self.started
 
     def start_effect(self, at: Address, duration: int) -> None:
-        """Let the time of an effect pass, once: a process that repeats it takes no longer."""
+        """Advance the clock by the duration of an effect, once; a repetition takes no extra time."""
         if at not in self._asked:
             self._asked[at] = self.now
             self.now += duration
@@ -101,7 +101,7 @@ class PlannedFaults:
 
 class EffectRecords:
     """
-    The effects of a world with their outcomes, and the checks of what a run is sent.
+    The effects of a world with their outcomes, and checks of the values that a run receives.
 
     Args:
         clock: The clock of the world.
@@ -239,7 +239,7 @@ def _is_equal(a: Single, b: Single) -> bool:
 
 
 def _without_lost_requests(outcome: Single, given: Single) -> Single:
-    """Return the outcome of a repeated model call with the usage of the last request alone, which *given* has."""
+    """Return the outcome of a repeated model call with only the usage of the last request, from *given*."""
     if isinstance(outcome, Value) and isinstance(given, Value) and isinstance(outcome.value, ModelReply):
         return attrs.evolve(outcome, value=attrs.evolve(outcome.value, usage=given.value.usage, cost=given.value.cost))
     if isinstance(outcome, Failure) and isinstance(given, Failure) and isinstance(outcome.error, ModelError):

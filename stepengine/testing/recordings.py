@@ -54,7 +54,7 @@ def replays(mode: Mode, *, existed: bool) -> bool:
 @frozen(kw_only=True)
 class Account:
     """
-    A summary of what a test did with one of its recording files.
+    A summary of the use of one recording file by a test.
 
     Attributes:
         path: The file, as it is shown.
@@ -360,12 +360,12 @@ class CassetteFixture(Cassette):
         return display_path(self.path) if self.path else super()._source_name
 
     def list_accounts(self) -> list[Account]:
-        """Return a summary for each cassette of the test of what was replayed and recorded."""
+        """Return a summary of replayed and recorded interactions for each cassette of the test."""
         own = [self.account()] if len(self) or self.fresh.complete else []
         return [*own, *(account for shared in self._shared.values() for account in shared.list_accounts())]
 
     def account(self) -> Account:
-        """Return the summary of what was replayed from and recorded into this cassette."""
+        """Return the summary of replayed and recorded interactions of this cassette."""
         return Account(
             path=self._source_name,
             mode=self.mode,
@@ -473,7 +473,7 @@ class JournalFixture(SelfOpeningJournal):
 
     # --- for the engine -----------------------------------------------------------------------------------------------
 
-    def opened(self, answers: Mapping[str, AnswerLike] | None = None) -> JournaledRun:
+    def open_run(self, answers: Mapping[str, AnswerLike] | None = None) -> JournaledRun:
         """
         Return the run of the test, which records or replays according to the mode.
 
@@ -610,12 +610,12 @@ class JournalFixture(SelfOpeningJournal):
         return True
 
     def list_accounts(self) -> list[Account]:
-        """Return a summary for each journal of the test of what was replayed and recorded."""
+        """Return a summary of replayed and recorded effects for each journal of the test."""
         used = [one for one in (self, *self._others.values()) if one.begun is not None or one.existed]
         return [one.account() for one in used]
 
     def account(self) -> Account:
-        """Return the summary of what was replayed from and recorded into this journal."""
+        """Return the summary of replayed and recorded effects of this journal."""
         past = None if self.begun is None else self.begun.recorded_part
         history = self.history()
         new = self.new_results()

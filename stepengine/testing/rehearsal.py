@@ -54,28 +54,28 @@ def run_with(
     model: str | None = None,
 ) -> object:
     """
-    Run a handler with scripted answers, and return its result; raise ``AssertionError`` if it yields something else.
+    Run a handler with scripted answers and return its result. Raise ``AssertionError`` if it yields anything else.
 
     Each item of the script is ``(expected, reply)``, or ``expected`` alone where nothing needs to be sent, such as ``STEP``.
 
     - ``expected``: the value that is yielded; a class such as ``ToolCall``, of which it is an instance; or a function that
-      is given what was yielded and says whether it fits.
+      receives the yielded value and returns whether it matches.
     - ``reply``: what ``Walk.send`` takes: a ``StepResult`` or its short form; an exception, which is thrown at the yield;
-      or a function that is given what was yielded and returns one of these.
+      or a function that receives the yielded value and returns one of these.
 
     Args:
         agent: A generator function of one context, a definition that has one, or a tool that yields.
-        script: What shall be yielded and what is sent, in order.
+        script: The expected yields and their replies, in order.
         prompt: ``ctx.prompt``.
         params: ``ctx.params``; for a tool, the input of its call.
         state: ``ctx.agent_state``.
         model: ``ctx.model``; the definition's by default.
 
     Raises:
-        AssertionError: when something else is yielded, too much or too little; its text is the whole exchange.
-        DataError: when an item is none, or a reply does not fit what was yielded.
+        AssertionError: when the yields differ from the script; its text is the whole exchange.
+        DataError: when an item is invalid, or a reply does not fit the yielded value.
         DefinitionError: when *agent* has no handler.
-        BaseException: what the handler lets out, with the exchange as a note.
+        BaseException: when the handler raises it; the exchange is a note.
     """
     lines = [_parse_line(item, index) for index, item in enumerate(script)]
     walk = Walk(agent, prompt, params, state, model=model)

@@ -112,7 +112,7 @@ def _answer_parallel(yielded: Parallel[Any], answer: object, place: HandlerPlace
 
 
 def _answer_member(yielded: object, answer: object, place: HandlerPlace) -> Any:
-    """Return the entry of a member of a ``Parallel`` or ``Race``, in which an error is a value: that of what failed."""
+    """Return the entry of a member of a ``Parallel`` or ``Race``. An exception becomes the failed result of the member."""
     if not isinstance(answer, Exception):
         return _answer_value(yielded, answer, place)
     if isinstance(yielded, ToolCall):
@@ -196,7 +196,7 @@ def _answer_receive(yielded: Receive[Any], answer: Any, _: HandlerPlace) -> Any:
 
 
 def _answer_start(yielded: Start[Any], answer: Any, place: HandlerPlace) -> Any:
-    """Return references to the children, made up where the test gives none."""
+    """Return references to the children; invented ones if the test contains none."""
     if answer is ABSENT:
         numbers = range(place.children, place.children + len(yielded.calls))
         made = [

@@ -84,7 +84,7 @@ class _TextSnapshot(SingleFileSnapshotExtension):
 
 
 class RunSnapshot(_TextSnapshot):
-    """A run as text; of a ``RunResult``, a journal, the path of one, or what ``tree_of`` gave."""
+    """A run as text, made from a ``RunResult``, a journal, its path, or a result of ``tree_of``."""
 
     file_extension = "run.md"
 

@@ -143,7 +143,7 @@ def _iter_texts(value: object, path: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _cut_spans(pieces: list[Piece], spans: list[Span], hide: Callable[[Span], str]) -> Iterator[tuple[Piece, str]]:
-    """Yield each piece with part of a span: what *hide* returns where the span starts, and nothing where it continues."""
+    """Yield each piece with its spans replaced: by the result of *hide* at the start of a span, and by nothing where it continues."""
     begin = first = 0
     for piece in pieces if spans else ():
         end = begin + len(piece.text)
@@ -330,7 +330,7 @@ def has_binary_body(message: RecordedRequest | RecordedResponse) -> bool:
 
 
 def _find_part_names(head: bytes) -> list[str]:
-    """Return the names of a part of a multipart message, in both readings: what is quoted before may hold one, or a backslash."""
+    """Return the possible names of a part of a multipart message, because quotes and backslashes can be parsed in two ways."""
     names = [found[1] for found in PART_NAME.finditer(head)]
     names += [found[2] for found in PART_PARAMETER.finditer(head) if found[1].lower() == b"name" and found[2]]
     return [name.decode("latin-1") for name in names]
@@ -420,12 +420,12 @@ def clean_url(url: str, redactor: Redactor = SHAPES) -> str:
 
 
 def clean_pairs(text: str, redactor: Redactor) -> str:
-    """Return a query or form with placeholders for values whose names say that they are secret; everything else as it is spelled."""
+    """Return a query or form with placeholders for the values of secret names. All other text stays unchanged."""
     return "&".join([_clean_pairs_at_semicolons(piece, redactor) for piece in text.split("&")])
 
 
 def _clean_pairs_at_semicolons(piece: str, redactor: Redactor) -> str:
-    """Return a pair without its secret; some servers also take what follows a semicolon in an ordinary value for a pair."""
+    """Return a pair without its secret. Some servers also parse the text after a semicolon in a value as a pair."""
     clean = _clean_pair(piece, redactor)
     if clean != piece or ";" not in piece:
         return clean

@@ -125,7 +125,7 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         self._keep_chunks = keep_chunks
 
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
-        """Pass on the request of a sync client."""
+        """Send the request of a sync client with the inner transport, and record request and response."""
         if not isinstance(self.inner, httpx2.BaseTransport):
             msg = f"RecordTransport holds an async {type(self.inner).__name__}; a sync client needs a sync transport"
             raise DataError(msg)

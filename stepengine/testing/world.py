@@ -267,7 +267,7 @@ class SimulationSetting:
 
 class World:
     """
-    The simulated world of one seed: what really happened, and the journal of the run.
+    The simulated world of one seed: the performed effects and the journal of the run.
 
     Runs are recorded, resumed and repeated by the recorder and the replayer that ship, over a journal in memory; when a process
     dies, only the lines of the journal are left of it.
@@ -449,7 +449,7 @@ class SimulatedProcess:
             f"   run {plan.path or 'root'} ended: {finished.status.value} {finished.error or ''}".rstrip()
         )
         run.ended(finished)
-        left = self.backstage.at_work(plan.path)
+        left = self.backstage.list_running(plan.path)
         if left and finished.status not in (RunStatus.SUSPENDED, RunStatus.CANCELLED):
             refuse("WT3", f"the run {plan.path or 'root'} has ended, and its children at {', '.join(left)} have not")
         return finished

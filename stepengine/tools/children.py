@@ -78,7 +78,7 @@ class StartedChildren(Protocol):
     """The children that a run has started, for its tool calls."""
 
     @property
-    def at_work(self) -> tuple[ChildRef[Any], ...]:
+    def running(self) -> tuple[ChildRef[Any], ...]:
         """The children whose end was not yet reported to the run."""
 
     @property
@@ -179,7 +179,7 @@ def _cancel_agent(given: JsonDict, started: StartedChildren) -> Steps:
 
 
 def _list_agents(_: JsonDict, started: StartedChildren) -> Steps:
-    at_work = set(started.at_work)
+    at_work = set(started.running)
     entries: list[Any] = [{**_ref_entry(ref), "at_work": ref in at_work} for ref in started.refs]
     return ToolResult.json({"agents": entries})
     yield  # a generator, as those of its siblings
@@ -198,7 +198,7 @@ def _ref_entry(ref: ChildRef[Any]) -> dict[str, Any]:
 def _select_children(ids: Sequence[str] | None, started: StartedChildren) -> Sequence[ChildRef[Any]] | ToolResult:
     """Return the children with these ids, or an error result that lists the existing children."""
     if ids is None:
-        return started.at_work
+        return started.running
     known: Mapping[str, ChildRef[Any]] = {ref.path: ref for ref in started.refs}
     missing = [name for name in ids if name not in known]
     if missing:

@@ -75,10 +75,10 @@ class CallReply:
 class Listener(Protocol):
     """Receives the output and the end of a program; its methods are called in the reading thread."""
 
-    def printed(self, stream: str, data: bytes, /) -> None:
+    def handle_output(self, stream: str, data: bytes, /) -> None:
         """Handle output on ``"out"``, ``"err"`` or the ``"line"`` of its supervisor."""
 
-    def closed(self, stream: str, /) -> None:
+    def handle_end(self, stream: str, /) -> None:
         """Handle the end of a stream."""
 
     def handle_exit(self, code: int | None, /) -> None:
@@ -391,9 +391,9 @@ class ProgramConnection:
             code = head["gone"]
             listener.handle_exit(code if type(code) is int else None)
         elif "from" in head:
-            listener.printed(stream, data)
+            listener.handle_output(stream, data)
         else:
-            listener.closed(stream)
+            listener.handle_end(stream)
 
     # --- how it ends -------------------------------------------------------------------------------------------------
 

@@ -261,7 +261,7 @@ class RemoteSystem:
         msg = f"the workspace {self.name} does not keep to the protocol: its answer is {what}"
         raise WorkspaceLost(msg)
 
-    def connected(self, line: int | None = None) -> ProgramConnection:
+    def get_connection(self, line: int | None = None) -> ProgramConnection:
         """
         Return the connection, after opening it if necessary.
 
@@ -336,7 +336,7 @@ class RemoteSystem:
             UnknownOutcome: when no reply came, and the call may have changed something.
             WorkspaceLost: when no reply came.
         """
-        connection = self.connected(line)
+        connection = self.get_connection(line)
         if closing := self._pop_closing():
             given["close"] = closing
         number = connection.ask(do, data, effect=effect, seconds=CALL_SECONDS, listener=None, **given)
@@ -392,7 +392,7 @@ class RemoteSystem:
     def variables(self, names: Sequence[str]) -> tuple[dict[str, str], str, str]:
         """Return the remote variables in *names*, the user's name, and the home folder."""
         key = tuple(names)
-        connection = self.connected()
+        connection = self.get_connection()
         known = self._variables.get(key)
         if known is None:
             head = connection.answer(
@@ -451,7 +451,7 @@ class RemoteSystem:
             OSError: when the system there cannot start a process.
             UnknownOutcome: when no answer came.
         """
-        connection = self.connected(None if folder.is_root else folder.line)
+        connection = self.get_connection(None if folder.is_root else folder.line)
         number = connection.ask(
             "spawn",
             script or b"",

@@ -397,7 +397,7 @@ def test_commands_are_read_from_a_pipe_and_quiet_hides_prints(folder: Path) -> N
     hushed = debug(folder, keys="goto 3\nback\np number\nquit\nfoo\n", options=("--quiet",))
 
     assert (0, 0) == (loud.returncode, hushed.returncode)
-    assert "code between yields runs again; nothing recorded is done again" in loud.stdout
+    assert "code between yields runs again; recorded effects do not" in loud.stdout
     assert "HANDLER 1" in loud.stdout
     assert "HANDLER" not in hushed.stdout.replace('"HANDLER"', "")
     assert "1" == hushed.stdout.splitlines()[-1]
@@ -465,7 +465,7 @@ def terminal(folder: Path) -> Iterator[Any]:
 def test_terminal_session_goes_back_and_survives_ctrl_c(terminal: Any, folder: Path, way: str) -> None:
     write(folder, extra="time.sleep(60 if number == 9 else 0)")
     here = terminal("debug", "run.jsonl", "--agent", "worker.py", *(["--no-fork"] if way == "paused" else []))
-    here.sees(f"snapshots: {way}", "nothing recorded is done again", "`help` lists", "step 1 of 3", "(step 1) ")
+    here.sees(f"snapshots: {way}", "recorded effects do not", "`help` lists", "step 1 of 3", "(step 1) ")
     here.types("goto 3\n")
     here.sees("step 3 of 3", "> ", "yield STEP", "(step 3) ")
     here.types("back 2\n")

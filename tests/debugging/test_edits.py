@@ -82,7 +82,7 @@ def load() -> tuple[Engine, Any]:
 
 def seen(at: str = "#4", *, prints: bool = False, **options: Any) -> MomentPreview:
     with closing(Walker(load, Tape(FileJournal("run.jsonl")), prints=prints)) as walker:
-        return walker.look(at, **options)
+        return walker.preview_position(at, **options)
 
 
 def variables(found: MomentPreview) -> dict[str, str]:
@@ -162,9 +162,9 @@ def test_exception_in_edited_code_is_reported_with_its_line(
 def test_file_watched_under_two_names_is_reported_once(project: Path) -> None:
     watched = WatchedMoment(load, Tape(FileJournal("run.jsonl")), files=lambda: ["tally.py"])
     try:
-        watched.look()
+        watched.preview_position()
         (project / "tally.py").write_text(CODE.replace("+ 0", "+ 1"))
-        saved = watched.saved()
+        saved = watched.find_saved_files()
     finally:
         watched.close()
 

@@ -908,7 +908,7 @@ async def test_a_running_call_counts_with_its_highest_cost(tmp_path: Path) -> No
         return text("one", cost="0.2")
 
     with ReplyBook(file, Decimal(1)) as book:
-        await book.buy("page", "key", call, most=Decimal("0.5"), price=lambda usage: None)
+        await book.call_within_budget("page", "key", call, most=Decimal("0.5"), price=lambda usage: None)
 
         assert (["0.5"], Decimal("0.2")) == ([str(cost) for cost in seen], book.spent)
 

@@ -484,7 +484,7 @@ async def test_run_of_an_unknown_release_waits_for_resume(serve: Serve, db: str)
         )
         await Register(operator.deployment).add(row, None)
         await operator.submit("talking", "p", id=run, release="of-yesterday")
-        await Register(operator.deployment).note_submitted(run)
+        await Register(operator.deployment).record_submitted(run)
     async with server.client("anna") as client:
         other = await client.start("talking", 1)
         await client.until(other, lambda view: view["status"] == "completed")

@@ -56,7 +56,7 @@ def test_decision_about_an_effect_in_doubt_counts_once(ledger: Ledger) -> None:
 
     assert again is None
     assert isinstance(other, InputError)
-    assert ["one"] == ledger.under_way(), "a kill before it goes on loses nothing"
+    assert ["one"] == ledger.list_active_runs(), "a kill before it goes on loses nothing"
     assert [{"doubt:#0": yes}, {}] == ledger.write([make_resume_act("one"), make_resume_act("one")])
     ledger.close()
 
@@ -64,13 +64,13 @@ def test_decision_about_an_effect_in_doubt_counts_once(ledger: Ledger) -> None:
 @pytest.mark.spec("studio:SV3")
 def test_message_during_suspension_keeps_the_run_active(ledger: Ledger) -> None:
     ledger.write([make_status_act("one", "running", 2.0)])
-    before = ledger.woken("one")
+    before = ledger.count_wakes("one")
     ledger.write([make_message_arrived_act("one")])
 
     assert [False] == ledger.write([make_suspend_act("one", 3.0, before)])
-    assert ["one"] == ledger.under_way(), "a kill here loses nothing"
-    assert [True] == ledger.write([make_suspend_act("one", 4.0, ledger.woken("one"))])
-    assert ("suspended", 0) == (ledger.find("one").status, ledger.woken("one"))
+    assert ["one"] == ledger.list_active_runs(), "a kill here loses nothing"
+    assert [True] == ledger.write([make_suspend_act("one", 4.0, ledger.count_wakes("one"))])
+    assert ("suspended", 0) == (ledger.find("one").status, ledger.count_wakes("one"))
     ledger.write([make_decisions_act("one", {"doubt:#0": Answer(selected=("yes",))})])
     assert [False] == ledger.write([make_suspend_act("one", 5.0, 0)])
     ledger.close()
@@ -89,9 +89,9 @@ def test_concurrent_use_and_close_leave_no_connection_open(tmp_path: Path, monke
             with contextlib.suppress(JournalError):
                 for moment in range(10_000):
                     ledger.write([make_status_act("one", "running", float(moment))])
-                    ledger.under_way()
+                    ledger.list_active_runs()
             with pytest.raises(JournalError, match="was closed"):
-                ledger.under_way()
+                ledger.list_active_runs()
 
         threads = [threading.Thread(target=use) for _ in range(4)]
         for thread in threads:

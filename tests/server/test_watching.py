@@ -127,7 +127,7 @@ def test_journal_reader_gets_the_remaining_events_live_once() -> None:
             seen = told[:-2]
             shared = SharedJournals(lambda _: kept)  # noqa: B023
             rest = await all_of(
-                stream_live_events(shown_live(), shared.following("r"), ReaderPosition.parse(id_after(seen)))
+                stream_live_events(shown_live(), shared.get_followed_events("r"), ReaderPosition.parse(id_after(seen)))
             )
 
             assert keys == Counter([make_event_key(one) for one in (*seen, *rest) if is_in_both_streams(one)]), count
@@ -244,7 +244,7 @@ def test_cancelled_reader_does_not_disturb_the_next_one(tmp_path: Path, monkeypa
     """
     journal = FileJournal(tmp_path / "r.jsonl")
     recorded(journal)
-    look, reading, at_once = JournalWatch.look, list[JournalWatch](), set[int]()
+    look, reading, at_once = JournalWatch.read_new_events, list[JournalWatch](), set[int]()
     begun, goes_on = threading.Event(), threading.Event()
 
     def slow(watch: JournalWatch) -> list[Event]:
@@ -302,7 +302,7 @@ def test_late_reader_gets_evicted_events_from_the_journal(tmp_path: Path, monkey
 
     async def main() -> None:
         shared = SharedJournals(lambda _: FileJournal(path))
-        following = shared.following("r")
+        following = shared.get_followed_events("r")
         first = asyncio.create_task(all_of(following.events(ReaderPosition.parse(None), stay=True)))
         await write_in_parts(path, journal, following)
         assert whole[-1].id == (await first)[-1].id

@@ -64,10 +64,10 @@ class Ear:
     def __init__(self, told: list[Any]) -> None:
         self.told = told
 
-    def printed(self, stream: str, data: bytes) -> None:
+    def handle_output(self, stream: str, data: bytes) -> None:
         self.told.append(len(data))
 
-    def closed(self, stream: str) -> None: ...
+    def handle_end(self, stream: str) -> None: ...
 
     def handle_exit(self, code: int | None) -> None:
         self.told.append(("gone", code))
@@ -182,7 +182,7 @@ def test_output_beyond_the_limit_ends_the_connection(tmp_path: Path) -> None:
     with liar(tmp_path, flood) as place:
         root = Root(place, PathPolicy())
         assert place.system is not None
-        line = place.system.connected()
+        line = place.system.get_connection()
         spawned(root, place, told)
         until(lambda: ("gone", None) in told)
         assert line.is_lost
@@ -222,7 +222,7 @@ def test_a_sent_call_is_in_doubt_after_the_connection_ended(tmp_path: Path, monk
     with liar(tmp_path, "root(); asked()") as place:
         root = Root(place, PathPolicy())
         assert place.system is not None
-        line = place.system.connected()
+        line = place.system.get_connection()
         slow_to_return(monkeypatch, lambda: line._woken == -1)
         with pytest.raises(UnknownOutcome):
             spawned(root, place, told)
@@ -238,7 +238,7 @@ def test_an_unanswered_effect_is_in_doubt_unless_never_sent(tmp_path: Path) -> N
             root.fd.put("x", b"data", None)  # type: ignore[union-attr]
     with liar(tmp_path, "root()") as place:
         root = Root(place, PathPolicy())
-        connected = place.system.connected()  # type: ignore[union-attr]
+        connected = place.system.get_connection()  # type: ignore[union-attr]
         until(lambda: connected.is_lost)
         with pytest.raises(WorkspaceLost):
             connected.ask("replace", b"data", effect=True, seconds=1)
@@ -393,7 +393,7 @@ def test_a_closed_workspace_is_reopened_for_roots_in_use(tmp_path: Path) -> None
 @pytest.mark.deep
 def test_a_raising_listener_ends_the_connection_for_all_calls(tmp_path: Path) -> None:
     class Deaf(Ear):
-        def printed(self, stream: str, data: bytes) -> None:
+        def handle_output(self, stream: str, data: bytes) -> None:
             msg = "the loop is closed"
             raise RuntimeError(msg)
 
@@ -408,7 +408,7 @@ def test_a_raising_listener_ends_the_connection_for_all_calls(tmp_path: Path) ->
         root = Root(place, PathPolicy())
         system = place.system
         assert system is not None
-        line = system.connected()
+        line = system.get_connection()
         for told, kind in ((first, Deaf), (second, Deaf)):
             system.spawn(
                 root.fd, kind(told), script=None, supervisor="", limits="", program="", argv=[], env={}, log=None
@@ -424,7 +424,7 @@ def test_a_raising_listener_ends_the_connection_for_all_calls(tmp_path: Path) ->
 def test_a_call_interrupted_while_sending_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         root = Root(place, PathPolicy())
-        line = place.system.connected()  # type: ignore[union-attr]
+        line = place.system.get_connection()  # type: ignore[union-attr]
         write, sent = os.write, []
 
         def half(fd: int, data: bytes) -> int:

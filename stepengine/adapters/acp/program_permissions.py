@@ -13,7 +13,7 @@ from stepengine.data.json import canonical
 
 class ProgramPermissions:
     """
-    The permission requests of a program and what it was granted.
+    The permission requests of a program and its granted permissions.
 
     Attributes:
         requested: Set when the program requests a permission that is not answered yet.

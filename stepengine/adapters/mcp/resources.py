@@ -57,7 +57,7 @@ def make_resource_tools(server: str, session: Session) -> list[ToolLike]:
         contents = [{"type": "resource", "resource": one} for one in found[:PARTS]]
         blocks = without_excess_media(readable_blocks(contents))
         parts = [resource_part(b["resource"]) if b["type"] == "resource" else TextPart(b["text"]) for b in blocks]
-        return as_result(ToolResult((*parts, *_note_left_out(found)), side_effects=binary_side_effects(blocks)))
+        return as_result(ToolResult((*parts, *_make_omission_note(found)), side_effects=binary_side_effects(blocks)))
 
     uri = {"type": "string", "description": "The address of the resource, as the list has it"}
     return [
@@ -98,7 +98,7 @@ def make_prompt_tool(server: str, prompts: Sequence[Mapping[str, object]], sessi
         parts: list[ResultPart] = []
         for (role, _), block in zip(said, kept, strict=True):
             parts += [TextPart(f"{role}: "), *content_parts([block])]
-        return as_result(ToolResult((*parts, *_note_left_out(found))))
+        return as_result(ToolResult((*parts, *_make_omission_note(found))))
 
     return Tool(
         f"mcp_prompt_{server}",
@@ -133,8 +133,8 @@ def _read_message(message: object) -> list[tuple[str, dict[str, Any]]]:
     return [(role if isinstance(role, str) else "?", block) for block in blocks]
 
 
-def _note_left_out(found: Sequence[object]) -> list[ResultPart]:
-    """Return a note about the parts of a result after the first ones, if there are more."""
+def _make_omission_note(found: Sequence[object]) -> list[ResultPart]:
+    """Return a note with the number of parts above the limit; an empty list if there are none."""
     return [TextPart(f"[{len(found) - PARTS:,} more parts were left out]")] if len(found) > PARTS else []
 
 

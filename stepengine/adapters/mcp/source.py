@@ -537,7 +537,12 @@ class McpTools:
                 waits["requests"], _make_open_check(partial(self._connection, known.run), waits)
             )
             outcome: Any = yield from Perform(
-                partial(self.going_on, run=known.run), listed.to_json(), input, waits["ticket"], waits["state"], answers
+                partial(self.going_on, run=known.run),
+                listed.to_json(),
+                input,
+                waits["ticket"],
+                waits["state"],
+                answers,
             )
             if "requests" not in outcome:
                 return self._recorded_result(listed, outcome)

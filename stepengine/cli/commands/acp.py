@@ -65,7 +65,7 @@ def acp(
         "command": "stepengine", "args": ["acp", "base2", "--model", "MODEL"]}}
     """
     options = Options(agent=agent, model=model, base_url=base_url, api_key_env=api_key_env, price=price, config=config)
-    return _serve_editor(options.in_force(), offer or (), allows_bypass=allow_bypass, in_terminals=terminals)
+    return _serve_editor(options.with_settings(), offer or (), allows_bypass=allow_bypass, in_terminals=terminals)
 
 
 def _serve_editor(options: Options, offered: Sequence[str], *, allows_bypass: bool, in_terminals: bool) -> Exit:

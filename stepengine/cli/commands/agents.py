@@ -10,7 +10,7 @@ import typer
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import Config
 from stepengine.cli.screen.render import can_draw_lines, format_error, print_visible, to_ascii_json, visible
-from stepengine.cli.settings import UsageProblem, in_force
+from stepengine.cli.settings import UsageProblem, load_settings
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.tools.agent_tools import agents_of_tools
 
@@ -46,7 +46,7 @@ def agents(
     if as_json and as_tree:
         msg = "--tree is for reading; --json alone has spawnable_agents for each agent"
         raise UsageProblem(msg)
-    entries, found = list_agents(in_force(config).agent_folders), find_installed_packages()
+    entries, found = list_agents(load_settings(config).agent_folders), find_installed_packages()
     if as_tree:
         known = [e.agent for e in entries if e.agent is not None and e.hidden_by is None]
         print("\n".join([_draw_tree_line(line) for line in tree_lines(known)]))

@@ -48,7 +48,9 @@ def ask(
     """
     from stepengine.engine import Engine
 
-    options = Options(model=[model], base_url=base_url, api_key_env=api_key_env, price=price, config=config).in_force()
+    options = Options(
+        model=[model], base_url=base_url, api_key_env=api_key_env, price=price, config=config
+    ).with_settings()
     settings = ModelSettings(max_tokens=max_tokens or None)
     agent: AgentDefinition = AgentDefinition("ask", model=model, system_prompt=system, settings=settings)
     talk = CallDisplay(model, quiet=as_json)

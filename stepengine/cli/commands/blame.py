@@ -78,7 +78,7 @@ def blame(
         from stepengine.evaluation.blame import blame as find_step
         from stepengine.evaluation.checks import Check, load_function
 
-        own = add_journal_to_options(attrs.evolve(options, journal=file, last=last)).in_force()
+        own = add_journal_to_options(attrs.evolve(options, journal=file, last=last)).with_settings()
         check_choice("--tools", tools, ("recorded", "idempotent"))
         wanted, chosen, models = Check.from_any(check), _parse_steps(steps), make_scripted_models(script)
         shared, simulated = parse_budget(budget), load_function(simulate) if simulate else None

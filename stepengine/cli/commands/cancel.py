@@ -27,9 +27,9 @@ def cancel(run: Run, *, db: Db = "", app: App = "stepengine") -> Exit:
     if (journal := find_journal_or_durable(run, db)) is not None:
         return run_mailbox_command(lambda post: post.send_cancel(journal))
 
-    async def cancelled(operator: Operator) -> Exit:
+    async def cancel_run(operator: Operator) -> Exit:
         ended = await operator.cancel(run)
         print_visible(f"cancelled: {', '.join(ended)}" if ended else f"{run} had ended")
         return Exit.COMPLETED
 
-    return run_with_operator(db, cancelled, app=app)
+    return run_with_operator(db, cancel_run, app=app)

@@ -89,7 +89,7 @@ def chat(
     ask_for_more = ask_for_more or (before is not None and before.get_flag("options", "ask_for_more"))
     options = attrs.evolve(options, agent=agent, prompt=prompt, model=model, no_journal=no_journal, code_mode=code_mode)
     options = attrs.evolve(options, ask_for_more=ask_for_more, script=script)
-    options = options.in_force()
+    options = options.with_settings()
     history = None if before is None else replay_turn(before, options)
     if before is not None and before.status in GOES_ON:
         options = attrs.evolve(options, policy_changes=policy_changes(before))

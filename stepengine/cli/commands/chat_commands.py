@@ -50,8 +50,8 @@ UNDONE = "(The files that the last turn wrote were brought back to what they wer
 
 async def _show_help(chat: Chat, _: str) -> None:
     width = max(map(len, chat.commands)) + 1
-    chat.say(KEYS)
-    chat.say("\n".join([f"  /{name:{width}} {command.about}" for name, command in chat.commands.items()]))
+    chat.print_text(KEYS)
+    chat.print_text("\n".join([f"  /{name:{width}} {command.about}" for name, command in chat.commands.items()]))
 
 
 async def _show_or_set_model(chat: Chat, model: str) -> None:
@@ -62,18 +62,18 @@ async def _show_or_set_model(chat: Chat, model: str) -> None:
 
         now = model_label(talk)
         registry = talk.options.settings.make_models()
-        chat.say(f"now: {one_line(now)}")
+        chat.print_text(f"now: {one_line(now)}")
         with contextlib.suppress(UnknownModel):  # that of a server at --base-url
             for model_known in find_known_models(registry, now):
-                chat.say(describe_model(model_known))
+                chat.print_text(describe_model(model_known))
         for entry in list_providers(registry):
             if entry.key != "missing":
-                chat.say(f"  {entry.prefix}/...  key {one_line(entry.key, 60)}")
+                chat.print_text(f"  {entry.prefix}/...  key {one_line(entry.key, 60)}")
         return
     options = attrs.evolve(talk.options, model=[m for m in talk.options.model or () if "=" in m] + [model])
     bench.choose_models(options).check(model)
     await talk.switch_engine(options, talk.agent)
-    chat.say(f"from the next turn on: {one_line(model)}; lasting approvals are asked for again")
+    chat.print_text(f"from the next turn on: {one_line(model)}; lasting approvals are asked for again")
 
 
 async def _show_agents(chat: Chat, _: str) -> None:
@@ -82,7 +82,7 @@ async def _show_agents(chat: Chat, _: str) -> None:
 
     talk = chat.conversation
     known = find_agent_family(talk.agent, talk.options.agent, talk.options.settings.agent_folders)
-    chat.say("\n".join(tree_lines(known)))
+    chat.print_text("\n".join(tree_lines(known)))
 
 
 async def _show_cost(chat: Chat, _: str) -> None:
@@ -90,20 +90,24 @@ async def _show_cost(chat: Chat, _: str) -> None:
     spent = Spending()
     for number, result in enumerate(talk.results, start=1):
         spent += result.spending
-        chat.say(
+        chat.print_text(
             f"  turn {number}   {format_tokens(result.usage) or 'no model call'}   {format_cost(result.cost, of=result.usage)}"
         )
     if chat.is_working and chat.screen is not None:
         so_far = chat.screen.counts
-        chat.say(f"  this turn so far   {format_tokens(so_far.usage) or 'no model call'}   {format_cost(so_far.cost)}")
+        chat.print_text(
+            f"  this turn so far   {format_tokens(so_far.usage) or 'no model call'}   {format_cost(so_far.cost)}"
+        )
     for what, used, costs in (
         ("agent", spent.by_agent, spent.cost_by_agent),
         ("model", spent.by_model, spent.cost_by_model),
     ):
         for name, usage in used.items():
             said = format_tokens(usage) or "no tokens reported"
-            chat.say(f"  {what} {one_line(name, 60)}   {said}   {format_cost(costs[name], of=usage)}")
-    chat.say(f"in all {format_tokens(spent.usage) or 'no model call'}   {format_cost(spent.cost, of=spent.usage)}")
+            chat.print_text(f"  {what} {one_line(name, 60)}   {said}   {format_cost(costs[name], of=usage)}")
+    chat.print_text(
+        f"in all {format_tokens(spent.usage) or 'no model call'}   {format_cost(spent.cost, of=spent.usage)}"
+    )
 
 
 async def _switch_agent(chat: Chat, name: str) -> None:
@@ -111,36 +115,36 @@ async def _switch_agent(chat: Chat, name: str) -> None:
 
     talk = chat.conversation
     if not name:
-        chat.say(f"now: {talk.agent.id}; /agent ID takes another one, /agents lists those that it may spawn")
+        chat.print_text(f"now: {talk.agent.id}; /agent ID takes another one, /agents lists those that it may spawn")
         return
     agent = load_agent(name, folders=talk.options.settings.agent_folders)
     agent = convert_to_code_mode(agent) if talk.options.code_mode else agent
     await talk.switch_engine(attrs.evolve(talk.options, agent=name), agent)
-    chat.say(f"{agent.id}: {one_line(agent.description, 200)}".rstrip(": "))
+    chat.print_text(f"{agent.id}: {one_line(agent.description, 200)}".rstrip(": "))
     await _clear_conversation(chat, "")
 
 
 async def _show_or_set_mode(chat: Chat, mode: str) -> None:
     talk = chat.conversation
     if not mode:
-        chat.say(f"now: {talk.policy.mode}; there are {', '.join(talk.modes)}")
+        chat.print_text(f"now: {talk.policy.mode}; there are {', '.join(talk.modes)}")
         return
     if mode not in talk.modes:
         msg = f"{one_line(mode, 40)} is not a mode of this chat; modes: {', '.join(talk.modes)}"
         raise UsageProblem(msg)
     await talk.apply_mode(mode)
-    chat.say(f"mode {mode}, from the next turn on")
+    chat.print_text(f"mode {mode}, from the next turn on")
 
 
 async def _print_permission_rules(chat: Chat, _: str) -> None:
     talk = chat.conversation
     allowed = talk.list_approval_rules()
-    chat.say(f"mode {talk.policy.mode}")
+    chat.print_text(f"mode {talk.policy.mode}")
     for rule in talk.policy.rules:
         if rule not in allowed:
-            chat.say(f"  {rule.decision:6} {one_line(str(rule.matcher), 200)}")
+            chat.print_text(f"  {rule.decision:6} {one_line(str(rule.matcher), 200)}")
     for number, rule in enumerate(allowed, start=1):
-        chat.say(f"  always {number}  {one_line(str(rule.matcher), 200)}")
+        chat.print_text(f"  always {number}  {one_line(str(rule.matcher), 200)}")
 
 
 async def _remove_approval_rule(chat: Chat, which: str) -> None:
@@ -153,14 +157,14 @@ async def _remove_approval_rule(chat: Chat, which: str) -> None:
         raise UsageProblem(msg)
     rule = allowed[number - 1]
     await talk.remove_approval_rule(rule)
-    chat.say(f"asked about again in this chat: {one_line(str(rule.matcher), 200)}")
+    chat.print_text(f"asked about again in this chat: {one_line(str(rule.matcher), 200)}")
 
 
 async def _show_todos(chat: Chat, _: str) -> None:
     talk = chat.conversation
     todos = () if talk.state is None else talk.state.context.get("todos", ())
     lines = [f"  [{'x' if todo['completed'] else ' '}] {one_line(todo['task'], 200)}" for todo in todos]
-    chat.say("\n".join(lines) or "there are no todos")
+    chat.print_text("\n".join(lines) or "there are no todos")
 
 
 async def _print_diffs(chat: Chat, _: str) -> None:
@@ -168,9 +172,9 @@ async def _print_diffs(chat: Chat, _: str) -> None:
     diffs = [*talk.diffs, *(chat.screen.diffs if chat.is_working and chat.screen is not None else ())]
     for diff in diffs:
         for line, style in diff_lines(diff):
-            chat.say(line, style)
+            chat.print_text(line, style)
     if not diffs:
-        chat.say("nothing was written in this chat")
+        chat.print_text("nothing was written in this chat")
 
 
 async def _print_memory_notes(chat: Chat, _: str) -> None:
@@ -180,7 +184,7 @@ async def _print_memory_notes(chat: Chat, _: str) -> None:
     talk = chat.conversation
     store, scopes = FileMemory(), (project_scope(talk.options.cwd.resolve()), "user")
     notes = [(scope.partition(":")[0], n) for scope in scopes for n in await store.search(scope, "", SHOWN_NOTES)]
-    chat.say("\n".join([f"  {scope}  {visible(note.line)}" for scope, note in notes]) or "there are no notes")
+    chat.print_text("\n".join([f"  {scope}  {visible(note.line)}" for scope, note in notes]) or "there are no notes")
 
 
 async def _list_or_send_skill(chat: Chat, said: str) -> Exit | None:
@@ -192,7 +196,7 @@ async def _list_or_send_skill(chat: Chat, said: str) -> Exit | None:
     if not name:
         found = await asyncio.to_thread(find_skills, folder, user=True)
         lines = [f"  {skill.name}  {one_line(skill.description, 200)}" for skill in found.skills.values()]
-        chat.say("\n".join([*lines, *found.warnings]) or "there are no skills here")
+        chat.print_text("\n".join([*lines, *found.warnings]) or "there are no skills here")
         return None
     skill = await asyncio.to_thread(find_skill, folder, name, user=True)
     # Only what the person typed sends files along: a skill is somebody else's text.
@@ -203,28 +207,28 @@ async def _list_or_send_skill(chat: Chat, said: str) -> Exit | None:
 async def _print_journal_name(chat: Chat, _: str) -> None:
     talk = chat.conversation
     if talk.journal is None:
-        chat.say("no turn of this chat is recorded")
+        chat.print_text("no turn of this chat is recorded")
         return
     name = talk.journal.address
-    chat.say(f"{visible(name)}\nlook into it with: stepengine debug {shlex.quote(visible(name))}")
+    chat.print_text(f"{visible(name)}\nlook into it with: stepengine debug {shlex.quote(visible(name))}")
 
 
 async def _clear_conversation(chat: Chat, _: str) -> None:
     talk = chat.conversation
     talk.fork(0)
     talk.notes.clear()
-    chat.say("a new conversation; the one before is recorded, and files stay as they are")
+    chat.print_text("a new conversation; the one before is recorded, and files stay as they are")
 
 
 async def _print_context_sizes(chat: Chat, _: str) -> None:
     talk = chat.conversation
     if not talk.states:
-        chat.say("nothing was said yet")
+        chat.print_text("nothing was said yet")
         return
     parts = talk.prompt_tokens_by_kind()
-    chat.say("about so many tokens go with the next prompt:")
+    chat.print_text("about so many tokens go with the next prompt:")
     for what, count in {**parts, "together": sum(parts.values())}.items():
-        chat.say(f"  {what:<17} {count:>9,}")
+        chat.print_text(f"  {what:<17} {count:>9,}")
 
 
 async def _undo_last_writes(chat: Chat, _: str) -> None:
@@ -232,16 +236,16 @@ async def _undo_last_writes(chat: Chat, _: str) -> None:
 
     talk = chat.conversation
     if talk.journal is None:
-        chat.say("there is no recorded turn to undo")
+        chat.print_text("there is no recorded turn to undo")
         return
     root = talk.options.cwd.resolve()
     planned = str(undo(talk.journal, root, dry_run=True, partial=True))
-    chat.say(f"this would be done:\n{visible(planned)}")
+    chat.print_text(f"this would be done:\n{visible(planned)}")
     if ((await chat.terminal.line("bring them back? y/n > ")) or "").strip().lower() not in YES:
-        chat.say("nothing was done")
+        chat.print_text("nothing was done")
         return
     # A turn of this chat, which this process recorded.
-    chat.say(visible(str(undo(talk.journal, root, partial=True, trust=True))))
+    chat.print_text(visible(str(undo(talk.journal, root, partial=True, trust=True))))
     talk.notes.append(UNDONE)
 
 
@@ -253,7 +257,7 @@ async def _save_as_markdown(chat: Chat, file: str) -> None:
     said = talk.visible_messages()
     parts = [f"## {'You' if m.role == 'user' else talk.agent.id}\n\n{m.text.strip()}\n" for m in said]
     _write_new_file(Path(file), "\n".join(parts))
-    chat.say(f"wrote {one_line(file)}")
+    chat.print_text(f"wrote {one_line(file)}")
 
 
 async def _fork_conversation(chat: Chat, turn: str) -> None:
@@ -265,7 +269,7 @@ async def _fork_conversation(chat: Chat, turn: str) -> None:
         msg = f"/fork TURN continues from after a turn, {there}"
         raise UsageProblem(msg)
     talk.fork(number)
-    chat.say(f"continues from after turn {number}; files do not change, and later turns stay recorded")
+    chat.print_text(f"continues from after turn {number}; files do not change, and later turns stay recorded")
 
 
 async def _resume_conversation(chat: Chat, which: str) -> Exit | None:
@@ -286,7 +290,7 @@ async def _resume_conversation(chat: Chat, which: str) -> Exit | None:
     await talk.switch_engine(options, convert_to_code_mode(agent) if code_mode else agent)
     talk.notes.clear()
     talk.journal = None
-    chat.say(f"{talk.agent.id}: continues {entry.stem}; files do not change")
+    chat.print_text(f"{talk.agent.id}: continues {entry.stem}; files do not change")
     chat.continue_from(last, entry)
     return await chat.resume_turn()
 
@@ -298,7 +302,7 @@ async def _summarize_conversation(chat: Chat, hint: str) -> None:
     talk = chat.conversation
     before = talk.state
     if before is None:
-        chat.say("nothing was said yet")
+        chat.print_text("nothing was said yet")
         return
 
     def handle_steps(ctx: StepContext) -> Steps[None]:
@@ -311,7 +315,7 @@ async def _summarize_conversation(chat: Chat, hint: str) -> None:
     await chat.run_turn("", agent, options)
     after = talk.states[-1]
     talk.filled = talk.estimate_prompt_tokens()
-    chat.say(f"{len(before.message_history)} messages before, {len(after.message_history)} now")
+    chat.print_text(f"{len(before.message_history)} messages before, {len(after.message_history)} now")
 
 
 def _find_conversation(which: str, listed: Sequence[RecordedConversation]) -> RecordedRun | None:
@@ -333,11 +337,11 @@ async def _choose_conversation(chat: Chat, which: str) -> RecordedRun | None:
     known = await asyncio.to_thread(list_conversations, str(Path.cwd()))
     found = [one for one in known if one.session_id != chat.conversation.session_id][:SHOWN_CONVERSATIONS]
     if not which and not found:
-        chat.say("there is no other conversation or run of this folder; `stepengine runs --all` lists all")
+        chat.print_text("there is no other conversation or run of this folder; `stepengine runs --all` lists all")
         return None
     if not which:
         for number, one in enumerate(found, start=1):
-            chat.say(truncate_text(f"{number:>4}. {one.line}", max(TOO_NARROW, chat.console.width - 1)))
+            chat.print_text(truncate_text(f"{number:>4}. {one.line}", max(TOO_NARROW, chat.console.width - 1)))
         which = ((await chat.terminal.line(WHICH)) or "").strip()
     if not which:
         return None

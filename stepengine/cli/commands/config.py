@@ -9,7 +9,7 @@ import typer
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import Config
 from stepengine.cli.screen.render import print_visible, to_ascii_json
-from stepengine.cli.settings import in_force
+from stepengine.cli.settings import load_settings
 from stepengine.engine.settings import get_setting_definition
 
 
@@ -36,7 +36,7 @@ def config(
       limits = {max_steps = 20, max_cost_usd = 1.5}
       aliases = {cheap = "openai/gpt-5-mini"}
     """
-    settings = in_force(file)
+    settings = load_settings(file)
     names = [key] if key else settings.names
     rows = [(one, get_setting_definition(one), settings.get(one), settings.origin(one)) for one in names]
     if as_json:

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from stepengine.journal import Journal
     from stepengine.journal.history import History
 
-AGAIN = "code between yields runs again; nothing recorded is done again"
+AGAIN = "code between yields runs again; recorded effects do not"
 PARENT = 76
 """The exit code of a debugger that gives back to the one whose run it was forked from."""
 
@@ -189,7 +189,7 @@ class DebugSession:
         sys.breakpointhook = self._on_breakpoint
 
     def print_overview(self, snapshots: str) -> None:
-        """Print the run, its steps and its status, and what replaying it does."""
+        """Print the run, its number of steps, its status, and a note that a replay runs code but no recorded effects."""
         tape = self._debugger.stepper.tape
         from stepengine.journal.show import status_of
 
@@ -388,7 +388,7 @@ class DebugSession:
         self.screen.running, kept, self.screen.frame = make_frame(caller), self.screen.frame, 0
         try:
             with contextlib.redirect_stdout(sys.__stdout__):
-                self.screen.tell(
+                self.screen.print_result(
                     "\n".join(["breakpoint()", *self.screen.source_lines(self.screen.running, AROUND)]),
                     {
                         "breakpoint": self.screen.running.function,
@@ -428,7 +428,7 @@ class DebugSession:
             for name, c in rows
         ]
         more = [command.more] if command is not None and command.more else []
-        self.screen.tell("\n".join([*lines, *more]), {"help": lines})
+        self.screen.print_result("\n".join([*lines, *more]), {"help": lines})
 
 
 # --- lines ----------------------------------------------------------------------------------------------------------
@@ -484,7 +484,7 @@ def _wrap_move_command(act: Callable[[DebugNavigation, str], None]) -> Callable[
 
 
 class _Command(NamedTuple):
-    """One command: what it takes, what it does in a few words, and how it is done."""
+    """A command of the debugger: its arguments, its help text and its function."""
 
     act: Callable[[DebugSession, str], None]
     takes: str

@@ -82,7 +82,7 @@ def demo(
     """
     from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
 
-    progress = make_progress(Options(agent="editor", quiet=quiet, config=config).in_force())
+    progress = make_progress(Options(agent="editor", quiet=quiet, config=config).with_settings())
     folder = Path(tempfile.mkdtemp(prefix="stepengine-demo-")) if keep else None
     cassette = Cassette.load(CASSETTE, ignore=IGNORED, hint="python -m cassettes.record_demo")
     _print_introduction()

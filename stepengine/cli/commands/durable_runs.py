@@ -37,7 +37,7 @@ def _run_with_agents(
     refuse_untrusted_module(module)
     offered = load_module_contents(module)
 
-    async def acted() -> Exit:
+    async def run_act() -> Exit:
         from stepengine.durable import DurableEngine
 
         async with DurableEngine(
@@ -46,7 +46,7 @@ def _run_with_agents(
         ) as engine:  # fmt: skip
             return await act(engine)
 
-    return run_deployment_command(acted())
+    return run_deployment_command(run_act())
 
 
 def export(
@@ -112,11 +112,11 @@ def import_(
         with journal_errors_as_usage():
             refuse_unknown_calls(journal)
 
-    async def continued(engine: DurableEngine) -> Exit:
+    async def submit_journal(engine: DurableEngine) -> Exit:
         print(await engine.submit_journal(open_journal(file), trust=trust_journal or None))
         return Exit.COMPLETED
 
-    return _run_with_agents(agents, db, continued, app=app, pool=pool, release=release)
+    return _run_with_agents(agents, db, submit_journal, app=app, pool=pool, release=release)
 
 
 def fork_durable(
@@ -132,11 +132,11 @@ def fork_durable(
 ) -> Exit:
     """Fork a durable run; *edit* changes the last outcome that is kept. Print the id of the new run."""
 
-    async def forked(engine: DurableEngine) -> Exit:
+    async def fork_run(engine: DurableEngine) -> Exit:
         print(await engine.fork(run, at=at, edit=edit, allow_repeat=allow_repeat))
         return Exit.COMPLETED
 
-    return _run_with_agents(agents, db, forked, app=app, pool=pool)
+    return _run_with_agents(agents, db, fork_run, app=app, pool=pool)
 
 
 def move(

@@ -101,7 +101,7 @@ def evaluate(
         from stepengine.evaluation import evaluate as run_samples
         from stepengine.evaluation.evaluation_files import load_evaluation
 
-        own, root = attrs.evolve(options, agent="", model=model).in_force(), Path(file).resolve().parent
+        own, root = attrs.evolve(options, agent="", model=model).with_settings(), Path(file).resolve().parent
         if sum(map(bool, (against, recheck, goes_on))) > 1:
             msg = "--against, --recheck and --continue do not go together"
             raise UsageProblem(msg)
@@ -186,7 +186,7 @@ def _print_report(report: EvaluationReport, root: Path, *, as_json: bool) -> Non
 
 
 def _make_agent_option_formatter(scores: Scores, root: Path) -> Callable[[Sample], str]:
-    """Return a function that gives the ``--agent`` option for a command on a sample's journal."""
+    """Return a function that returns the ``--agent`` option for commands on a sample's journal."""
     from stepengine.evaluation.evaluation_files import resolve_agent_path
 
     agents = scores.outcome.evaluation.agents

@@ -270,10 +270,10 @@ def _parse_edit(text: str) -> Callable[[Any], object]:
     except (ValueError, RecursionError):
         value = text
 
-    def edited(recorded: object) -> object:
+    def apply_edit(recorded: object) -> object:
         if isinstance(value, dict) and value.get("type") in STORED:
             return restored(value)
         # A reply and an answer are text, also where that happens to be JSON.
         return text if isinstance(recorded, ModelReply | tuple) else value
 
-    return edited
+    return apply_edit

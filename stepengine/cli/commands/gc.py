@@ -34,7 +34,7 @@ def collect(
     """
     age = parse_age_option("--older-than", older_than)
 
-    async def deleted(operator: Operator) -> Exit:
+    async def delete_runs(operator: Operator) -> Exit:
         from stepengine.durable import DeploymentMaintenance
 
         roots = await DeploymentMaintenance(operator).collect(age.total_seconds(), dry_run=dry_run)
@@ -43,4 +43,4 @@ def collect(
         print_visible(f"{len(roots)} runs {'would be' if dry_run else 'were'} deleted, with their children")
         return Exit.COMPLETED
 
-    return run_with_operator(db, deleted, app=app)
+    return run_with_operator(db, delete_runs, app=app)

@@ -96,9 +96,9 @@ def impact(
         from stepengine.evaluation.checks import load_function
         from stepengine.evaluation.impact import ImpactGate
 
-        own = options.in_force()
+        own = options.with_settings()
         try:
-            gates = [ImpactGate.parsed(text) for text in fail_on or ()]
+            gates = [ImpactGate.parse(text) for text in fail_on or ()]
         except DataError as error:
             msg = f"--fail-on: {error.message}"
             raise UsageProblem(msg) from None

@@ -105,7 +105,7 @@ def improve(
         if not file:
             msg = "--eval FILE defines how the agent is judged; `stepengine eval` runs such a file"
             raise UsageProblem(msg)
-        own = attrs.evolve(options, agent="", model=model).in_force()
+        own = attrs.evolve(options, agent="", model=model).with_settings()
         folders = own.settings.agent_folders
         place = locate_agent(agent, folders=folders)
         known = place.load()

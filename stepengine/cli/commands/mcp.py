@@ -64,7 +64,7 @@ def serve(
         msg = "--token-env is for --http; a process that you start yourself needs no token"
         raise UsageProblem(msg)
     address, token = (_parse_address(http), _read_token(token_env)) if http else (None, "")
-    return _serve_agents(attrs.evolve(options, model=model).in_force(), agents, journals, address, token)
+    return _serve_agents(attrs.evolve(options, model=model).with_settings(), agents, journals, address, token)
 
 
 def inspect_server(

@@ -13,7 +13,7 @@ import typer
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import Config
 from stepengine.cli.screen.render import print_visible, to_ascii_json, visible
-from stepengine.cli.settings import UsageProblem, in_force
+from stepengine.cli.settings import UsageProblem, load_settings
 from stepengine.models import KnownModel, ListedProvider, find_known_models, list_providers
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def models(
     if ask and not names:
         msg = "--ask asks about models: name one, such as anthropic/claude-sonnet-5"
         raise UsageProblem(msg)
-    registry = in_force(config).make_models()
+    registry = load_settings(config).make_models()
     if ask:
         asyncio.run(_fetch_model_limits(registry, names or ()))
     found = [entry for name in names or () for entry in find_known_models(registry, name)]

@@ -50,7 +50,7 @@ def pin(
     """
     options = attrs.evolve(options, journal=file, last=last)
     return run_reporting_errors(
-        lambda: _write_pin_test(add_journal_to_options(options).in_force(), check, name, folder)
+        lambda: _write_pin_test(add_journal_to_options(options).with_settings(), check, name, folder)
     )
 
 

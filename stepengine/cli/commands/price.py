@@ -44,7 +44,9 @@ def price(
       stepengine compare price journals/ --model openai/gpt-5-mini
       stepengine compare price run.jsonl --model anthropic/claude-haiku-4-5 --json
     """
-    return run_reporting_errors(lambda: _print_prices(files, model, Options(config=config).in_force(), as_json=as_json))
+    return run_reporting_errors(
+        lambda: _print_prices(files, model, Options(config=config).with_settings(), as_json=as_json)
+    )
 
 
 def _print_prices(files: list[str], models: list[str], options: Options, *, as_json: bool) -> Exit:

@@ -102,7 +102,7 @@ def run(
     """
     # `options` holds what many commands take. What stands in the signature above has a help or a default of this
     # command's own, so it came apart from them, and is put in here: everything below then reads one value. The settings
-    # of the folder come last (`in_force`), since `--config` says which these are.
+    # of the folder come last (`load_settings`), since `--config` says which these are.
     options = attrs.evolve(
         options,
         agent=agent,
@@ -117,7 +117,7 @@ def run(
         no_journal=no_journal,
         code_mode=code_mode,
     )
-    return _run_agent(options.in_force(), sign)
+    return _run_agent(options.with_settings(), sign)
 
 
 def _run_agent(options: Options, sign: str) -> Exit:

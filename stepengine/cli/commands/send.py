@@ -97,11 +97,11 @@ def send(
     if (journal := find_journal_or_durable(run, db)) is not None:
         return run_mailbox_command(lambda posting: sent.report(sent.send_to_journal(posting, journal), as_json=as_json))
 
-    async def delivered(operator: Operator) -> Exit:
+    async def send_message(operator: Operator) -> Exit:
         sent.report(await sent.send_to_database(operator, run), as_json=as_json)
         return Exit.COMPLETED
 
-    return run_with_operator(db, delivered, app=app)
+    return run_with_operator(db, send_message, app=app)
 
 
 @frozen

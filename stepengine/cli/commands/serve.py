@@ -175,7 +175,7 @@ def serve(
           --host 0.0.0.0 --allow-host shop.example.com
     """
     return serve_runs(
-        attrs.evolve(options, model=model, script=script, quiet=True).in_force(),
+        attrs.evolve(options, model=model, script=script, quiet=True).with_settings(),
         ServeOptions(
             module=module, host=host, port=port, runs=runs, tokens=tokens, hosts=allow_host or (), cors=cors or (), reports=reports,
             most=max_live, drain=drain, webhooks=webhooks, shares=share or (), schedules=not no_schedules, executor=executor,
@@ -437,7 +437,7 @@ def remake_engine(module: str, options: dict[str, Any]) -> Engine | DurableEngin
     paths = {name: None if options[name] is None else Path(options[name]) for name in PATHS}
     made = attrs.evolve(Options(quiet=True), **{**options, **paths})
     try:
-        return load_engine(module, made.in_force(), warn_of_skipped_file)[0]
+        return load_engine(module, made.with_settings(), warn_of_skipped_file)[0]
     except UsageProblem as error:
         raise DefinitionError(str(error)) from error
 

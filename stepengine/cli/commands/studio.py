@@ -102,7 +102,7 @@ def studio(
         module=module, host=host, port=port, runs=runs, tokens=tokens, hosts=allow_host or (), reports=reports,
         schedules=not no_schedules, ui=True, opens=not no_open, drain=LEAVING_SECONDS, folder=folder,
     )  # fmt: skip
-    return serve_runs(attrs.evolve(options, model=model, script=script, quiet=True).in_force(), wanted)
+    return serve_runs(attrs.evolve(options, model=model, script=script, quiet=True).with_settings(), wanted)
 
 
 def _find_project_folders(

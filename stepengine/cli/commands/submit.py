@@ -57,7 +57,7 @@ def submit(
     """
     given = read_params(params)
 
-    async def ordered(operator: Operator) -> Exit:
+    async def submit_run(operator: Operator) -> Exit:
         text = sys.stdin.read() if prompt == "-" else prompt
         run = await operator.submit(
             agent, text, id=run_id or None, params=given, priority=priority, release=release or None,
@@ -70,7 +70,7 @@ def submit(
             print(f"stepengine: {run}", file=sys.stderr, flush=True)
         return await _wait_for_result(operator, run, as_json=as_json)
 
-    return run_with_operator(db, ordered, app=app, pool=pool)
+    return run_with_operator(db, submit_run, app=app, pool=pool)
 
 
 async def _wait_for_result(operator: Operator, run: str, *, as_json: bool) -> Exit:

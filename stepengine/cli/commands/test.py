@@ -89,7 +89,7 @@ def suite(
         if agent or len(asked) > 1:
             msg = "--chaos takes AGENT and PROMPT, without --agent; quote a prompt of several words"
             raise UsageProblem(msg)
-        options = Options(agent=name, quiet=True, as_json=as_json, config=config).in_force()
+        options = Options(agent=name, quiet=True, as_json=as_json, config=config).with_settings()
         return run_chaos(
             name,
             "".join(asked) or "go",
@@ -104,7 +104,7 @@ def suite(
         msg = "--params, --results, --faults, -n and --seed are of --chaos; add --chaos"
         raise UsageProblem(msg)
     told: list[dict[str, object]] = []
-    options = Options(agent=agent, quiet=True, config=config).in_force()
+    options = Options(agent=agent, quiet=True, config=config).with_settings()
     for file, own in _expand_to_journals(files, options):
         told.append(_replay_and_compare(file, own))
         if not as_json:

@@ -280,7 +280,7 @@ class Screen(ProgressDisplay):
         from rich.text import Text
 
         console, width = self._console, self._console.width
-        # A crowd is counted in the line below.
+        # A group of children is counted in the line below.
         working = [path for path in sorted(self._children) if not self.children.is_folded(path)]
         lines = [
             truncate_text(f"{'  ' * _count_levels(path)}{self._children[path].line}", width - 1)
@@ -498,12 +498,12 @@ class Terminal:
     def __init__(self, console: Console, lines: TypedLines, colors: ColorScheme = COLORS) -> None:
         self.lines = lines
         self.accepts_edits: Callable[[], object] = str
-        self.note: Callable[[str, str], object] = self.say
+        self.note: Callable[[str, str], object] = self.print_text
         self._hidden = ""
         self._console = console
         self._colors = colors
 
-    def say(self, text: str, style: str = "", *, gutter: str = "") -> None:
+    def print_text(self, text: str, style: str = "", *, gutter: str = "") -> None:
         """Print a line, made visible and wrapped to the terminal; each line starts with *gutter*."""
         print_wrapped(self._console, text, style, gutter=gutter)
 
@@ -517,7 +517,7 @@ class Terminal:
         self._console.file.flush()
         typed = await self.lines.next()
         if typed is None:
-            self.say("")
+            self.print_text("")
         return typed
 
     async def read_line_during_run(self) -> str | None:
@@ -533,7 +533,7 @@ class Terminal:
         """Print the line typed while a run worked, unless the terminal did; at once with *now*, else after the streaming text."""
         text, self._hidden = self._hidden, ""
         if text:
-            (self.say if now else self.note)(text, self._colors.note)
+            (self.print_text if now else self.note)(text, self._colors.note)
 
     def is_command(self, text: str) -> bool:
         """Return whether a line is a command of the chat and never an answer."""
@@ -549,7 +549,7 @@ class Terminal:
 
     def handle_unaccepted_line(self, text: str, error: StepEngineError) -> None:
         """Handle a typed line that a run did not accept: print the reason."""
-        self.say(visible(error.message))
+        self.print_text(visible(error.message))
 
     def drain_typed_lines(self) -> list[str]:
         """Remove and return the lines typed before a read, and discard an unfinished one; an empty list without a terminal."""
@@ -586,7 +586,7 @@ class Terminal:
                     accept(said)
                     return True
             except AnswerRejected as error:
-                self.say(visible(error.message), self._colors.warning)
+                self.print_text(visible(error.message), self._colors.warning)
             else:
                 await handle_other_line(typed)
         return False
@@ -600,7 +600,7 @@ class Terminal:
         word, _, which = typed.strip().partition(" ")
         edits = _find_edits_rule(question)
         if edits is not None and typed.strip().lower() in EDITS:
-            self.say(ACCEPTED, self._colors.note)
+            self.print_text(ACCEPTED, self._colors.note)
             self.accepts_edits()
             return make_lasting_approval(edits)
         if word.lower() not in ALWAYS or question.remember is None:
@@ -615,14 +615,16 @@ class Terminal:
         """Return the answer that allows calls for the session, after the person chose it and saw its scope."""
         if chosen is None:
             by = call_matcher(lasting[0].rule).get("agent")
-            self.say(f"always, without being asked again{f' when {one_line(str(by), 40)} wants it' if by else ''}:")
+            self.print_text(
+                f"always, without being asked again{f' when {one_line(str(by), 40)} wants it' if by else ''}:"
+            )
             for number, choice in enumerate(lasting, start=1):
-                self.say(f"  {number}. {one_line(choice.scope, 300)}")
+                self.print_text(f"  {number}. {one_line(choice.scope, 300)}")
             chosen = await self._read_choice_number(lasting)
         if chosen is None:
             return AGAIN
         if chosen.confirm:
-            self.say(one_line(chosen.confirm, 200), self._colors.warning)
+            self.print_text(one_line(chosen.confirm, 200), self._colors.warning)
             if ((await self.line(CONFIRM)) or "").strip().lower() != "yes":
                 return AGAIN
         return chosen.answer
@@ -633,7 +635,7 @@ class Terminal:
             chosen = _find_typed_choice(lasting, typed)
             if chosen is not None:
                 return chosen
-            self.say(f"type a number from 1 to {len(lasting)}, or Enter for none", self._colors.warning)
+            self.print_text(f"type a number from 1 to {len(lasting)}, or Enter for none", self._colors.warning)
         return None
 
     def _max_subject_lines(self) -> int:
@@ -643,22 +645,22 @@ class Terminal:
     def _show(self, question: Question, most: int | None = None) -> bool:
         """Print a question; return whether all of its lines were printed."""
         first, *rest = question.text.splitlines() or [""]
-        self.say(f"? {one_line(first, 400)}", self._colors.question)
+        self.print_text(f"? {one_line(first, 400)}", self._colors.question)
         lines = [*[(visible(line), "") for line in rest], *_subject_lines(question, self._colors)]
         for text, style in lines[:most]:
-            self.say(text, style, gutter="| ")
+            self.print_text(text, style, gutter="| ")
         if most is not None and len(lines) > most:
-            self.say(f"({len(lines) - most} more lines; v shows them)", self._colors.warning, gutter="| ")
+            self.print_text(f"({len(lines) - most} more lines; v shows them)", self._colors.warning, gutter="| ")
         is_doubt = is_about_doubt(question.id)
         if is_doubt:
-            self.say(DECISIONS)
+            self.print_text(DECISIONS)
         # Of what numbers answer, the text says what else does.
         is_told = not (question.tool_name or question.number or is_doubt)
         told = zip_longest(question.options if is_told else [], question.descriptions, fillvalue="")
         for number, (option, about) in enumerate(told, start=1):
-            self.say(f"  {number}. {one_line(option, 200)}")
+            self.print_text(f"  {number}. {one_line(option, 200)}")
             if about:
-                self.say(one_line(about, 400), self._colors.note, gutter=" " * 5)
+                self.print_text(one_line(about, 400), self._colors.note, gutter=" " * 5)
         return most is None or len(lines) <= most
 
 
@@ -809,7 +811,7 @@ def check_typed_answer(said: Any, question: Question) -> Answer:
 
 class ConsoleRenderer:
     """
-    Shows a run on a console, asks what it asks, and sends what is typed.
+    Displays a run on a console, asks its questions, and sends the user's input to the run.
 
     Text is shown as it arrives; tool calls, children, todos and diffs beside it. A question waits until it is answered: ``y``,
     ``n REASON``, ``a`` for always; a number or text. On a terminal, what is typed while the run works is sent to it
@@ -840,7 +842,7 @@ class ConsoleRenderer:
         self._colors = colors
 
     async def run(self) -> RunResult:
-        """Show the run to its end and return its result; of a handle that is kept open, that of the last turn."""
+        """Display the run to its end and return its result. For a handle that is kept open, return the result of the last turn."""
         return await show_run(self._handle, self._screen, self._terminal)
 
 
@@ -877,7 +879,7 @@ async def show_run(
             is_over = True
             person.cancel()
             await asyncio.wait((person,))
-            terminal.note = terminal.say
+            terminal.note = terminal.print_text
             screen.close_line()
             screen.print_delayed_notes()
     if not person.cancelled() and (error := person.exception()) is not None:
@@ -933,7 +935,7 @@ class _ConsoleInput:
             return True
         if self._terminal.lines.is_terminal:
             what = f"a message on {one_line(wait.topic, 80)!r}" if wait.kind == "message" else wait.wakes_at
-            self._terminal.say(f"(it waits for {what}; Ctrl-C leaves that to `stepengine resume`)")
+            self._terminal.print_text(f"(it waits for {what}; Ctrl-C leaves that to `stepengine resume`)")
         return self._terminal.lines.is_terminal
 
     def mark_settled(self, question_id: str) -> None:
@@ -1022,7 +1024,7 @@ class _ConsoleInput:
             await asyncio.wait((asking,))
         if not asking.cancelled():
             return asking.result()
-        self._terminal.say("(answered elsewhere)")
+        self._terminal.print_text("(answered elsewhere)")
         return True
 
 
@@ -1073,4 +1075,4 @@ class TerminalInteractor:
 
     async def _report_unsent(self, typed: str) -> None:
         if typed.strip():
-            self._terminal.say(f"(no answer, and not sent: {one_line(typed)})")
+            self._terminal.print_text(f"(no answer, and not sent: {one_line(typed)})")

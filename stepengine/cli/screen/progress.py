@@ -155,19 +155,19 @@ class ProgressDisplay:
         """Count the start or end of one of many children; return whether nothing more is to be printed for it."""
         if isinstance(event, ev.AgentSpawned):
             return self.children.start(event, are_shown=self.verbose)
-        crowd = self.children.end(event)
-        if crowd is None:
+        group = self.children.end(event)
+        if group is None:
             return self.children.is_folded(event.path)
         if event.status is not RunStatus.COMPLETED:
             self.print_line(event.path, f"agent {event.agent_id} ended: {event.status.value}", self.colors.agent)
-        if crowd.should_print_progress:
-            self._print_group_progress(event.path, crowd)
+        if group.should_print_progress:
+            self._print_group_progress(event.path, group)
         return True
 
-    def _print_group_progress(self, path: str, crowd: _SiblingGroup) -> None:
+    def _print_group_progress(self, path: str, group: _SiblingGroup) -> None:
         """Print how many of the sibling children have ended."""
-        crowd.told = crowd.ended
-        self.print_line(path, f"agents {crowd.agent_id}: {crowd.ended}/{crowd.asked}", self.colors.agent)
+        group.told = group.ended
+        self.print_line(path, f"agents {group.agent_id}: {group.ended}/{group.asked}", self.colors.agent)
 
     def mark_asked(self, question: Question) -> None:
         """Record that the person saw the diff of *question*, so that the result does not print it again."""
@@ -178,9 +178,9 @@ class ProgressDisplay:
         """Print the status of the run, its counts and its cost."""
         for path in list(self._partial):
             self.flush_text(path)
-        for path, crowd in self.children.crowds.items():
-            if crowd.told != crowd.ended:
-                self._print_group_progress(path, crowd)
+        for path, group in self.children.groups.items():
+            if group.told != group.ended:
+                self._print_group_progress(path, group)
         self.print_line("", " | ".join([part for part in self._summary_parts(result) if part]), self.colors.summary)
 
     def _summary_parts(self, result: RunResult) -> list[str]:
@@ -203,8 +203,8 @@ class ProgressDisplay:
         """Return the status line: step, activity, tokens, cost and time."""
         from rich.text import Text
 
-        crowds = [crowd for crowd in list(self.children.crowds.values()) if crowd.is_open]
-        parts = self.counts.status_parts([f"{crowd.agent_id} {crowd.ended}/{crowd.asked}" for crowd in crowds])
+        groups = [group for group in list(self.children.groups.values()) if group.is_open]
+        parts = self.counts.status_parts([f"{group.agent_id} {group.ended}/{group.asked}" for group in groups])
         return Text(" | ".join([p for p in parts if p]), style=self.colors.note)
 
     def print_line(self, path: str, text: str, style: str = "") -> None:
@@ -332,13 +332,13 @@ class _RunCounts:
             self._step = step
         return step
 
-    def status_parts(self, crowds: Iterable[str]) -> list[str]:
-        """Return the parts of the status line; *crowds* are those of the children."""
+    def status_parts(self, groups: Iterable[str]) -> list[str]:
+        """Return the parts of the status line; *groups* are texts such as ``reviewer 3/8``, one per group of children."""
         spent = format_tokens(self.usage)
         return [
             f"step {self._step}" if self._step else "",
             self._doing,
-            *crowds,
+            *groups,
             spent,
             format_cost(self.cost, of=self.usage) if spent else "",
             f"{time.monotonic() - self._start:.0f} s",
@@ -362,12 +362,12 @@ class _Children:
     The children of a run: which are followed, and which are only counted since they are many.
 
     Attributes:
-        crowds: The many children of a run, by its path.
+        groups: The many children of a run, by its path.
         siblings: The heading of each child that runs alongside others, by its path.
     """
 
     def __init__(self) -> None:
-        self.crowds: dict[str, _SiblingGroup] = {}
+        self.groups: dict[str, _SiblingGroup] = {}
         self.siblings: dict[str, str] = {}
         self._folded: set[str] = set()
 
@@ -389,7 +389,7 @@ class _Children:
         """Count a child if it is one of many, unless all *are_shown*; return whether nothing is printed for it."""
         if are_shown or event.of < MANY:
             return self.is_folded(event.path)
-        self.crowds.setdefault(event.path, _SiblingGroup(event.agent_id)).began(event.of)
+        self.groups.setdefault(event.path, _SiblingGroup(event.agent_id)).began(event.of)
         self._folded.add(event.child_path)
         self.name(event)
         return True
@@ -398,9 +398,9 @@ class _Children:
         """Count the end of one of many children and return them; ``None`` for another child."""
         if event.child_path not in self._folded:
             return None
-        crowd = self.crowds[event.path]
-        crowd.ended += 1
-        return crowd
+        group = self.groups[event.path]
+        group.ended += 1
+        return group
 
 
 class _SiblingGroup:

@@ -185,7 +185,7 @@ class PromptReader(Terminal):
         """Read the next prompt; ``None`` if the person leaves with Ctrl-D or with Ctrl-C twice."""
         if self._unsent:
             said, self.was_pasted = self._unsent.pop(0), False  # that was looked at when it was kept
-            self.say(f"> {visible(said)}", "dim")
+            self.print_text(f"> {visible(said)}", "dim")
             return said
         if self._session is None:
             return await super().line("> ")
@@ -200,7 +200,7 @@ class PromptReader(Terminal):
                 if now - last < SOON:
                     return None
                 last = now
-                self.say("(Ctrl-C once more leaves, and so does Ctrl-D)", "dim")
+                self.print_text("(Ctrl-C once more leaves, and so does Ctrl-D)", "dim")
 
     async def read_line_during_run(self) -> str | None:
         """Read the next line typed during a run; with prompt_toolkit, the end of the input raises ``EOFError``."""
@@ -387,7 +387,7 @@ class PromptReader(Terminal):
         """Return a short paste as it is; replace a long one by a placeholder until it is sent."""
         lines = pasted.count("\n") + 1
         if len(pasted.encode(errors="replace")) > PASTE_BYTES:
-            self.say(
+            self.print_text(
                 f"(the paste has more than {PASTE_BYTES >> 20} MiB and was left out; @file sends a part of a file)",
                 "yellow",
             )
@@ -427,7 +427,7 @@ def _load_history(history: PromptHistory, unfolded: Callable[[str], str]) -> Any
     from prompt_toolkit.history import History as Shown
 
     class Kept(Shown):
-        """What was said before, newest first."""
+        """The earlier inputs, newest first."""
 
         def load_history_strings(self) -> Iterable[str]:
             return reversed(history.load())

@@ -170,7 +170,7 @@ def _member_lines(head: str, value: object, indent: str) -> Iterator[str]:
 
 
 def result_to_json(result: RunResult) -> dict[str, Any]:
-    """Return *result* as one JSON object: everything but the final state, of which it keeps ids and counts."""
+    """Return *result* as one JSON object, with only ids and counts of the final state."""
     state = result.state
     return {
         "agent": state.agent_id,

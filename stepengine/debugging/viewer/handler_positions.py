@@ -162,7 +162,7 @@ class _PositionCollector:
         self._last[path] = (row, values, [frame.function for frame in frames])
 
     def _text(self, place: tuple[str, int, str], value: object) -> str:
-        """Return the text of a variable; that of a value that cannot change is made once while the variable holds it."""
+        """Return the text of a variable. The text of an immutable value is cached until the variable changes."""
         before, text = self._known.get(place, (None, ""))
         if before is value and text and type(value) in UNCHANGING:
             return text

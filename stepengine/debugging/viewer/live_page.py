@@ -149,9 +149,9 @@ class _PageHandler(BaseHTTPRequestHandler):
         asked = urlsplit(self.path)
         first, _, rest = asked.path.removeprefix("/").partition("/")
         if self.headers.get("Host") not in self.server.hosts:
-            self._say(403, "text/plain", "this server is asked as 127.0.0.1 only")
+            self._send_body(403, "text/plain", "this server is asked as 127.0.0.1 only")
         elif not secrets.compare_digest(first.encode(), self.server.token.encode()) or rest not in ("", "records"):
-            self._say(404, "text/plain", "there is nothing here")
+            self._send_body(404, "text/plain", "there is nothing here")
         else:
             self._send_update(rest, _parse_offset(asked.query))
 
@@ -166,9 +166,9 @@ class _PageHandler(BaseHTTPRequestHandler):
             kind, text = "application/json", json.dumps({"error": error.message})
         except OSError as error:
             kind, text = "application/json", json.dumps({"error": f"the journal cannot be read: {error.strerror}"})
-        self._say(200, kind, text)
+        self._send_body(200, kind, text)
 
-    def _say(self, code: int, kind: str, text: str) -> None:
+    def _send_body(self, code: int, kind: str, text: str) -> None:
         body = text.encode()
         self.send_response(code)
         headers = {"Content-Type": f"{kind}; charset=utf-8", "Content-Length": str(len(body)), **HEADERS}

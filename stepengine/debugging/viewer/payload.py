@@ -580,7 +580,7 @@ class RunPayload:
 
     def chart_data(self, since: int = 0) -> Form:
         """
-        Return what the charts show, for each model reply: its row, tokens sent, of these from the cache, cost so far.
+        Return the data of the charts, for each model reply: its row, sent tokens, cached tokens and cost so far.
 
         Args:
             since: The number of calls of ``add_records`` when the caller last asked; the result then starts at ``"from"``, the first changed value.

@@ -50,7 +50,7 @@ class PageSource:
 @frozen(kw_only=True)
 class RenderedPage:
     """
-    An HTML page, and what is left out of it.
+    An HTML page, and a list of the omitted data.
 
     Attributes:
         html: The page.

@@ -140,7 +140,7 @@ class CallPieces:
 
     def end(self) -> list[ModelDelta]:
         """Return the missing deltas of all calls at the end of the stream: starts, arguments and ends."""
-        self._settle()
+        self._resolve_ambiguous_calls()
         deltas: list[ModelDelta] = []
         for slot in self._slots:
             if slot.ended:
@@ -154,7 +154,7 @@ class CallPieces:
 
     def join(self) -> list[dict[str, Any]]:
         """Return the calls in the form of a reply without a stream."""
-        self._settle()
+        self._resolve_ambiguous_calls()
         return [
             {
                 **slot.more,
@@ -393,8 +393,8 @@ class CallPieces:
                     deltas.append(ToolCallChunk(slot.number, shown))
         return deltas
 
-    def _settle(self) -> None:
-        """Decide the undecided calls at the end of the stream; raise the error for ambiguous ones."""
+    def _resolve_ambiguous_calls(self) -> None:
+        """Merge or separate calls that may be the same, at the end of the stream. Raise ``ModelError`` if a call stays ambiguous."""
         for slot in [slot for slot in self._slots if slot.twin is not None]:
             self._merge_or_refuse_twin(slot)
         for slot in self._slots:

@@ -514,7 +514,7 @@ class ChatAccumulator(Accumulator):
         return [{"index": 0, "function": legacy}]
 
     def _append_audio(self, audio: Mapping[str, object]) -> list[ModelDelta]:
-        """Append a piece of audio, which is base64 of its own, and of its transcript."""
+        """Append a chunk of audio, encoded in base64 separately from the other chunks, and a chunk of its transcript."""
         said, data = find_text(audio, "transcript"), find_text(audio, "data")
         self._audio.update(find_newer_members(audio, IN_AUDIO))
         if said:

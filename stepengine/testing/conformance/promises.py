@@ -66,7 +66,7 @@ class Promises(Generic[Make]):
 
 
 class UncheckedPromise(Exception):
-    """A promise that cannot be checked with what *make* returns."""
+    """A promise that cannot be checked with the object from *make*."""
 
 
 def require(condition: object, why: str) -> None:

@@ -132,7 +132,7 @@ def _make_middleware(exchanges: Exchanges) -> Any:
 
 
 def _make_error(found: Interaction, request: Any) -> Exception:
-    """Return the error that came in place of a reply; that of a connector tells of its request."""
+    """Return the recorded error in place of a reply. A connector error contains its request."""
     error = found.error or ConnectionError("there was no reply")
     if not hasattr(error, "os_error"):
         return error
@@ -222,7 +222,7 @@ def _watch_connections(module: Any) -> Callable[[], None]:
 
 
 class _PlayedTransport(asyncio.Transport):
-    """A transport that sends nothing, and gives the bytes of a recorded reply to *protocol* while that takes them."""
+    """A transport that sends nothing and passes the bytes of a recorded reply to *protocol* until it pauses reading."""
 
     def __init__(self, protocol: Any, found: Interaction, traffic: _Traffic) -> None:
         super().__init__()

@@ -188,7 +188,7 @@ def _find_classes(base: Any) -> Iterator[Any]:
 
 
 def _read_pieces(connection: Any, data: Any) -> Iterable[bytes]:
-    """Return what ``send`` would write: bytes, a file, or an iterable of bytes."""
+    """Return the bytes that ``send`` would write for bytes, a file, or an iterable of bytes."""
     if not hasattr(data, "read"):
         try:
             return [bytes(memoryview(data))]
@@ -223,7 +223,7 @@ def _watch(response: Any, exchange: Exchange | None) -> None:
 
 
 class _Watched(io.RawIOBase):
-    """The file of a live response, which records what is read from it."""
+    """The file of a live response, which records the bytes that are read from it."""
 
     def __init__(self, live: Any, exchange: Exchange) -> None:
         self._live = live

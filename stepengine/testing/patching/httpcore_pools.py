@@ -71,7 +71,7 @@ def _replace_body(module: Any, request: Any, body: bytes) -> Any:
 
 
 def _play(module: Any, found: Interaction) -> Any:
-    """Return the recorded reply, or raise the error that came in its place."""
+    """Return the recorded reply, or raise the recorded error."""
     reply, error = found.response, found.error
     if error is not None and not reply.status:
         raise error

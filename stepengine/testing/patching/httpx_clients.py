@@ -24,7 +24,7 @@ APPLICATIONS = ("starlette.", "stepengine.testing.")
 
 
 def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
-    """Replace what finds the transport of a request in the clients of *module*, and return a function that restores it."""
+    """Patch the method that selects the transport of a request in the clients of *module*, and return a function that restores it."""
     plain = (module.HTTPTransport, module.AsyncHTTPTransport)
     applications = (module.ASGITransport, module.WSGITransport)
     clients = (module.Client, module.AsyncClient)

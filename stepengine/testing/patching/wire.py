@@ -91,7 +91,7 @@ def make_pieces(found: Interaction, method: str) -> list[bytes]:
 
 class PlayedSocket:
     """
-    A socket that takes what is sent and gives the bytes of a recorded reply.
+    A socket that discards sent bytes and returns the bytes of a recorded reply.
 
     Args:
         pieces: The bytes, one piece for each time that a client reads; None before the reply is known.
@@ -111,7 +111,7 @@ class PlayedSocket:
         return _readable_socket().fileno()
 
     def sendall(self, data: bytes) -> None:
-        """Do nothing: what is sent is read elsewhere."""
+        """Do nothing, because the request is read elsewhere."""
 
     def settimeout(self, seconds: float | None) -> None:
         """Do nothing: nothing waits."""

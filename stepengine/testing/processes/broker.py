@@ -160,15 +160,16 @@ class Broker(AbstractContextManager["Broker"]):
     def answer(self, question: dict[str, Any]) -> dict[str, Any]:
         """Execute a request of a process, and return the reply."""
         operations: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
-            "hello": self._start_process, "take": self._take_interaction, "reserve": self._reserve_slot, "finish": self._finish_slot, "times": self._add_times,
+            "hello": self._register_process, "take": self._take_interaction, "reserve": self._reserve_slot, "finish": self._finish_slot, "times": self._add_times,
             "has_transport": lambda asked: {"known": self.run.cassette.has_transport(asked["name"])},
             "leave_out": lambda told: self.run.cassette.leave_out(LeftOut(**told["left"])),
-            "blocked": lambda told: self.run.blocked.append(told["message"]), "uncovered": self._note_uncovered,
+            "blocked": lambda told: self.run.blocked.append(told["message"]), "uncovered": self._record_uncovered,
             "source": self._add_source,
         }  # fmt: skip
         return operations[question["operation"]](question) or {}
 
-    def _start_process(self, question: dict[str, Any]) -> dict[str, Any]:
+    def _register_process(self, question: dict[str, Any]) -> dict[str, Any]:
+        """Record the command of a process that has started, and return its allowed hosts and frozen values."""
         with self._lock:
             self.run.processes.append(shlex.join(question["command"]))
         frozen = None if self._frozen is None else self._frozen.start_process(question["command"])
@@ -206,7 +207,7 @@ class Broker(AbstractContextManager["Broker"]):
         with self._lock:
             self._finished += 1
 
-    def _note_uncovered(self, question: dict[str, Any]) -> None:
+    def _record_uncovered(self, question: dict[str, Any]) -> None:
         found = f"{shlex.join(question['command'])} ({question['reason']})"
         with self._lock:
             if found not in self.run.uncovered:

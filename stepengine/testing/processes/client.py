@@ -101,7 +101,7 @@ class RemoteCassette:
 
     def finish(self, slot: Slot, interaction: Interaction) -> None:
         """Send a recorded interaction; one whose reply was not read to its end was already reported."""
-        if not isinstance(slot, _RemoteSlot) or slot.process != os.getpid() or not interaction.is_kept:
+        if not isinstance(slot, _RemoteSlot) or slot.process != os.getpid() or not interaction.is_playable:
             return
         with contextlib.suppress(BrokerGone):
             ask_broker("finish", slot=slot.number, interaction=interaction_to_json(interaction))

@@ -87,5 +87,5 @@ async def test_job_with_oversized_output_line_fails(tmp_path: Path, monkeypatch:
     assert (tmp_path / "python.ran").exists()
     assert ("failed", "its process ended before anything came of it") == (job.status, job.error)
     with pytest.raises(Problem, match="waits for no agreement"):
-        await workshop.agree(job, None)
+        await workshop.approve(job, None)
     await workshop.close()

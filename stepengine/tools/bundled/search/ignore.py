@@ -94,15 +94,15 @@ def walk_visible(
     root: Root, opened: OpenedEntry, budget: WalkBudget, wanted: Callable[[Parts], bool] | None = None
 ) -> Generator[tuple[Parts, FolderEntry, bool], None, None]:
     """
-    Yield path, entry and is-folder flag of everything below an open folder that is neither ignored nor secret, a folder before its content.
+    Yield path, entry and is-folder flag of each entry below an open folder, a folder before its content.
 
-    Left out are ``.git``, what ``.gitignore`` files name, files with secrets, links and special files.
+    Skips ``.git``, entries that ``.gitignore`` files match, files with secrets, links and special files.
 
     Args:
-        root: What it is confined to.
+        root: The folder that the walk may not leave.
         opened: The folder; it stays open.
         budget: How far to go.
-        wanted: Takes a file's place and says whether it is of interest; every file by default.
+        wanted: A predicate on the path of a file; the default accepts all files.
     """
     ignore = Ignore(root, budget)
 

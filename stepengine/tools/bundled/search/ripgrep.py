@@ -381,11 +381,11 @@ class _RemoteOutput:
         self._name = name
         self._queue: SimpleQueue[tuple[str, bytes]] = SimpleQueue()
 
-    def printed(self, stream: str, data: bytes) -> None:
+    def handle_output(self, stream: str, data: bytes) -> None:
         """Queue output of the search or a message of its supervisor."""
         self._queue.put((stream, data))
 
-    def closed(self, stream: str) -> None:
+    def handle_end(self, stream: str) -> None:
         """Do nothing: the supervisor reports the exit code."""
 
     def handle_exit(self, code: int | None) -> None:

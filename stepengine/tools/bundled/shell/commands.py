@@ -277,11 +277,11 @@ class Shell:
         """Return git's output to the question about its configuration, which runs before the command itself."""
         said = bytearray()
 
-        def hear(data: bytes) -> None:
+        def receive_output(data: bytes) -> None:
             said.extend(data[: NAMES_BYTES + 1 - len(said)])
 
         what = await self._call_system(self._start, launch, folder)
-        process = await start_command(attrs.evolve(what, reads=hear))
+        process = await start_command(attrs.evolve(what, reads=receive_output))
         in_time = False
         try:
             in_time = await process.wait(READ_SECONDS)

@@ -334,11 +334,11 @@ class _FarChild:
 
     # --- in the thread that reads ----
 
-    def printed(self, stream: str, data: bytes) -> None:
+    def handle_output(self, stream: str, data: bytes) -> None:
         """Process output of the command."""
         self._pass_on(self._feed_output, stream, data)
 
-    def closed(self, stream: str) -> None:
+    def handle_end(self, stream: str) -> None:
         """Process the end of a stream."""
         self._pass_on(self._end, stream)
 
