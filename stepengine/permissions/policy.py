@@ -53,6 +53,7 @@ from stepengine.permissions.rules import (
     normalize_for_deny,
 )
 from stepengine.workspace.atomic import replace_path
+from stepengine.workspace.command_guard import CommandGuard
 from stepengine.workspace.file_formats import read_regular_file
 from stepengine.workspace.guard import CallGuard, FileGuard
 
@@ -417,7 +418,7 @@ class Policy:
         file = self._make_file_guard(rules, request)
         named = () if request.tool.confined else tuple(request.paths)
         if looks:
-            return CallGuard(file=file, named=named, confine=partial(confine_command, first.matcher.form, denied))  # type: ignore[union-attr]
+            return CommandGuard(file=file, named=named, confine=partial(confine_command, first.matcher.form, denied))  # type: ignore[union-attr]
         if file is None:
             return None
         was_asked = not _has_predicates(rules) and self._check_call(request).decision != "allow"

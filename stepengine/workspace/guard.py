@@ -18,17 +18,13 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from itertools import takewhile
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 import attrs
 from attrs import frozen
 
 from stepengine.workspace.contained_paths import MAX_PATH_CHARS, contained_paths, has_wildcards
 from stepengine.workspace.path_rules import possible_paths
-
-if TYPE_CHECKING:
-    from stepengine.workspace.argv import Argv
-    from stepengine.workspace.root import Root
 
 MAX_COMPARED = 50_000
 """The most names and folders that are compared with the wildcards of a call, about a second of work."""
@@ -50,16 +46,12 @@ class CallGuard:
         named: The paths of the call that its tool does not open through a ``Root``.
         others: Other texts of such a call, which may name files.
         was_asked: Whether a person was asked about the call, and has seen these texts.
-        confine: For a command that a rule allows as read-only. Takes the root of a tool, the place of the working folder below it,
-            and the command. Returns the command to run in its place. Raises ``ToolError`` for a command whose words lead to files
-            that it must not show.
     """
 
     file: FileGuard | None = None
     named: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     was_asked: bool = False
-    confine: Callable[[Root, Sequence[str], Argv], Argv] | None = None
 
     def refusal(self, folder: Path | None, *, is_here: bool = True) -> str:
         """

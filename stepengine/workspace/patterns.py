@@ -20,7 +20,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
-from typing import Any, NoReturn
+from typing import Any
 
 from stepengine.errors import ToolError
 
@@ -450,7 +450,8 @@ def _measure_cost(parsed: Any, *, inside: bool) -> tuple[int, int]:
 
 def _measure_operation(name: str, argument: Any, *, inside: bool) -> tuple[int, int]:
     if name in REFUSED or (inside and (name in REPEATS or name == "BRANCH")):
-        _raise_unsafe()
+        msg = "without ripgrep a pattern may not nest repetitions, repeat alternatives or refer back to groups"
+        raise ToolError(msg)
     if name in REPEATS:
         low, high, body = int(argument[0]), int(argument[1]), argument[2]
         unbounded, ways = _measure_cost(body, inside=high > 1)
@@ -461,8 +462,3 @@ def _measure_operation(name: str, argument: Any, *, inside: bool) -> tuple[int, 
     if name in GROUPS:
         return _measure_cost(argument[GROUPS[name]], inside=inside)
     return 0, 1
-
-
-def _raise_unsafe() -> NoReturn:
-    msg = "without ripgrep a pattern may not nest repetitions, repeat alternatives or refer back to groups"
-    raise ToolError(msg)

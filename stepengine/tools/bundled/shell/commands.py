@@ -17,6 +17,7 @@ from stepengine.tools.context import ToolContext
 from stepengine.workspace import calls
 from stepengine.workspace.argv import Argv, Script, parse_command
 from stepengine.workspace.calls import Fd
+from stepengine.workspace.command_guard import CommandGuard
 from stepengine.workspace.environment import (
     NAMES_BYTES,
     READ_SECONDS,
@@ -176,7 +177,7 @@ class Shell:
             ToolError: when it would show what it must not.
         """
         guard = GUARD.get()
-        if guard is None or guard.confine is None or isinstance(command, Script):
+        if not isinstance(guard, CommandGuard) or isinstance(command, Script):
             return command
         opened = self.root.open_folder(cwd or ".")
         calls.close(opened.fd)
