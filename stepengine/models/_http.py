@@ -59,38 +59,6 @@ def _filter_deltas(deltas: Iterable[ModelDelta], filters: Iterable[DeltaFilter])
     return deltas
 
 
-class FailedRequests:
-    """
-    The requests with a failure that may be retried exactly once.
-
-    The provider never retries by itself. It marks the first failure as retryable and the second as final, and the retry
-    policy acts on that (reliability:MP60).
-    """
-
-    def __init__(self) -> None:
-        self._failed: OrderedDict[tuple[Any, ...], tuple[ModelRequest, str]] = OrderedDict()
-
-    def find_kind(self, request: ModelRequest) -> str:
-        """Return the failure kind of the previous attempt of *request*; ``""`` if there is none."""
-        _, kind = self._failed.get(_request_key(request), (None, ""))
-        return kind
-
-    @contextmanager
-    def mark_retryable(self, request: ModelRequest) -> Iterator[None]:
-        """Set ``retryable`` of a ``ModelError`` in the block if it is of a kind that may be retried once."""
-        try:
-            yield
-        except ModelError as error:
-            # Such as a rejected signature or a malformed call: if the changed request fails too, more attempts are useless.
-            if error.kind in ONCE:
-                key = _request_key(request)
-                error.retryable = key not in self._failed
-                self._failed[key] = (request, error.kind)
-                while len(self._failed) > REMEMBERED:
-                    self._failed.popitem(last=False)
-            raise
-
-
 def _request_key(request: ModelRequest) -> tuple[object, ...]:
     """Return a key that is equal for all attempts of one call, and for copies of its request."""
     # By identity, because the attempts of one call have the same message objects, and comparing long conversations is
@@ -112,8 +80,29 @@ class HttpProvider(ApiProvider):
 
     def __init__(self, name: str, *args: Any, **options: Any) -> None:
         super().__init__(name, *args, **options)
-        self._failed_requests = FailedRequests()
+        # The requests with a failure that may be retried exactly once, and the kind of that failure.
+        self._failed: OrderedDict[tuple[object, ...], tuple[ModelRequest, str]] = OrderedDict()
         self._without_search: set[str] = set()
+
+    @contextmanager
+    def _mark_retryable(self, request: ModelRequest) -> Iterator[None]:
+        """
+        Set ``retryable`` of a ``ModelError`` in the block if it is of a kind that may be retried once.
+
+        The provider never retries by itself. It marks the first failure as retryable and the second as final, and the retry
+        policy acts on that (reliability:MP60).
+        """
+        try:
+            yield
+        except ModelError as error:
+            # Such as a rejected signature or a malformed call: if the changed request fails too, more attempts are useless.
+            if error.kind in ONCE:
+                key = _request_key(request)
+                error.retryable = key not in self._failed
+                self._failed[key] = (request, error.kind)
+                while len(self._failed) > REMEMBERED:
+                    self._failed.popitem(last=False)
+            raise
 
     @abstractmethod
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
@@ -179,7 +168,7 @@ class HttpProvider(ApiProvider):
         Raises:
             ModelError: when there is none.
         """
-        with self._failed_requests.mark_retryable(request):
+        with self._mark_retryable(request):
             async with self._send_request(request, stream=False) as exchange:
                 return await self._read(exchange, request)
 
@@ -191,7 +180,7 @@ class HttpProvider(ApiProvider):
             ModelError: when there is no reply; ``TruncatedReply`` when it ended early.
         """
         # Only one generator, because each further one would slow every token.
-        with self._failed_requests.mark_retryable(request):
+        with self._mark_retryable(request):
             async with self._send_request(request, stream=True) as exchange:
                 # The response decides, not the request: gateways answer a stream request with one object, and vice versa
                 # (reliability:MP26).
@@ -234,7 +223,8 @@ class HttpProvider(ApiProvider):
         """Encode *request* without unsupported settings, and warn of these and of *dropped*."""
         warn_of_dropped(request, self.name, (*self._list_left_out(request), *dropped))
         request = remove_options(request, self._find_foreign_options(request))
-        return self._encode(request, stream=stream, after=self._failed_requests.find_kind(request))
+        _, kind = self._failed.get(_request_key(request), (None, ""))
+        return self._encode(request, stream=stream, after=kind)
 
     def _encode_for_batch(self, request: ModelRequest) -> RequestBody:
         """Encode *request* for a batch."""
@@ -251,7 +241,7 @@ class HttpProvider(ApiProvider):
         call = RequestLabel(
             provider=self.name, model=request.model, credentials=self._get_clients().credentials, request=request
         )
-        with self._failed_requests.mark_retryable(request):
+        with self._mark_retryable(request):
             match result:
                 case {"reply": Mapping() as data}:
                     reply = self._decode_reply(data, call, request, result.get("request_id"))
