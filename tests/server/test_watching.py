@@ -275,7 +275,7 @@ def test_cancelled_reader_does_not_disturb_the_next_one(tmp_path: Path, monkeypa
         return found
 
     with monkeypatch.context() as patched:
-        patched.setattr(JournalWatch, "look", slow)
+        patched.setattr(JournalWatch, "read_new_events", slow)
         found = asyncio.run(main())
 
     assert {1} == at_once
