@@ -122,7 +122,9 @@ def chat_in(folder: Path) -> tuple[Chat, list[str]]:
     lines = SimpleNamespace(is_terminal=True)
     chat = object.__new__(Chat)
     chat.conversation = cast("Any", SimpleNamespace(options=SimpleNamespace(cwd=folder), notes=[]))
-    chat.terminal = cast("Any", SimpleNamespace(was_pasted=False, lines=lines, print_text=lambda text, *_: said.append(text)))
+    chat.terminal = cast(
+        "Any", SimpleNamespace(was_pasted=False, lines=lines, print_text=lambda text, *_: said.append(text))
+    )
     return chat, said
 
 

@@ -221,7 +221,7 @@ def test_database_run_shows_its_output_without_submission_note(
 
     async def killed(self: Register, run: str) -> None: ...
 
-    monkeypatch.setattr(Register, "note_submitted", killed)
+    monkeypatch.setattr(Register, "record_submitted", killed)
     with Server(tmp_path, db=db).running() as server:
         seen = server.look(server.start("sleeping"), until="completed")
 

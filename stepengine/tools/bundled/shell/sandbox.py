@@ -71,7 +71,7 @@ class _Bubblewrap:
     program: str
 
     def __call__(self, launch: Launch) -> Launch:
-        """Return what is executed to have *launch* executed in the sandbox."""
+        """Return the launch that executes *launch* in the sandbox."""
         private = str(Path(launch.env["TMPDIR"]).parent)
         folder = launch.root if launch.cwd == "." else f"{launch.root}/{launch.cwd}"
         argv = (
