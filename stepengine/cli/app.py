@@ -131,7 +131,7 @@ class _Commands(Mapping[str, Parsed]):
 
 
 class _MainCommandGroup(typer.core.TyperGroup):
-    """The group of all commands. Its help comes from the table: importing every command would take a second."""
+    """The group of all commands. Its help comes from the table, because importing all commands would take a second."""
 
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)

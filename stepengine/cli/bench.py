@@ -401,14 +401,14 @@ class _CustomPrices:
     own: frozenset[str]
 
     def __call__(self, model: str, usage: Usage | None, at: datetime) -> Decimal | None:
-        """Return what *usage* of *model* costs; ``None`` without usage."""
+        """Return the cost of *usage* of *model*; ``None`` without usage."""
         from stepengine.models.pricing import LIST_PRICES
 
         listed = None if model in self.own else LIST_PRICES(model, usage, at)
         return self._custom_cost(usage) if listed is None else listed
 
     def price_reply(self, model: str, reply: ModelReply, at: datetime) -> Decimal | None:
-        """Return what *reply* of *model* cost; ``None`` without usage."""
+        """Return the cost of *reply* by *model*; ``None`` without usage."""
         from stepengine.models.pricing import LIST_PRICES
 
         listed = None if model in self.own else LIST_PRICES.price_reply(model, reply, at)

@@ -126,7 +126,7 @@ def build_memory(
     messages: Iterable[Message], live: Message | None, forgotten: frozenset[str], caps: EntryCaps, *, keeps_mark: bool
 ) -> Memory:
     """
-    Return the memory of *messages*; the entries of earlier summaries keep their position.
+    Return the memory of *messages*. The entries of earlier summaries stay in their position.
 
     Args:
         messages: The messages to summarize.

@@ -184,7 +184,7 @@ class Debugger:
         return self.stepper.tape.last
 
     def moment(self) -> Moment:
-        """Return the state of the run whose outcome comes next at the current position."""
+        """Return the state of the run that receives the next outcome at the current position."""
         return self.stepper.moment()
 
     def to_dict(self) -> dict[str, Any]:

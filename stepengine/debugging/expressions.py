@@ -140,7 +140,7 @@ class ExpressionResult(NamedTuple):
 
     @classmethod
     def from_text(cls, text: str) -> ExpressionResult:
-        """Parse a text of ``to_text``; an empty text comes from a process that took too long."""
+        """Parse a text of ``to_text``. An empty text means that the process exceeded its time limit."""
         return cls(text[1:], text[0] == "!") if text else cls(f"<nothing came in {SECONDS:g} s>", raised=True)
 
 

@@ -250,7 +250,7 @@ def _select(
 
 
 def _find_earlier(*folders: str | Path | None) -> Path | None:
-    """Return the folder of earlier results, of which at most one is given."""
+    """Return the folder of earlier results; raise if the options name more than one."""
     given = [Path(one) for one in folders if one]
     if len(given) > 1:
         msg = "against, recheck and resume exclude each other; pass one of them"

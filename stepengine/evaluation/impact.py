@@ -215,7 +215,7 @@ class Impact:
         return any(one.baseline for one in self.journals)
 
     def estimate_rate(self, what: str) -> Estimate:
-        """Return how often the attribute *what* of a sample is true: the mean over the runs, or the difference to the old agent."""
+        """Return the rate of samples whose attribute *what* is true: the mean over the runs, or the difference to the old agent."""
         runs = {one.found.file: one.share(what) for one in self.journals if one.found.kind != UNREADABLE}
         now = {file: share for file, share in runs.items() if share is not None}
         if not self.has_baseline:

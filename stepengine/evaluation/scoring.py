@@ -431,7 +431,7 @@ def _measured_names(evaluation: Evaluation) -> list[str]:
 
 def _split_name(name: str, evaluation: Evaluation) -> tuple[str, str]:
     """
-    Split a name of a gate into side and check; both may contain dots, and ``base`` stands for the first side.
+    Split a name of a gate into side and check. Both may contain dots, and ``base`` means the first side.
 
     Raises:
         DataError: when there is no such side or check.

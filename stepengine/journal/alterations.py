@@ -209,7 +209,7 @@ class JournalScan:
             ]
 
     def _report_missing_records(self, gap: int, there: int, first: int) -> None:
-        """Record what happened to *gap* records without marks, one a signature; *there* lines from record *first* on remain."""
+        """Report *gap* missing records without marks, one of which is a signature; *there* lines from record *first* on remain."""
         false = [number for number in self._false if first <= number < first + there]
         for number in false:
             self.problems.append(FALSE_SIGNATURE.format(number))

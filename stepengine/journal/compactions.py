@@ -120,7 +120,7 @@ class _SentMessages:
     results: tuple[ToolMessage, ...] = ()
 
     def add_reply(self, history: History, intent: Intent) -> _SentMessages:
-        """Return a copy with the model's reply to the request added, if the run keeps it."""
+        """Return a copy with the model's reply to the request added, if the run adds it to the history."""
         reply = _get_result_value(history, intent)
         if not isinstance(reply, ModelReply) or reply.stop_reason is StopReason.ERROR:
             return self
@@ -185,7 +185,7 @@ def _is_compaction_note(message: Message) -> bool:
 
 
 def _has_reply_parts(message: AssistantMessage, parts: Sequence[AssistantPart]) -> bool:
-    """Return whether a message holds the texts and calls of a reply, whatever the ids of its calls."""
+    """Return whether a message has the texts and calls of a reply, ignoring the ids of the calls."""
     calls = [(part.tool_name, part.input) for part in message.tool_calls]
     asked = [(part.tool_name, part.input) for part in parts if isinstance(part, ToolCallPart)]
     words = [part.text for part in parts if isinstance(part, TextPart)]

@@ -127,7 +127,7 @@ class DiskReserve:
 
 @call_after_fork
 def _drop_reserves_after_fork() -> None:
-    """Release the parent's reserved room in a forked child, which would keep it from the disk."""
+    """Release the parent's disk reserve in a forked child, which would otherwise hold the disk space."""
     for reserve in list(DiskReserve._known.values()):  # noqa: SLF001 - it is what this module keeps of them
         reserve.leave()
     DiskReserve._known.clear()  # noqa: SLF001

@@ -595,7 +595,7 @@ class Encoder:
 
 
 def _remove_volatile_members(value: dict[str, Any]) -> dict[str, Any]:
-    """Return the value of a result without what differs between two recordings, or between two machines."""
+    """Return the value of a result without the members that differ between recordings or machines."""
     if value.get("type") == "child_result":
         # A warning names files of this machine, and a replay makes it again.
         return {name: member for name, member in value.items() if name != "warnings"}

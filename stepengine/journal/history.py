@@ -155,7 +155,7 @@ class History:
         return _format_utc_time(parse_created(head) + timedelta(milliseconds=head.since))
 
     def own_time(self, at: int) -> int:
-        """Return a recorded time in milliseconds since the start of this run; 0 for what a fork has from its parent."""
+        """Return a recorded time in milliseconds since the start of this run; 0 for records that a fork copied."""
         return max(0, at - (0 if self.head is None else self.head.since))
 
     @property

@@ -72,7 +72,7 @@ class LineJournal(Journal):
 
     @abc.abstractmethod
     def replace_bytes(self, data: bytes) -> None:
-        """Replace all stored bytes at once; on failure nothing changes. ``b""`` may delete what is stored."""
+        """Replace all stored bytes atomically. ``b""`` may delete the store."""
 
     @abc.abstractmethod
     def lock(self) -> Callable[[], None]:

@@ -187,7 +187,7 @@ def _read_or_make_key(path: Path, *, makes: bool) -> bytes | None:
 
 
 def _read_key(path: Path) -> bytes | None:
-    """Return the key in a file of this user that nobody else can read, else ``None``."""
+    """Return the key in a file that only this user can read, else ``None``."""
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | NO_LINK)
     try:
         status = os.fstat(descriptor)

@@ -276,7 +276,7 @@ class MailboxOwner(Protocol):
 
 class Mailbox(abc.ABC):
     """
-    The mailbox messages to the run of a journal; ``Journal.mailbox()`` gives it.
+    The mailbox messages to the run of a journal; see ``Journal.mailbox()``.
 
     All of it may be done in any process and thread, and waits for the disk: not to be done in an event loop.
 
@@ -600,7 +600,7 @@ class FileMailbox(StoreMailbox):
 
 
 class _LetterFile:
-    """The file of a mailbox; only who could write the journal as well is believed."""
+    """The file of a mailbox. It is trusted only if its writers could also write the journal."""
 
     def __init__(
         self, journal: MailboxOwner, path: Path, sync: Callable[[int], None] | None, *, unsafe_no_lock: bool

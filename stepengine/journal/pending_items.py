@@ -104,7 +104,7 @@ def find_unreceived_input(history: History) -> dict[str, list[str]]:
 
 
 def _remove_first(texts: Sequence[str], counts: Counter[str]) -> list[str]:
-    """Return *texts* without as many of each, from the first one on, as *counts* says."""
+    """Return *texts* without the first occurrences of each text; *counts* is their number."""
     left: list[str] = []
     for text in texts:
         if counts[text] > 0:

@@ -88,7 +88,7 @@ def remove_approvals(journal: Journal) -> tuple[str, ...]:
 
 
 def find_approvals(history: History) -> list[Intent]:
-    """Return the effects whose recorded answers approve a call, or may: only the record says that they are no permission."""
+    """Return the effects whose recorded answers approve a call, or may approve one because their fingerprint does not match."""
     prints = Fingerprints(Redactor({}, shapes=False))
     return [
         intent
@@ -101,7 +101,7 @@ def find_approvals(history: History) -> list[Intent]:
 
 def refuse_approvals_of_others(journal: Journal, history: History, *, trust: bool | None = None) -> None:
     """
-    Raise if a journal whose permissions this user did not give has approvals; see ``resume`` for *trust*.
+    Raise if a journal contains approvals that this user did not give; see ``resume`` for *trust*.
 
     Raises:
         JournalError: it names the effects, and says what helps.

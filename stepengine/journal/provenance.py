@@ -47,7 +47,7 @@ def is_written_by_user(journal: Journal) -> bool:
 
 
 def find_owner_mark(journal: Journal) -> bool | None:
-    """Return ``is_written_by_user``, or ``None`` for a journal in memory that holds what the program itself put there."""
+    """Return ``is_written_by_user``, or ``None`` for a journal in memory that only the program itself has written."""
     return is_written_by_user(journal) or (journal.is_own if journal.is_in_memory else False)
 
 

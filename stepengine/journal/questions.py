@@ -193,7 +193,7 @@ def _make_call_questions(history: History, wanted: Callable[[Intent], bool]) -> 
 
 
 def _describe_call(form: Any) -> tuple[str, Mapping[str, Any]]:
-    """Return the name of what the stored form of an effect calls, and its arguments."""
+    """Return the name of the called tool or function in the stored form of an effect, and its arguments."""
     if form["type"] == "tool_call":
         return form["tool_name"], form["input"]
     if form["type"] == "agent_call":
@@ -239,7 +239,7 @@ def load_recorded_answers(history: History) -> dict[str, AnswerLike]:
 
 
 def _find_fork_address(path: str, seq: int) -> str:
-    """Return the last address to keep in a fork that repeats an effect; for a child's first effect, that before its start."""
+    """Return the last address to keep in a fork that repeats an effect. For a child's first effect, return the address before the start."""
     while path and not seq:
         path, seq = get_start_address(path)
     return format_address(path, seq - 1)

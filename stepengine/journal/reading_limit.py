@@ -25,7 +25,7 @@ SHARED_BYTES = 16
 
 class ReadingLimit:
     """
-    Counts what one operation makes from a journal.
+    Counts the bytes that one operation decodes from a journal.
 
     Args:
         stored: Returns the size of the journal; it is called when that matters.

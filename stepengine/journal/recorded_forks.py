@@ -122,7 +122,7 @@ class SharedBudget:
         raise LimitExceeded(msg, kind=call.error.kind, limit=call.error.limit)
 
     def settle(self, call: MeteredCall, cost: Decimal | None) -> None:
-        """Replace the reservation of a call by its cost; an unknown cost counts as what was sure to be used."""
+        """Replace the reservation of a call by its cost. An unknown cost counts as the lower bound of the estimate."""
         known = (call.estimate.cost if self.dollars is not None else None) if cost is None else cost
         if known is None:
             self.unpriced += 1
@@ -290,7 +290,7 @@ async def fork_from_record(
 
 def find_address_after(source: Journal, at: int | str | None) -> Address | None:
     """
-    Return the first effect after *at*, the last one that is kept; ``None`` where the first difference decides.
+    Return the first effect after *at*, the last copied effect; ``None`` if the fork starts at the first difference.
 
     Raises:
         JournalError: when nothing is recorded after it.
@@ -306,7 +306,7 @@ def find_address_after(source: Journal, at: int | str | None) -> Address | None:
 
 
 def _check_reached_place(error: BaseException | None, source: Journal, rules: _ForkRules, count: _ForkCounts) -> None:
-    """Raise the error that kept the run from reaching its place, or from continuing by its rules."""
+    """Raise the error that stopped the run before its fork address, or that its rules caused."""
     if isinstance(error, JournalError) and count.refused is None:
         raise error
     if rules.at is not None and not count.broke_at:
@@ -428,7 +428,7 @@ class ForkReplayer(Replayer):
         self._discard_from(address)
 
     def _discard_from(self, address: Address) -> None:
-        """Discard the record from an effect on; what follows live continues from the recorded time."""
+        """Discard the record from an effect on. Later live effects continue from the recorded time."""
         history = self._past.history
         if not self._has_left_record:
             self._count.broke_at = format_address(*address)

@@ -107,7 +107,7 @@ class RecordedMachines:
         self._past = past
 
     def wrap_machine(self, inner: MachineMaker) -> MachineMaker:
-        """Return a function that makes machines which start with what is recorded of them."""
+        """Return a function that creates machines with their recorded start data."""
 
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             past = self._past
@@ -124,7 +124,7 @@ class RecordedMachines:
         return machine
 
     def wrap_planner(self, inner: ChildPlanner, computed: Callable[[str, int], Any] | None) -> ChildPlanner:
-        """Return a planner whose children start with what is recorded of them; *computed* is ``Replayer.computed``."""
+        """Return a planner whose children start with their recorded data; *computed* is ``Replayer.computed``."""
 
         def plan_child(parent: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
             plan, state = inner(parent, effect, path)

@@ -34,7 +34,7 @@ class _MessageRange(NamedTuple):
 
 class RecordedRequests:
     """
-    Puts the recorded requests of a journal together, for one operation: what they have all together is limited.
+    Assembles the recorded requests of a journal for one operation, within a limit on their total size.
 
     Args:
         history: The records. They may grow.

@@ -191,7 +191,7 @@ def _rebuild_companion(folder: Path, stem: str) -> dict[str, object]:
 
 
 def summarize_journal(journal: Journal, name: str) -> dict[str, object]:
-    """Return what the journal *name* holds in the form of a companion; of one that cannot be read its name and status."""
+    """Return the summary of the journal *name* in the form of a companion file; only name and status if it cannot be read."""
     from stepengine.journal.show import run_id_of, spending_of, status_of
 
     try:

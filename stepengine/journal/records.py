@@ -379,7 +379,7 @@ def _parse_line_members(record: Intent | Result) -> Mapping[str, Any] | None:
 
 def check_same_address(record: Intent | Result, members: Mapping[str, Any]) -> None:
     """
-    Raise if a line has another address or fingerprint than was read from its start: a member may stand in it twice.
+    Raise if a line has another address or fingerprint than its start, because a member may occur twice.
 
     Raises:
         JournalCorrupt: it names the address.

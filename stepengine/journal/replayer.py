@@ -44,7 +44,7 @@ def is_unstarted_child(value: object) -> bool:
 
 class Acceptance:
     """
-    Decides which differences from a record the caller accepts, and records those that are kept.
+    Decides which differences from a record the caller accepts, and records the accepted ones.
 
     Attributes:
         notes: Notes about recorded effects that serve although something else is asked for now.
@@ -66,7 +66,7 @@ class Acceptance:
 
     def require(self, error: ReplayDivergence, address: Address, fp: str, *, keeps: bool | None = None) -> None:
         """
-        Record a difference that is kept, by default as the caller's leeway says; else raise unless the caller accepts it.
+        Record an accepted difference, or raise if the caller does not accept it.
 
         Raises:
             ReplayDivergence: *error*, when the effect is of another kind or the caller does not accept it.

@@ -88,7 +88,7 @@ class RunWriter:
         self.take_ownership()
 
     def take_ownership(self) -> None:
-        """Mark what is written from now on as written by this user's runs; all before it must be."""
+        """Mark all later records as written by this user's runs; all earlier ones must be marked already."""
         self.is_own = True
         # A stable recording is the same for every user; it is known by the note that its run leaves.
         if self._writer is not None and not self.source.stable:

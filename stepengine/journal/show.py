@@ -225,7 +225,7 @@ def _add_up(spent: Sequence[Spending]) -> Spending:
 
 
 def _find_usage_without_reply(history: History, address: Address, result: Result | None) -> PartialUsage | None:
-    """Return what a model call without a reply used: one that failed, or one that was cut off."""
+    """Return the usage of a model call without a reply, which failed or was cut off."""
     if result is None:
         return history.facts.find_lost_usage(address)
     return find_failure_usage(getattr(history.outcome(result), "error", None))

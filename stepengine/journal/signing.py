@@ -168,7 +168,7 @@ def compute_line_digest(line: bytes) -> str:
 @frozen
 class JournalSignature:
     """
-    The content of a signature line, whoever wrote it.
+    The content of a signature line by any author.
 
     Attributes:
         words: The bytes that are signed.

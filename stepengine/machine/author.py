@@ -100,7 +100,7 @@ def _traceback_places(error: BaseException) -> Iterator[tuple[str, int]]:
 
 
 def make_bad_yield(what: str, value: object, location: str, accepted: str = ACCEPTED) -> BadYield:
-    """Return the error for an unknown yielded value, with a hint at what was probably meant."""
+    """Return the error for an unknown yielded value, with a hint at the likely intention."""
     msg = f"{what} ({location}) yielded {_format_value(value)}; it may yield {accepted}.{_hint_at_yield(value)}"
     return BadYield(msg, location=location)
 

@@ -88,7 +88,7 @@ def _resolve_tool_name(run: RunState, name: str, offered: Collection[str]) -> st
 
 def run_batch(run: RunState, members: Sequence[EffectMember], asked: Parallel[object] | None = None) -> Flow[None]:
     """
-    Run all members to their results; members of a ``Parallel`` run together, whatever their tools say.
+    Run all members to their results. Members of a ``Parallel`` run concurrently, even if their tools are not ``parallel_safe``.
 
     Only a ``Parallel`` may have members other than tool calls.
 

@@ -842,7 +842,7 @@ class ToolMember(EffectMember):
 
     @property
     def own_name(self) -> str:
-        """The tool's own name, as hooks know it, whatever name the model used."""
+        """The tool's own name, which hooks receive, even if the model used another name."""
         return self.asked.tool_name if self.binding is None else self.binding.spec.name
 
     @property
@@ -908,7 +908,7 @@ class ToolMember(EffectMember):
             self.asked = self.accepted = attrs.evolve(asked, input=given)
 
     def revalidate(self, changed: ToolCallPart) -> ToolCallPart:
-        """Apply a hook's change to the call, which keeps the model's name for the tool; return the call as it would run."""
+        """Apply a hook's change to the call, without changing the model's name for the tool; return the call as it would run."""
         # What a hook makes of a call is validated before rules judge it, for a rule looks at validated values only. If
         # it does not fit, the call stays what it was, and the hook is the one that is refused.
         before, accepted = self.asked, self.accepted

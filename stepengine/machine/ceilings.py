@@ -54,7 +54,7 @@ def ask_to_raise_limits(run: RunState, effect: Leaf | Gather | Compute, outcome:
 
 
 def ask_for_more_steps(run: RunState) -> Flow[bool]:
-    """Ask for more steps than the run may take, if its limits say so; return whether there are more."""
+    """Ask a person for more steps at the step limit, if the limits have ``ask=True``; return whether the limit was raised."""
     budget = run.budget
     if not budget.limits.ask or budget.reached is not None:
         return False

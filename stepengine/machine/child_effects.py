@@ -91,7 +91,7 @@ class RequestedChildren:
     def __init__(
         self, run: RunState, call: ToolCallPart, runs: Spawning, value: JsonDict, parent: Callable[[], AgentState]
     ) -> None:
-        """Number the effects; *parent* gives the state that the children may inherit."""
+        """Number the effects; *parent* returns the state that the children may inherit."""
         requests = runs.entries(value)
         self._run = run
         # In the order of the request: the effect of a child that may start, else its failed result.

@@ -141,7 +141,7 @@ def _set_returned_output(run: RunState, returned: object) -> None:
 
 def _check_returned_output(run: RunState, returned: Any, error: Exception) -> None:
     """
-    Raise for an output that is not JSON, as *error* says, if that was a mistake or the output has to be recorded.
+    Raise for an output that is not JSON (*error* is the reason), if it is a mistake or must be recorded.
 
     Raises:
         HandlerError: for what was not awaited, and with a journal for whatever else is not JSON.
@@ -177,7 +177,7 @@ def _check_output_length(run: RunState, output: JsonValue) -> None:
 
 
 def _find_json_problem(returned: object, error: Exception) -> str:
-    """Return the reason why an output that is not JSON, as *error* says, has no JSON form of its own, or ``""``."""
+    """Return the reason why an output has no JSON form (*error* is the first one), or ``""``."""
     if not is_model(returned):
         return (
             error.message

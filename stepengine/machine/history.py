@@ -153,7 +153,7 @@ class RunHistory:
         keeps_left_out: bool = False,
     ) -> None:
         """
-        Start with *record* and *view*; *keeps* is the number of newest results shown per ephemeral tool.
+        Start with *record* and *view*. *keeps* is the number of newest results per ephemeral tool in a request.
 
         *shorten* returns a tool message of so many characters as the model sees it. With *keeps_left_out* the messages that a
         replacement removes are added to *left_out*.
@@ -265,7 +265,7 @@ class RunHistory:
         return self.record[self.start :]
 
     def iterate_newest_first(self) -> Iterator[Message]:
-        """Yield the messages of this run backwards, in slices: a transcript gives slices cheaply and single items not."""
+        """Yield the messages of this run backwards, in slices, because slices of a transcript are cheap and single items are not."""
         record, end = self.record, len(self.record)
         while end > self.start:
             begin = max(self.start, end - SLICE_MESSAGES)

@@ -43,7 +43,7 @@ def _find_user_prompt(run: RunState) -> str:
 
 
 def _read_project(run: RunState, placeholders: Placeholders, names: list[str]) -> Flow[dict[str, str]]:
-    """Return what placeholders of the project stand for. It is recorded, so that a replay needs no project."""
+    """Return the values of the project's placeholders. They are recorded, so a replay does not need the project."""
     effect = CallFunction(run.effects.number(), Perform.idempotent(placeholders.read, names))
     try:
         read: Any = run.effects.unwrap((yield effect))  # type: ignore[arg-type]  # of one effect comes one outcome

@@ -80,7 +80,7 @@ class Progress:
         self.step = self.step_index
 
     def cut_turn(self) -> None:
-        """End the turn with this step, whatever the model requests."""
+        """End the turn with this step, even if the model requests tools."""
         self.truncated = True
 
     def end_turn(self, *, complete: bool) -> bool:

@@ -294,7 +294,7 @@ def _run_to_end(run: RunState) -> Flow[_Ending]:
 
 
 def _warn_of_dropped_output(run: RunState, returned: object, agent_id: str) -> None:
-    """Warn that the value which a handler *returned* is not the output of a run that goes on with *agent_id*."""
+    """Warn that the value that a handler *returned* is ignored, because *agent_id* takes over the run."""
     # A handler that returns the text of the turn, which is empty where the model only called `hand_off`, loses nothing.
     if returned is None or (isinstance(returned, str) and not returned):
         return
@@ -453,7 +453,7 @@ def _make_context(run: RunState) -> StepContext:
 
 
 def _finish_run(run: RunState, ending: _Ending) -> Flow[Finished]:
-    """Announce the end, call the hooks and return the end of the run; unread messages are kept."""
+    """Announce the end, call the hooks and return the end of the run, with its unread messages."""
     if run.children.background is not NO_CHILDREN:
         ending = yield from _end_children(run, ending)
     # Said too late to be answered, but said: the next run of the conversation reads it.

@@ -48,7 +48,7 @@ class ResultShortener:
         return message if parts is message.content else attrs.evolve(message, content=parts)
 
     def _describe_rest(self, message: ToolMessage) -> str:
-        """Return how the model gets what is cut, as the end of a note."""
+        """Return the end of a note: how the model gets the missing text."""
         if READ_OUTPUT in self.offered:
             return f'; to read them, call {READ_OUTPUT} with {{"reference_id": "{message.tool_call_id}"}}'
         if RECALL_HISTORY in self.offered:

@@ -185,7 +185,7 @@ class SideEvents:
         self._log("debug", message, data)
 
     def info(self, message: str, /, **data: Any) -> None:
-        """Log for users who asked for detail."""
+        """Log at the level ``info``."""
         self._log("info", message, data)
 
     def warning(self, message: str, /, **data: object) -> None:

@@ -142,7 +142,7 @@ class RunSources:
     # --- what is received -------------------------------------------------------------------------------------------
 
     def receive(self, effect: Leaf | Gather | Compute, outcome: Single | Gathered) -> None:
-        """Add what an outcome holds."""
+        """Add the content of an outcome."""
         if isinstance(effect, Gather):
             for one, member in zip(outcome.outcomes, effect.effects, strict=True):  # type: ignore[union-attr]
                 self.receive(member, one)
@@ -209,7 +209,7 @@ class RunSources:
             self.index.add(echo if is_echo else source, text, at=path, taints=result.trust == "names")
 
     def _add_reply(self, source: Source, parts: Iterable[object]) -> None:
-        """Add what tools of the provider have found; the words of the model are no source."""
+        """Add the results of server tools. The text of the model is not a source."""
         for part in parts:
             if isinstance(part, OpaquePart) and part.tool:
                 self.index.add(source, [part.text, plain(part.data)])
@@ -223,7 +223,7 @@ class RunSources:
         self.index.add(source, [child.text, plain(child.output)])
 
     def _add_answer(self, question: Question, answer: Answer) -> None:
-        """Add what a person typed; an option that was chosen was written by the run."""
+        """Add the text that a person typed. A chosen option comes from the run itself."""
         if answer.by in NO_PERSON:
             return
         source = Source("person", "trusted", self._progress.step)

@@ -361,7 +361,7 @@ def _accept_reply(run: RunState, model: ModelReply, request: ModelRequest) -> tu
 
 
 def _callable_tools(run: RunState, request: ModelRequest) -> Collection[str]:
-    """Return the names of the tools that the model may call, whatever it inherited (generator-contract:L18)."""
+    """Return the names of the tools that the request defines, which the model may call (generator-contract:L18)."""
     # By identity: nearly every request carries the very tuple of the run, and to compare schemas at each step would
     # cost more than the step.
     return run.tools.offered if request.tools is run.tools.specs else [spec.name for spec in request.tools]

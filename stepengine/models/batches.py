@@ -75,7 +75,7 @@ class _WaitingCall:
 
 class Batched(Provider):
     """
-    A provider that sends the calls to another one in batches, which cost half as much and take from minutes to a day.
+    A provider that sends the calls to another provider in batches, which cost half as much and take minutes to a day.
 
     A batch is submitted when its first call has waited *wait* seconds, or at *most* calls, or at 16 MB of requests. Every
     *poll* seconds the status of the batch is queried. Nothing is streamed. A call that fails in a batch fails like any other,

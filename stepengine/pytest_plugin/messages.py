@@ -21,7 +21,7 @@ PACKAGE = Path(__file__).parent.parent
 
 
 def add_evaluation_reports(report: pytest.TestReport, values: Iterable[object]) -> None:
-    """Add a section for each evaluation among *values* whose gates do not hold: pytest cuts the text of what ``assert`` shows."""
+    """Add a section for each evaluation among *values* with a failed gate, because pytest shortens the text of ``assert``."""
     evaluations = sys.modules.get("stepengine.evaluation.evaluation_report")
     if evaluations is None:
         return
@@ -47,7 +47,7 @@ class RecordingReport:
 
 
 def add_advice_note(item: pytest.Item, error: BaseException, *, replays: bool = False) -> None:
-    """Add a note: to a divergence the commands that accept it, to an error about a key or address what the test gets."""
+    """Add a note: for a divergence, the commands that accept it; for an error about a key or address, the test's own settings."""
     from stepengine.errors import ReplayDivergence
 
     if not isinstance(error, ReplayDivergence):

@@ -270,7 +270,7 @@ class ToolContext:
 
     @property
     def keeps_writes(self) -> bool:
-        """Whether the journal stores what is needed to undo a write."""
+        """Whether the journal stores the data to undo a write."""
         return self._keep_write is not None
 
     def record_write(self, write: FileWrite) -> None:

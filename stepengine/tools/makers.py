@@ -84,7 +84,7 @@ CATEGORIES: Mapping[str, str] = MappingProxyType(
 
 
 def python_for_tools(names: Iterable[str]) -> str:
-    """Return Python code that gives an engine these tools, with its imports; ``""`` if none of them is bundled."""
+    """Return Python code, with imports, that passes these tools to an engine; ``""`` if none of them is bundled."""
     wanted: dict[str, dict[str, None]] = {}
     for name in names:
         maker = MAKERS.get(name)

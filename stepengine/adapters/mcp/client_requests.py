@@ -381,7 +381,7 @@ def _list_choices(choices: Mapping[str, object]) -> str:
 
 
 def _find_format_problem(text: str, form: object) -> str:
-    """Return the problem with a text of a given format. The server checks it in full."""
+    """Return the problem of a text with a given format; the server checks the format completely."""
     known = FORMATS.get(str(form))
     if known is None:
         return ""

@@ -77,7 +77,7 @@ ELSE = "its reply is a message of the protocol, and none to what was asked"
 
 
 async def _send_signed(give: Callable[[McpRun], Any], request: Any) -> AsyncGenerator[Any, Any]:
-    """Send a request with the headers of *give* for the run; *give* is called again if they are refused."""
+    """Send a request with the run's headers from *give*, which is called again if the server refuses them."""
     before: dict[str, str] | None = None
     for _ in range(2):
         given = give(RUN.get())

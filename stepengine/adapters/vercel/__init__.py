@@ -504,7 +504,7 @@ def _call_id(event: Any) -> str:
 
 
 def _join_call_id(path: str, call: str) -> str:
-    """Return the id of a call for the page; for a call of a child, its path comes first."""
+    """Return the id of a call for the page; for a call of a child, it starts with the path."""
     return f"{path}:{call}" if path else call
 
 

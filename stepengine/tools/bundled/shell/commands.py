@@ -69,7 +69,7 @@ class Runner(Protocol):
     """Executes commands elsewhere: in a container, a virtual machine, or on another computer."""
 
     def __call__(self, launch: Launch) -> Launch:
-        """Return what is executed here to have *launch* executed there."""
+        """Return the local launch that executes *launch* in the workspace."""
 
 
 class Slots:

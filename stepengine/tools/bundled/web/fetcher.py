@@ -192,7 +192,7 @@ class Fetched:
 
 
 class Fetcher(Protocol):
-    """Fetches URLs; ``SafeFetcher`` is one. The author of another one decides what it may access."""
+    """Fetches URLs. ``SafeFetcher`` is an implementation; your own decides which URLs it accesses."""
 
     async def fetch(self, url: str) -> Fetched:
         """Return the response for *url*, or raise ``ToolError``."""
