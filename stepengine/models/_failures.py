@@ -249,8 +249,7 @@ def error_from_sdk(error: Exception, sdk: Any, call: RequestLabel) -> BaseExcept
     An error of the transport itself (such as a cassette without this request) is returned unchanged.
     """
     if isinstance(error, sdk.APIStatusError):
-        response = error.response
-        return error_from_body(response.content, response.status_code, response.headers, call)
+        return error_from_response(error.response, call)
     if isinstance(error, sdk.APIConnectionError):
         cause = error.__cause__
         return (
@@ -260,9 +259,15 @@ def error_from_sdk(error: Exception, sdk: Any, call: RequestLabel) -> BaseExcept
 
 
 def error_from_transport(error: BaseException, call: RequestLabel) -> BaseException:
-    """Return the error to raise for *error* of the HTTP library; other errors are returned unchanged."""
+    """
+    Return the error to raise for *error* of the HTTP library; other errors are returned unchanged.
+
+    A transport of the caller may raise for an error status itself; the provider has answered then.
+    """
     import httpx2
 
+    if isinstance(error, httpx2.HTTPStatusError):
+        return error_from_response(error.response, call)
     causes = _list_causes(error)
     # A cancellation among the causes is a timeout of the HTTP library.
     foreign = [cause for cause in causes if not isinstance(cause, Exception | asyncio.CancelledError)]
@@ -309,6 +314,17 @@ def _make_connection_error(
 ) -> ModelError:
     msg = f"the request to {call.provider} for {call.asked} failed: {detail or 'the connection failed'}"
     return ModelError(msg, retryable=retryable, kind=kind, usage=usage)
+
+
+def error_from_response(response: Any, call: RequestLabel) -> ModelError:
+    """Return the error for a response with an error status; a body that nobody has read counts as empty."""
+    import httpx2
+
+    try:
+        content = response.content
+    except httpx2.ResponseNotRead:
+        content = b""
+    return error_from_body(content, response.status_code, response.headers, call)
 
 
 def error_from_body(

@@ -36,7 +36,7 @@ from stepengine.models._cloud_auth import (
     make_credentials_error,
     make_entra_source,
 )
-from stepengine.models._failures import FORCED_THINKING, GRAMMAR, RequestLabel, error_from_body, error_from_transport
+from stepengine.models._failures import FORCED_THINKING, GRAMMAR, RequestLabel, error_from_transport
 from stepengine.models._http import HttpProvider
 from stepengine.models._schemas import count_optional_members
 from stepengine.models._settings import warn_once
@@ -463,11 +463,6 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         return AuthenticatedClient(self._aws, self.name, base_url, http_client)
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        import httpx2
-
-        if isinstance(error, httpx2.HTTPStatusError):
-            response = error.response
-            return error_from_body(response.content, response.status_code, response.headers, call)
         if isinstance(error, self._cloud.list_errors()):
             return super()._convert_error(error, call)
         return error_from_transport(error, call)

@@ -85,6 +85,22 @@ async def test_connection_failure_is_classified_by_its_cause(wire, error, kind, 
     assert "0123456789" not in caught.value.message
 
 
+@pytest.mark.spec("reliability:MP16")
+@pytest.mark.parametrize("stream", [True, False], ids=["stream", "complete"])
+async def test_error_status_raised_by_a_transport_keeps_its_status(wire, stream):
+    """
+    Hooks of HTTP clients often raise for an error status, before anybody has read the body.
+    """
+
+    def handler(request: httpx2.Request) -> httpx2.Response:
+        unread = httpx2.Response(429, headers={"retry-after": "7"}, stream=httpx2.ByteStream(b"slow down"))
+        raise httpx2.HTTPStatusError("refused by a hook", request=request, response=unread)
+
+    with pytest.raises(ModelError) as caught:
+        await failure_of(wire, httpx2.MockTransport(handler), stream)
+    assert (caught.value.status, caught.value.retryable, caught.value.retry_after) == (429, True, 7)
+
+
 ADDRESS = "http://user:sk-hidden@127.0.0.1:9/v7"
 
 

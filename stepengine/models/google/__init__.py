@@ -10,7 +10,7 @@ from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
 from stepengine.models._api import NO_KEY, RequestBody, read_batch_id
 from stepengine.models._byte_reader import Accumulator
-from stepengine.models._failures import RequestLabel, error_from_body, error_from_transport
+from stepengine.models._failures import RequestLabel, error_from_body, error_from_response, error_from_transport
 from stepengine.models._http import HttpProvider
 from stepengine.models._json import find_object, find_objects, find_text, parse_token_count
 from stepengine.models._sdks import GOOGLE
@@ -103,12 +103,8 @@ class GoogleProvider(HttpProvider):
         return transport.create_clients(self._load_sdk(), access, base_url, self._api_version, http_client)
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        import httpx2
-
-        if not isinstance(error, self._load_sdk().errors.APIError | httpx2.HTTPStatusError):
-            return error_from_transport(error, call)
-        response: Any = error.response
-        return error_from_body(response.content, response.status_code, response.headers, call)
+        is_of_sdk = isinstance(error, self._load_sdk().errors.APIError)
+        return error_from_response(error.response, call) if is_of_sdk else error_from_transport(error, call)
 
     async def _post(self, client: Any, body: RequestBody, *, stream: bool) -> object:
         return await transport.post(client, body.path, None if body.is_question else body.content, body.headers)
