@@ -485,7 +485,7 @@ def make_suspend_act(run: str, now: float, woken: int) -> Act:
     Args:
         run: The run.
         now: When, in seconds since 1970.
-        woken: What ``Ledger.woken`` returned before the mailbox was checked.
+        woken: What ``Ledger.count_wakes`` returned before the mailbox was checked.
     """
 
     def suspend(database: sqlite3.Connection) -> bool:

@@ -232,15 +232,14 @@ class RunLauncher(RunStarts[RunRow]):
         if ended is not None:
             await self._store.write(make_status_act(row.run, ended, time.time()))
             return
-        if asked is None:
-            await self._resume_journal(row, journal)
-            return
-        options = await self._prepare_divergence(row, journal, asked)
+        options = None if asked is None else await self._prepare_divergence(row, journal, asked)
         try:
             await self._resume_journal(row, journal, options)
-        except BaseException:
-            before = make_status_act(row.run, known.status, known.changed, tries=known.tries, error=known.error)
-            await self._store.write(before)
+        except BaseException as error:
+            # Another process that has the run also records its status.
+            if asked is not None or not isinstance(error, JournalLocked):
+                before = make_status_act(row.run, known.status, known.changed, tries=known.tries, error=known.error)
+                await self._store.write(before)
             raise
 
     async def _resume_journal(self, row: RunRow, journal: Journal, divergence: dict[str, Any] | None = None) -> None:
@@ -260,8 +259,8 @@ class RunLauncher(RunStarts[RunRow]):
             await self._engines.try_rebuild()
             with self._engines.reserve() as engine:
                 handle = await engine.start_resume(journal, **_make_changed_agent_options(row, engine), **options)
-        except JournalLocked:
-            # The process that has the run resumed it before the decision, and leaves it to the next resumption.
+        except BaseException:
+            # The next resumption needs the decisions: that of the process that has the run, or one after the error is corrected.
             if decided:
                 await self._store.write(make_decisions_act(row.run, decided))
             raise

@@ -298,15 +298,15 @@ def test_running_run_refuses_on_divergence(shop: Shop) -> None:
 
 
 @pytest.mark.spec("studio:SV36")
-@pytest.mark.parametrize("how", ["keep", "extend"])
-def test_resume_that_cannot_start_leaves_the_run_unchanged(shop: Shop, how: str) -> None:
+@pytest.mark.parametrize("asked", [{}, {"on_divergence": "keep"}, {"on_divergence": "extend"}], ids=str)
+def test_resume_that_cannot_start_leaves_the_run_unchanged(shop: Shop, asked: dict[str, str]) -> None:
     with shop.open(), shop.client("dora") as dora:
         run = started(dora, "deployer")
         question_of(dora, run)
     shop.removed = "deployer"
     with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
         before = dora.get(f"/runs/{run}").json()
-        refused = root.post(f"/runs/{run}/resume", json={"on_divergence": how})
+        refused = root.post(f"/runs/{run}/resume", json=asked)
         after = dora.get(f"/runs/{run}").json()
     shop.removed = ""
     with shop.open(), shop.client("dora") as dora:
