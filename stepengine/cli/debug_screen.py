@@ -241,9 +241,9 @@ class DebugScreen:
 
     def _program_call_address(self) -> str:
         """Return the address of the tool call that runs the program."""
-        from stepengine.journal.records import format_address, get_start_address
+        from stepengine.journal.records import format_address, get_starter_address
 
-        return format_address(*get_start_address(self.debugger.moment().address.rpartition("#")[0]))
+        return format_address(*get_starter_address(self.debugger.moment().address.rpartition("#")[0]))
 
     def file_of(self, frame: Frame) -> str:
         """Return the file of a frame; for a program, the address of its call."""

@@ -572,8 +572,8 @@ def _outcome_for_edit(value: object) -> Any:
 # --- what comes next ------------------------------------------------------------------------------------------------
 
 
-class _FirstRequestModel(Provider):
-    """A model that stores the first request and answers every request with an error."""
+class _RequestCapturingProvider(Provider):
+    """A provider that stores the first request and raises an error for every request."""
 
     name = "overheard"
     default_model = "overheard/default"
@@ -590,11 +590,12 @@ class _FirstRequestModel(Provider):
         raise ModelError(msg, kind="overheard", retryable=False)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
+        """Store the request if it is the first, and raise ``ModelError``."""
         await self.complete(request)
         yield  # type: ignore[misc]  # never reached; it makes this a stream
 
 
-class _FirstCostBudget(SharedBudget):
+class _CostCapturingBudget(SharedBudget):
     """An unlimited budget that stores the highest possible cost of the first call."""
 
     def __init__(self) -> None:
@@ -610,7 +611,7 @@ class _FirstCostBudget(SharedBudget):
 
 async def find_next_request(engine: Engine, journal: Journal, agent: AgentLike | None = None) -> NextRequest:
     """Fork a run under the current code, and return the first model request that its record does not answer."""
-    model, budget = _FirstRequestModel(), _FirstCostBudget()
+    model, budget = _RequestCapturingProvider(), _CostCapturingBudget()
     with engine.override(models=model):
         made = await engine.fork(journal, tools="recorded", agent=agent, budget=budget)
     if model.first is None:

@@ -41,7 +41,7 @@ class EventOrder:
 
     @property
     def is_empty(self) -> bool:
-        """Whether all records are shown, apart from those of a run without a result."""
+        """Whether all added records with a place in the order have been returned; records of a stop have none."""
         return not self._unplaced and not self._ordered
 
     def add(self, record: Record) -> bool:
@@ -60,8 +60,8 @@ class EventOrder:
         self._unplaced.append(key)
         return True
 
-    async def has_more(self) -> bool:
-        """Return whether another process has placed a record that is not known here."""
+    async def has_unread_positions(self) -> bool:
+        """Return whether another process has stored positions that this one has not read."""
         return bool(await self._deployment.rows(PLACED, self._run, self._placed))
 
     async def share(self) -> None:

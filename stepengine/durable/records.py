@@ -57,7 +57,7 @@ from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import parse_opening
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.provenance import replace_with_derived
-from stepengine.journal.records import Address, Intent, Result, format_address, get_start_address
+from stepengine.journal.records import Address, Intent, Result, format_address, get_starter_address
 from stepengine.journal.run_start import start_run
 from stepengine.journal.show import find_root_end
 from stepengine.journal.store import Journal, MemoryJournal
@@ -470,7 +470,7 @@ class Playback:
     def has_ended_elsewhere(self, path: str) -> bool:
         """Return whether a run or one of its ancestors ended elsewhere, so that nothing in it waits any more."""
         while path:
-            address = get_start_address(path)
+            address = get_starter_address(path)
             entry = self._archive.entries.get(address)
             if entry is not None and entry.kind == START:
                 view = self._archive.runs.get(path)
@@ -486,7 +486,7 @@ class Playback:
         known = self._archive.ends.get(path)
         if known is not None:
             return known
-        inside, start = f"{path}.", get_start_address(path)
+        inside, start = f"{path}.", get_starter_address(path)
         times: list[int] = [
             entry.form["at"]
             for address, entry in self._archive.entries.items()

@@ -167,7 +167,7 @@ class SharedEvents:
         started = self._looks.started
         while index >= len(self.events) and not self.is_over:
             if self._looks.settled > started:
-                if not await self._order.has_more():
+                if not await self._order.has_unread_positions():
                     return
                 started = self._looks.started
             await asyncio.sleep(FIRST_PAUSE_SECONDS)

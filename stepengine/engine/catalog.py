@@ -28,7 +28,7 @@ from stepengine.data.server_tools import Programs
 from stepengine.data.tools import ToolBinding, ToolLike, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine import packages
-from stepengine.engine.handler_sources import AllowedNames, check_agent_sources, check_hook_sources
+from stepengine.engine.handler_sources import AllowedNames, warn_about_agent_sources, warn_about_hook_sources
 from stepengine.engine.loader import find_bundled_agent, find_bundled_id, list_bundled_ids
 from stepengine.engine.schemas import CompiledSchemas, compile_schemas
 from stepengine.engine.workspace_tools import WorkspaceTools
@@ -217,7 +217,7 @@ class Catalog:
         workspace: Workspace | None = None,
     ) -> None:
         check_hooks("the engine", hooks)
-        check_hook_sources("the engine", hooks)
+        warn_about_hook_sources("the engine", hooks)
         self.policy, self.policy_file = _policy_and_file(permissions)
         self._limits = limits
         self._hooks = hooks
@@ -351,7 +351,7 @@ class Catalog:
             is_shared = used[id(agent.definition.handle_steps)] > 1
             names = AllowedNames(agent.tools, agent.offered, agent.spawnable, is_open=bool(agent.hooks.pre_run))
             tools = with_called_tools([*own, *listed])
-            check_agent_sources(agent.definition, names, tools, agent.uses, is_shared=is_shared)
+            warn_about_agent_sources(agent.definition, names, tools, agent.uses, is_shared=is_shared)
         return made
 
     def _compile_packaged_agent(self, definition: AgentDefinition) -> Agent | None:
@@ -682,7 +682,14 @@ def _collect_definitions(
     waiting = list(found.values())
     met = [(_catalog_key(child), child) for child in also]
     while (
-        waiting or met or (met := [*_find_packaged_agents(found, others, within), *_find_bundled_agents(found, others)])
+        waiting
+        or met
+        or (
+            met := [
+                *_find_spawnable_packaged_agents(found, others, within),
+                *_find_spawnable_bundled_agents(found, others),
+            ]
+        )
     ):
         for key, child in met:
             if key not in found:
@@ -715,7 +722,7 @@ def _is_in_other_package(definition: AgentDefinition, within: packages.PackagedA
     return member is not None and (within is None or member.package != within.package)
 
 
-def _find_packaged_agents(
+def _find_spawnable_packaged_agents(
     found: Mapping[str, AgentDefinition], others: Mapping[str, object], within: packages.PackagedAgent | None
 ) -> list[tuple[str, AgentDefinition]]:
     """Return the packaged agents that *found* name, by the ids they use; within a package also its own agents."""
@@ -738,10 +745,10 @@ def _find_packaged_agents(
     return list(named.items())
 
 
-def _find_bundled_agents(
+def _find_spawnable_bundled_agents(
     found: Mapping[str, AgentDefinition], others: Mapping[str, object]
 ) -> list[tuple[str, AgentDefinition]]:
-    """Return the bundled agents that *found* name by id, with or without a publisher, where no other agent has that id."""
+    """Return the bundled agents that *found* may spawn, except ids that are in *found* or *others*."""
     named = {
         name_of_published(c) if "/" in c else normalised_id(c.strip())
         for d in found.values()

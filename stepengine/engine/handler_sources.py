@@ -109,7 +109,7 @@ class _FunctionScope(NamedTuple):
     for_agents: str
 
 
-def check_agent_sources(
+def warn_about_agent_sources(
     definition: AgentDefinition,
     names: AllowedNames,
     tools: Iterable[ToolLike],
@@ -118,7 +118,7 @@ def check_agent_sources(
     is_shared: bool,
 ) -> None:
     """
-    Warn about code of an agent that has no effect, or names a tool or an agent that it does not have, and about undescribed tools.
+    Warn about statements without an effect, unknown names of tools and agents, and tools without a description.
 
     Args:
         definition: The agent; its handler and its own hooks are read.
@@ -130,10 +130,10 @@ def check_agent_sources(
     listed = f"tools=[...] of agent {definition.id!r}", f"spawnable_agents=[...] of agent {definition.id!r}"
     scope = None if is_shared else _FunctionScope(names, *listed)
     _warn_about_function(definition.handle_steps, f"handle_steps of {definition.id!r}", scope)
-    check_hook_sources(f"agent {definition.id!r}", definition.hooks)
+    warn_about_hook_sources(f"agent {definition.id!r}", definition.hooks)
     for tool in tools:
         if isinstance(tool, Tool):
-            _check_tool_source(tool, _names_for_tool_body(tool.spec.name, names, uses))
+            _warn_about_tool_source(tool, _names_for_tool_body(tool.spec.name, names, uses))
 
 
 def _names_for_tool_body(
@@ -148,7 +148,7 @@ def _names_for_tool_body(
     return attrs.evolve(names, offered=offered, agents=agents)
 
 
-def _check_tool_source(tool: Tool[..., Any], names: AllowedNames) -> None:
+def _warn_about_tool_source(tool: Tool[..., Any], names: AllowedNames) -> None:
     name, function = tool.spec.name, _unwrap_function(tool.body.fn)
     remedy = f"uses=[...] of the tool {name!r}"
     # The body of a tool that does not yield calls no other tool.
@@ -163,7 +163,7 @@ def _check_tool_source(tool: Tool[..., Any], names: AllowedNames) -> None:
         _emit_source_warning(text, function.__code__.co_filename, function.__code__.co_firstlineno)
 
 
-def check_hook_sources(owner: str, hooks: Hooks) -> None:
+def warn_about_hook_sources(owner: str, hooks: Hooks) -> None:
     """Warn about lines of hooks that have no effect."""
     for point in HOOK_POINTS:
         for hook in hooks.get_hooks(point):

@@ -40,7 +40,7 @@ from stepengine.engine.tape import Tape
 from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.journal.divergence import find_waiting_location, make_divergence_error
 from stepengine.journal.encoding import encode_effect
-from stepengine.journal.records import Address, Intent, Result, format_address, get_start_address
+from stepengine.journal.records import Address, Intent, Result, format_address, get_starter_address
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.machine.run import Machine
 from stepengine.machine.signals import belongs_to_caller
@@ -145,7 +145,7 @@ class ReplayedTree:
         known = self.runs.get(path)
         if known is not None:
             return known
-        above, seq = get_start_address(path)
+        above, seq = get_starter_address(path)
         parent = self.get_or_start(above)
         item = parent.waits.get(seq)
         if item is None:
@@ -317,7 +317,7 @@ class ReplayedTree:
 
     def _apply_background_end(self, run: ReplayedRun, known: Result) -> None:
         """Apply the end of a background child, which is recorded at the child's own path."""
-        parent = self.runs.get(get_start_address(run.path)[0])
+        parent = self.runs.get(get_starter_address(run.path)[0])
         if parent is None or run.path not in parent.background:
             raise self._error_for_absent(run, (run.path, -1))
         ended = self._confirm(known, Value(self._finish_run(run).as_child(), known.at), run.end)

@@ -326,10 +326,10 @@ def normalise_package_name(name: str) -> str:
 
 def _store_record(place: Path, name: str, record: dict[str, Any]) -> None:
     """Store a record in a folder of the user's state; raise ``DefinitionError`` if that cannot be written."""
-    from stepengine.workspace.atomic import make_folder, replace_path
+    from stepengine.workspace.atomic import create_folder_durably, replace_path
 
     try:
-        make_folder(place, 0o700)
+        create_folder_durably(place, 0o700)
         replace_path(place / name, json.dumps(record).encode(), mode=0o600)
     except OSError as error:
         msg = f"{place} cannot be written: {error.strerror or error}; set STEPENGINE_STATE_DIR to a folder of your own"

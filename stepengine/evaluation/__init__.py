@@ -37,7 +37,7 @@ from stepengine.evaluation.impact import Impact, impact
 from stepengine.evaluation.improvement import Improvement, Trials
 from stepengine.evaluation.improvement_search import improve, improve_sync
 from stepengine.evaluation.pinned_tests import PinnedTest, pin
-from stepengine.evaluation.prices import Priced, price
+from stepengine.evaluation.prices import RunPrice, price
 from stepengine.evaluation.waiting_runs import WaitingRun, replay_waiting
 
 __all__ = (
@@ -53,8 +53,8 @@ __all__ = (
     "JudgedRun",
     "MadeCall",
     "PinnedTest",
-    "Priced",
     "RetriedStep",
+    "RunPrice",
     "Trials",
     "Verdict",
     "WaitingRun",

@@ -43,9 +43,9 @@ from stepengine.evaluation.statistics import (
     Estimate,
     Ratio,
     estimate_difference,
+    estimate_geometric_mean_ratio,
     estimate_mean,
     estimate_rate,
-    estimate_ratio,
 )
 from stepengine.journal import ForkReport, Journal, JournalLike, SharedBudget, as_journal
 from stepengine.journal.divergence import FieldDifference
@@ -229,7 +229,7 @@ class Impact:
 
     def estimate_ratio(self, what: str) -> Ratio:
         """Return the ratio of new to old cost, steps or tokens, from the first difference on."""
-        return estimate_ratio([one.ratio(what) for one in self.journals if one.samples])
+        return estimate_geometric_mean_ratio([one.ratio(what) for one in self.journals if one.samples])
 
     def values(self) -> dict[str, float | None]:
         """Return the values that gates can compare."""

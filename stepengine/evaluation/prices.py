@@ -52,7 +52,7 @@ class RecordedCall:
 
 
 @frozen
-class Priced:
+class RunPrice:
     """
     The cost of a recorded run with another model.
 
@@ -77,7 +77,7 @@ class Priced:
         return {"model": self.model, **known, "unknown": self.unknown}
 
 
-def price(journal: JournalLike, *models: str) -> list[Priced]:
+def price(journal: JournalLike, *models: str) -> list[RunPrice]:
     """
     Return the cost of a recorded run with each of these models, at today's prices.
 
@@ -144,7 +144,7 @@ def recorded_cost(calls: Sequence[RecordedCall]) -> Decimal | None:
 
 def price_calls(
     calls: Sequence[RecordedCall], model: str, price: Callable[[str, Usage, datetime], Decimal | None], now: datetime
-) -> Priced:
+) -> RunPrice:
     """
     Return the cost of *calls* with another model.
 
@@ -165,7 +165,7 @@ def price_calls(
             break
         low, high = low + min(sums), high + max(sums)
     ends: tuple[Decimal | None, Decimal | None] = (low, high) if is_priced else (None, None)
-    return Priced(model, *ends, recorded_cost(calls), len(calls) - len(known))
+    return RunPrice(model, *ends, recorded_cost(calls), len(calls) - len(known))
 
 
 def _variants(call: RecordedCall, model: str) -> Iterator[Usage]:

@@ -27,9 +27,9 @@ from stepengine.evaluation.statistics import (
     Ratio,
     adjust_p_values,
     estimate_difference,
+    estimate_geometric_mean_ratio,
     estimate_mean,
     estimate_rate,
-    estimate_ratio,
     mean_by_case,
 )
 
@@ -262,7 +262,7 @@ def _make_pair(outcome: Outcome, base: str, side: str, check: str) -> Pair:
 
 def _estimate_ratio(outcome: Outcome, base: str, side: str, of: str) -> Ratio:
     below, above = [mean_by_case(_by_unit(outcome, name, of)) for name in (base, side)]
-    return estimate_ratio([(below.get(unit), above.get(unit)) for unit in {**below, **above}])
+    return estimate_geometric_mean_ratio([(below.get(unit), above.get(unit)) for unit in {**below, **above}])
 
 
 # --- gates ------------------------------------------------------------------------------------------------------------

@@ -145,8 +145,12 @@ def estimate_difference(base: Mapping[str, float], side: Mapping[str, float], *,
     return attrs.evolve(made, p=p, detectable=DETECTABLE * made.error)
 
 
-def estimate_ratio(pairs: Iterable[tuple[float | None, float | None]]) -> Ratio:
-    """Return the geometric mean of second / first in *pairs* with its interval, one pair per case. Pairs with ``None`` are not counted."""
+def estimate_geometric_mean_ratio(pairs: Iterable[tuple[float | None, float | None]]) -> Ratio:
+    """
+    Return the geometric mean of second / first in *pairs*, with a confidence interval; each case has one pair.
+
+    Pairs with ``None``, zero or a negative number are not used.
+    """
     known = [*pairs]
     logs = [math.log(b / a) for a, b in known if a is not None and b is not None and a > 0 and b > 0]
     left = len(known) - len(logs)

@@ -155,7 +155,7 @@ def _make_compaction(sent: _SentMessages, after: Transcript, address: Address) -
     replaced = {m.tool_call_id for m in lost if isinstance(m, ToolMessage)}
     said, unrecorded = [], 0
     if sent.said and not any(isinstance(m, AssistantMessage) and _has_reply_parts(m, sent.said) for m in fresh):
-        reply = _make_reply_message(sent)
+        reply = _make_reply_with_result_ids(sent)
         said.append(reply)
         known = {m.tool_call_id for m in sent.results} | there.keys()
         unrecorded = sum(call.tool_call_id not in known for call in reply.tool_calls)
@@ -192,8 +192,8 @@ def _has_reply_parts(message: AssistantMessage, parts: Sequence[AssistantPart]) 
     return all(call in calls for call in asked) and all(text in message.text for text in words)
 
 
-def _make_reply_message(sent: _SentMessages) -> AssistantMessage:
-    """Return the reply as a message whose calls have the ids of their results."""
+def _make_reply_with_result_ids(sent: _SentMessages) -> AssistantMessage:
+    """Return the reply before a compaction as a message; its calls get the ids that their results have."""
     waiting: dict[str, list[str]] = {}
     for message in sent.results:
         waiting.setdefault(message.tool_name, []).append(message.tool_call_id)

@@ -28,7 +28,7 @@ from stepengine.journal.records import (
     Intent,
     format_address,
     format_file_argument,
-    get_start_address,
+    get_starter_address,
 )
 from stepengine.machine.run import Machine
 from stepengine.redaction import Redactor
@@ -361,7 +361,7 @@ class DivergenceErrors:
 
     def _find_sandbox_hint(self, item: Item) -> str:
         """Return the warning for a tool body that ran in another sandbox when recorded, or ``""``."""
-        call, body = self._history.intents.get(get_start_address(item.path)), item.plan.body
+        call, body = self._history.intents.get(get_starter_address(item.path)), item.plan.body
         form = {} if call is None or body is None else self._history.form(call)
         then, now = form.get("sandbox", ""), "" if body is None else get_sandbox_name(item.plan, body.tool_name)
         return "" if not then or then == now else f"the program ran in {then}, and runs in {now or 'none'} now"

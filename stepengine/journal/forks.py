@@ -32,7 +32,7 @@ from stepengine.journal.records import (
     Record,
     Result,
     format_address,
-    get_start_address,
+    get_starter_address,
 )
 from stepengine.journal.sources import JournalLike, as_journal, bind_fork_journal, make_fork_id
 from stepengine.journal.store import Journal, MemoryJournal
@@ -137,7 +137,7 @@ def _select_kept_records(history: History, cut: JournalCut, address: Address, ru
 def _is_input_kept(cut: JournalCut, record: Input) -> bool:
     if not INPUTS.get(record.input["type"], UNKNOWN_INPUT).is_forked:
         return False
-    place = get_start_address(record.path) if record.seq < 0 else record.address
+    place = get_starter_address(record.path) if record.seq < 0 else record.address
     return cut.keeps_intent(place)
 
 

@@ -61,7 +61,7 @@ from stepengine.journal.records import (
     check_outcome,
     check_same_address,
     format_address,
-    get_start_address,
+    get_starter_address,
 )
 from stepengine.machine.plan import RunPlan
 from stepengine.runtime.performer import child_path
@@ -232,7 +232,7 @@ class History:
             expected = 0
             if path.count(".") >= MAX_LEVELS:
                 return f"runs are nested deeper than {MAX_LEVELS} levels, which no run does"
-            if get_start_address(path) not in self.intents:
+            if get_starter_address(path) not in self.intents:
                 return f"nothing started a run at path {path!r}"
         if seq != expected:
             return f"the next effect of path {path!r} is {format_address(path, expected)}, not #{seq}"

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from stepengine.data.alike import MAX_SUGGESTIONS, find_nearest
 from stepengine.errors import JournalError, JournalLocked, JournalMissing, JournalWriteFailed
-from stepengine.workspace.atomic import make_folder
+from stepengine.workspace.atomic import create_folder_durably
 from stepengine.workspace.calls import OTHERS_BITS, OWNER_FILE_MODE, OWNER_FOLDER_MODE
 from stepengine.workspace.open_files import describe_os_error
 
@@ -135,7 +135,7 @@ def make_private_folder(folder: Path) -> None:
         JournalError: when one cannot be made.
     """
     try:
-        make_folder(folder, OWNER_FOLDER_MODE)
+        create_folder_durably(folder, OWNER_FOLDER_MODE)
     except OSError as error:
         raise make_unusable_error(folder, error) from error
 

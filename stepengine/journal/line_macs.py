@@ -21,7 +21,7 @@ from typing import Final
 
 from stepengine.errors import JournalError
 from stepengine.journal.journal_files import NO_LINK
-from stepengine.workspace.atomic import make_folder
+from stepengine.workspace.atomic import create_folder_durably
 from stepengine.workspace.calls import OTHERS_BITS, OWNER_FILE_MODE
 from stepengine.workspace.user_state import is_writable_only_by_user, state_folder
 
@@ -150,7 +150,7 @@ def load_key(*, makes: bool = True) -> bytes | None:
         return None
     try:
         if makes:
-            make_folder(folder, 0o700)
+            create_folder_durably(folder, 0o700)
         # Asked each time, as the folder may have been opened to others since the key was read.
         if not is_writable_only_by_user(folder):
             return None

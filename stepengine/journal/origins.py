@@ -86,7 +86,7 @@ class RecordedSources:
         if not isinstance(record, Intent):
             return
         if (record.path, record.seq) == ROOT:
-            self._begin(history.root)
+            self._add_root_sources(history.root)
         else:
             run = self.runs.setdefault(record.path, _TracedRun(Provenance()))
             # Members of a group begin before any of them has ended.
@@ -102,7 +102,8 @@ class RecordedSources:
         found = {path: run.sources.index.find(value) for path, run in self.runs.items()}
         return {path: sources for path, sources in found.items() if sources}
 
-    def _begin(self, root: Mapping[str, Any]) -> None:
+    def _add_root_sources(self, root: Mapping[str, Any]) -> None:
+        """Add the root run, with its prompt, its params and the history that it continues as sources."""
         first = self.runs[""] = _TracedRun(Provenance(), is_root=True)
         if root.get("previous") is not None:
             previous: AgentState = restored(root["previous"])

@@ -22,7 +22,7 @@ from stepengine.journal.provenance import has_trusted_permissions, replace_with_
 from stepengine.journal.recorded_calls import RecordedCalls
 from stepengine.journal.recorded_part import JournalCut
 from stepengine.journal.recorded_permissions import limit_to_one_call, list_answers
-from stepengine.journal.records import Address, Input, Intent, Record, Result, format_address, get_start_address
+from stepengine.journal.records import Address, Input, Intent, Record, Result, format_address, get_starter_address
 from stepengine.journal.store import Journal
 from stepengine.redaction import Redactor
 
@@ -178,7 +178,7 @@ def _has_ended(history: History, path: str, cut: JournalCut) -> bool:
         end = history.tree.find_end(path)
         if end is not None and cut.keeps_result(end.address):
             return True
-        path = get_start_address(path)[0]
+        path = get_starter_address(path)[0]
     return False
 
 

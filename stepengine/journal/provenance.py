@@ -21,7 +21,7 @@ from stepengine.journal.journal_files import NO_LINK
 from stepengine.journal.line_macs import are_written_by_user, split_into_lines
 from stepengine.journal.records import Record
 from stepengine.journal.store import Journal
-from stepengine.workspace.atomic import make_folder, replace_path
+from stepengine.workspace.atomic import create_folder_durably, replace_path
 from stepengine.workspace.calls import OWNER_FILE_MODE
 from stepengine.workspace.file_formats import FileFormat
 from stepengine.workspace.user_state import RUNS, is_writable_only_by_user, state_folder
@@ -165,7 +165,7 @@ def _append_entry(journal: Journal, kind: Kind) -> None:
     if folder is None:
         return
     try:
-        make_folder(folder, 0o700)
+        create_folder_durably(folder, 0o700)
         if not is_writable_only_by_user(folder):
             return
         line = f"{_compute_digest(journal)}{PADDED[kind]}".encode()

@@ -22,7 +22,7 @@ from stepengine.journal.encoding import changes_world_again, encode_effect, name
 from stepengine.journal.history import History
 from stepengine.journal.pending_items import open_questions
 from stepengine.journal.programs import get_program
-from stepengine.journal.records import Address, Intent, format_address, get_start_address
+from stepengine.journal.records import Address, Intent, format_address, get_starter_address
 from stepengine.runtime.performer import Item, child_path
 
 InDoubt: TypeAlias = Literal["fail", "retry", "ask"]
@@ -241,7 +241,7 @@ def load_recorded_answers(history: History) -> dict[str, AnswerLike]:
 def _find_fork_address(path: str, seq: int) -> str:
     """Return the last address to keep in a fork that repeats an effect. For a child's first effect, return the address before the start."""
     while path and not seq:
-        path, seq = get_start_address(path)
+        path, seq = get_starter_address(path)
     return format_address(path, seq - 1)
 
 

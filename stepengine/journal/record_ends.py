@@ -17,7 +17,7 @@ from stepengine.journal.encoding import restored
 from stepengine.journal.history import find_outside_stop
 from stepengine.journal.recorded_clock import RunClock
 from stepengine.journal.recorded_part import RecordedPart
-from stepengine.journal.records import Result, get_start_address
+from stepengine.journal.records import Result, get_starter_address
 from stepengine.runtime.failfast import LOST
 from stepengine.runtime.performer import Item
 
@@ -48,10 +48,10 @@ class RecordEnds:
         # The nearest run around counts, since a child that was cut off when its parent ended has no end of its own.
         while path:
             is_background = past.history.tree.is_background(path)
-            known = self._past.result((path, -1) if is_background else get_start_address(path))
+            known = self._past.result((path, -1) if is_background else get_starter_address(path))
             if known is not None:
                 return known
-            path = get_start_address(path)[0]
+            path = get_starter_address(path)[0]
         return None
 
     def find_stop(self, ended: Result) -> Stop | None:
@@ -70,7 +70,7 @@ class RecordEnds:
         while self._given_up and path:
             if path in self._given_up:
                 return True
-            path = get_start_address(path)[0]
+            path = get_starter_address(path)[0]
         return False
 
     def has_lost_race(self, item: Item) -> bool:
@@ -97,7 +97,7 @@ class RecordEnds:
         ended = self.find_nearest_end(path)
         stop = None if ended is None else self.find_stop(ended)
         if ended is not None and stop is not None:
-            is_own = ended.address in ((path, -1), get_start_address(path))
+            is_own = ended.address in ((path, -1), get_starter_address(path))
             return attrs.evolve(stop if is_own else make_stop_below(stop), at=at)
         if self.is_given_up(path):
             # Those below a run that has lost are told nothing of its race, as where nothing is replayed.

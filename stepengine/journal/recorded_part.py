@@ -32,7 +32,7 @@ from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import History, find_outside_stop
 from stepengine.journal.recorded_calls import RecordedCalls
 from stepengine.journal.recorded_tree import RecordedTree
-from stepengine.journal.records import ROOT, Address, Intent, Result, format_address, get_start_address
+from stepengine.journal.records import ROOT, Address, Intent, Result, format_address, get_starter_address
 from stepengine.machine.plan import Finished
 from stepengine.runtime.performer import child_path
 
@@ -112,12 +112,13 @@ class JournalCut:
             # group: siblings asked for nothing that the cut child gave. The child's own result goes with the cut, as
             # `keeps_result` says.
             if not self._tree.is_background(path):
-                self._set_run_end(get_start_address(path)[0], self._tree.find_group_end(get_start_address(path)) + 1)
+                starter = get_starter_address(path)
+                self._set_run_end(starter[0], self._tree.find_group_end(starter) + 1)
             elif (report := self._tree.find_first_report(path)) is not None:
                 self._set_run_end(*report)
             else:
                 break
-            path = get_start_address(path)[0]
+            path = get_starter_address(path)[0]
 
     def _set_run_end(self, path: str, seq: int) -> None:
         self._ends[path] = min(seq, self._ends.get(path, seq))
@@ -133,7 +134,7 @@ class JournalCut:
                 return False
             if not path:
                 return True
-            path, seq = get_start_address(path)
+            path, seq = get_starter_address(path)
 
     def keeps_result(self, address: Address) -> bool:
         """Return whether a result stays: its run was not cut, either."""
@@ -144,7 +145,7 @@ class JournalCut:
         if address == ROOT:
             return False
         if seq == -1:
-            return path not in self._ends and self.keeps_intent(get_start_address(path))
+            return path not in self._ends and self.keeps_intent(get_starter_address(path))
         if not self.keeps_intent(address):
             return False
         started = child_path(*address)

@@ -70,7 +70,7 @@ class RecordedPermissions:
             return False
         if self._past.result(address) is None:
             return any(map(self._answers.has, effect.questions))
-        return bool(self._find_approval(address)) and not self._has_call_result(item.path, effect.tool_call_id)
+        return bool(self._find_approving_answers(address)) and not self._has_call_result(item.path, effect.tool_call_id)
 
     def must_ask_again(self, item: Item) -> bool:
         """
@@ -82,7 +82,7 @@ class RecordedPermissions:
         if not is_permission(item):
             return False
         address = item.address
-        if self._leeway.asks_about_calls and self._find_approval(address) and not self._is_of_same_call(item):
+        if self._leeway.asks_about_calls and self._find_approving_answers(address) and not self._is_of_same_call(item):
             if self._mode.cuts_off:
                 return True
             msg = (
@@ -94,7 +94,7 @@ class RecordedPermissions:
             return False
         # A journal that somebody else wrote may hold any permission. It is believed for a call whose result is recorded
         # with it, since then nothing runs; anything else would let a stranger's file allow calls on this machine.
-        approval = self._find_approval(address)
+        approval = self._find_approving_answers(address)
         if not approval:
             return False
         if self._mode.cuts_off:
@@ -120,7 +120,7 @@ class RecordedPermissions:
         if not self._leeway.doubts_yes or not call_id or is_permission(item):
             return
         for address in self._past.permissions(item.path, call_id):
-            if self._find_approval(address):
+            if self._find_approving_answers(address):
                 msg = (
                     f"{self._past.history.name} is somebody else's, and its permission at {format_address(*address)} would let "
                     f"a call run anew that nobody here allowed; fork it before that, so that you are asked"
@@ -134,8 +134,8 @@ class RecordedPermissions:
         is_permission_there = form["type"] == "ask" and form["purpose"] == "permission"
         return bool(is_permission_there and form.get("tool_call_id", "") == effect.tool_call_id)
 
-    def _find_approval(self, address: Address) -> Sequence[Answer]:
-        """Return the recorded answers of a permission if one of them agrees, else nothing."""
+    def _find_approving_answers(self, address: Address) -> Sequence[Answer]:
+        """Return the recorded answers to the permission question at *address* if one of them approves, else nothing."""
         known = self._past.result(address)
         answers = [] if known is None else list_answers(self._past.history.outcome(known))
         return answers if any(answer.agrees for answer in answers) else ()

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from stepengine.data.outcomes import Failure, Value
 from stepengine.data.waits import Awaited
-from stepengine.journal.records import Address, Intent, Result, get_start_address
+from stepengine.journal.records import Address, Intent, Result, get_starter_address
 
 
 class RecordedTree:
@@ -35,23 +35,23 @@ class RecordedTree:
 
     def has_run(self, path: str) -> bool:
         """Return whether the effect that starts the run at *path* is recorded."""
-        return get_start_address(path) in self._intents
+        return get_starter_address(path) in self._intents
 
     def is_background(self, path: str) -> bool:
         """Return whether the run at *path* was started in the background."""
-        started = self._intents.get(get_start_address(path)) if path else None
+        started = self._intents.get(get_starter_address(path)) if path else None
         return started is not None and started.is_background
 
     def find_end(self, path: str) -> Result | None:
         """Return the record of a run's end, at its start effect or, for a background run, at its own path."""
-        return self._results.get((path, -1) if self.is_background(path) else get_start_address(path))
+        return self._results.get((path, -1) if self.is_background(path) else get_starter_address(path))
 
     def has_ended(self, path: str) -> bool:
         """Return whether a child or a run around it has a recorded end."""
         while path:
             if self.find_end(path) is not None:
                 return True
-            path = get_start_address(path)[0]
+            path = get_starter_address(path)[0]
         return False
 
     def list_effects(self, path: str) -> list[Intent]:

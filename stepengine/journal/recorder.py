@@ -424,5 +424,5 @@ class DeferredIO(ForwardingIO):
     _note: Callable[[Item], Awaitable[None]]
 
     def record_waiting_call(self, item: Item) -> Awaitable[None]:
-        """Record that the call only waits."""
+        """Record that the body has returned and the call waits for its result."""
         return self._note(item)

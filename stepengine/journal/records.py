@@ -607,8 +607,8 @@ def format_address(path: str, seq: int) -> str:
     return f"{path}#{seq}"
 
 
-def get_start_address(path: str) -> Address:
-    """Return the address of the Spawn or tool call that started the run at *path*; the root's is ``("", -1)``."""
+def get_starter_address(path: str) -> Address:
+    """Return the address of the spawn or tool call that started the run at *path*; ``ROOT`` for the root run."""
     if not path:
         return ROOT
     parent, _, seq = path.rpartition(".")

@@ -29,7 +29,7 @@ from stepengine.journal.records import (
     Input,
     Intent,
     Result,
-    get_start_address,
+    get_starter_address,
     make_computed_record,
 )
 from stepengine.machine.plan import Finished
@@ -399,7 +399,7 @@ class Replayer:
 
     def computed(self, path: str, number: int) -> Any:
         """Return the recorded result of a ``Compute`` of the body at *path*; see ``ToolBody.recalled``."""
-        call = get_start_address(path)
+        call = get_starter_address(path)
         values = self._past.history.facts.computed.get(call)
         # Where the record was cut in the body, or after it, what was worked out is worked out again.
         if values is None or self._past.result(call) is None:

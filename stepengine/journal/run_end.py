@@ -99,9 +99,8 @@ def _warn_on_index_errors(run: JournaledRun, entry: WakeEntry) -> Iterator[None]
 
 
 def _record_end(run: JournaledRun, finished: Finished) -> Finished:
-    """Record the end of the root run and return it; a stopped run gets no end, since it can be resumed."""
-    # A run that was stopped gets no end in its record, for nothing may follow one (replay:J41): a cancelled run can
-    # be gone on with, a finished one cannot.
+    """Record the result of the root run, or only the reason of a stop; return the end. A replay compares it instead."""
+    # A stopped run gets no result, because nothing may follow a result (replay:J41): a stopped run can be resumed.
     past, stop, unused = run.recorded_part, find_outside_stop(finished.status, finished.error), None
     if past is not None and stop is None:
         assert run.replayer is not None  # noqa: S101 - there is one for everything recorded
@@ -119,7 +118,7 @@ def _record_end(run: JournaledRun, finished: Finished) -> Finished:
     elif run.mode.records_stop(stop, past):
         if stop.kind == "cancelled":
             run.mail.record_cancels()
-        # Whoever follows the run waits for the next process then, and is not told that it ended.
+        # Followers then wait for the next process; they do not receive an end of the run.
         kind = "shutdown" if finished.is_left and stop.kind == "cancelled" else stop.kind
         run.writer.append(_make_stop_record(attrs.evolve(stop, kind=kind), at))
     run.writer.commit()

@@ -23,7 +23,7 @@ from stepengine.journal.pending_items import (
     list_message_ids,
     open_questions,
 )
-from stepengine.journal.records import Address, Input, get_start_address
+from stepengine.journal.records import Address, Input, get_starter_address
 from stepengine.runtime.messages import Message, parse_answer
 
 
@@ -96,7 +96,7 @@ class RunMailbox:
 
     def _has_started(self, path: str) -> bool:
         known = self._history is not None and self._history.tree.has_run(path)
-        return not path or known or get_start_address(path) in self._begun
+        return not path or known or get_starter_address(path) in self._begun
 
     def register_run(self, address: Address) -> None:
         """Register a started run, so that its messages are delivered."""

@@ -53,7 +53,7 @@ from stepengine.journal.encoding import restored
 from stepengine.journal.history import History
 from stepengine.journal.pending_items import find_waits, open_questions
 from stepengine.journal.programs import get_program
-from stepengine.journal.records import ROOT, Address, Result, format_address, get_start_address
+from stepengine.journal.records import ROOT, Address, Result, format_address, get_starter_address
 from stepengine.journal.store import Journal, MemoryJournal
 from stepengine.redaction import make_redactor
 from stepengine.runtime.performer import child_path
@@ -246,7 +246,7 @@ def _make_spending(agent: str, model: str, usage: Usage, cost: Decimal | None) -
 def _find_agent_id(history: History, path: str) -> str:
     """Return the agent of the run at a path; the body of a tool is its caller's."""
     while path:
-        above = get_start_address(path)
+        above = get_starter_address(path)
         form = history.form(history.intents[above])
         if form["type"] == "agent_call":
             return str(form["agent_id"])

@@ -19,7 +19,7 @@ from stepengine.journal.permission_reset import find_effective_questions
 from stepengine.journal.provenance import has_trusted_permissions, is_resumed_as_own
 from stepengine.journal.questions import make_unknown_call_question
 from stepengine.journal.recorded_part import RecordedPart
-from stepengine.journal.records import Address, Intent, format_address, get_start_address
+from stepengine.journal.records import Address, Intent, format_address, get_starter_address
 from stepengine.journal.store import Journal
 from stepengine.runtime.effect_events import make_end_events, make_start_events
 from stepengine.runtime.performer import IO, Item, Performer, child_path
@@ -135,7 +135,7 @@ class UnknownCalls:
     def _is_started_by_record(self, path: str) -> bool:
         """Return whether, according to the record, a model started the run at *path* or one of its ancestors."""
         while path and path not in self._started:
-            path = get_start_address(path)[0]
+            path = get_starter_address(path)[0]
         return bool(path)
 
     def includes(self, item: Item) -> bool:
@@ -179,7 +179,7 @@ class UnknownCalls:
     def _is_last_reply_recorded(self, path: str) -> bool:
         """Return whether the last model reply in the run at *path* is recorded; without one, that in the run around it."""
         while path and path not in self._replies:
-            path = get_start_address(path)[0]
+            path = get_starter_address(path)[0]
         return self._replies.get(path, False)
 
 

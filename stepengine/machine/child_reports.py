@@ -26,7 +26,7 @@ MAX_REPORT_CHARS = 8_000
 
 def report_ended_children(run: RunState) -> Flow[bool]:
     """Append a report for the model about children that ended since the last one; return whether there were any."""
-    return (yield from _wait_and_report(run, 0, 0.0)) if _needs_reports(run) else False
+    return (yield from _wait_and_report(run, 0, 0.0)) if _has_reportable_children(run) else False
 
 
 def wait_for_children(run: RunState) -> Flow[bool]:
@@ -36,7 +36,7 @@ def wait_for_children(run: RunState) -> Flow[bool]:
     A run without a step left, or with a cut reply, does not wait: its model could not read the report.
     """
     can_go_on = run.budget.steps_left > 0 and run.budget.reached is None and not run.progress.truncated
-    if not can_go_on or not _needs_reports(run):
+    if not can_go_on or not _has_reportable_children(run):
         return False
     seconds = run.budget.limits.max_wait_seconds
     if (yield from _wait_and_report(run, 1, seconds)):
@@ -48,7 +48,8 @@ def wait_for_children(run: RunState) -> Flow[bool]:
     return False
 
 
-def _needs_reports(run: RunState) -> bool:
+def _has_reportable_children(run: RunState) -> bool:
+    """Return whether background children have not been reported, and the model has a tool that starts such children."""
     if run.children.background is NO_CHILDREN or not run.children.background.running:
         return False
     return any(

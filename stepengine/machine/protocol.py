@@ -267,13 +267,14 @@ def effect_token(effect: Effect) -> str:
 
 def next_states(states: Iterable[str], token: str) -> frozenset[str]:
     """Return the possible states of the machine after *token*; none if *token* is not allowed here."""
-    possible = _add_silent_states(states)
+    possible = _compute_epsilon_closure(states)
     if token in ANYWHERE:
         return possible
     return frozenset([ORDER[state][token] for state in possible if token in ORDER[state]])
 
 
-def _add_silent_states(states: Iterable[str]) -> frozenset[str]:
+def _compute_epsilon_closure(states: Iterable[str]) -> frozenset[str]:
+    """Return *states* and all states that the machine reaches from them without an effect."""
     found = set(states)
     waiting = list(found)
     while waiting:

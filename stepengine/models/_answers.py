@@ -81,7 +81,7 @@ def add_answer_tool_if_needed(
 
 @lru_cache(maxsize=KEPT_TOOLS)  # encoded tools are cached by their identity
 def _make_answer_tool(schema: JsonDict) -> ToolSpec:
-    """Return the answer tool, with *schema* as the schema of its input."""
+    """Return the answer tool. Its input is *schema*, in an object with one member if *schema* is not an object's."""
     if schema.get("type") == "object":
         return ToolSpec(ANSWER, SAYS, schema, strict=True)
     inner, defined = nest_schema(schema, WHOLE)

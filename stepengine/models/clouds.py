@@ -222,7 +222,7 @@ class _MultiProvider(Provider):
 
     def check(self, model: str) -> None:
         """
-        Check for credentials, region and packages without a request.
+        Raise an error if credentials, region or packages for *model* are missing; no request is sent.
 
         Raises:
             MissingKey: without any sign of credentials.

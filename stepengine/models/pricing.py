@@ -99,9 +99,9 @@ def find_nearest_names(model: str) -> tuple[str, ...]:
     return tuple([n for n in get_close_matches(name, known, n=4) if n != name][:3])
 
 
-def find_listed_name(provider: str, model: str) -> tuple[str, str] | None:
+def find_listed_family_and_name(provider: str, model: str) -> tuple[str, str] | None:
     """
-    Return the family and name under which a provider with models of many families lists *model*; ``None`` if it does not.
+    Return *model* as family and name in a provider's price list; ``None`` if it is not listed.
 
     Args:
         provider: The name of the provider in ``genai_prices``.

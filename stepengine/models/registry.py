@@ -454,9 +454,9 @@ class Models:
         """Return a clause with the model string at OpenRouter; ``""`` if OpenRouter does not list *model*."""
         if OPENROUTER not in self.providers:
             return ""
-        from stepengine.models.pricing import find_listed_name
+        from stepengine.models.pricing import find_listed_family_and_name
 
-        found = find_listed_name(OPENROUTER, model)
+        found = find_listed_family_and_name(OPENROUTER, model)
         return f"; models of {found[0]!r} are at OpenRouter: write '{OPENROUTER}/{'/'.join(found)}'" if found else ""
 
 

@@ -577,7 +577,7 @@ async def _perform_group(run: RunTask, effect: Gather) -> Gathered:
             group = None
             if effect.races:
                 raced = [together.items[n] for race in effect.races for n in range(*race)]
-                around.enter_context(run.tree.performers.brake.allow_race_cancellation(raced))
+                around.enter_context(run.tree.performers.brake.register_race_members(raced))
             if effect.fail_fast:
                 made = FailFastGroup(run.tree.performers.brake, together.items, has_failed=effect.has_failed)
                 group = around.enter_context(made)
@@ -746,7 +746,7 @@ class _RunningGroup:
         # race.
         left = [self.items[n] for n in race if self.outcomes[n] is None]
         if ends:
-            self._run.tree.performers.brake.give_up(left)
+            self._run.tree.performers.brake.cancel_race_losers(left)
         if left:
             return
         outcomes = [cast("Single", self.outcomes[n]) for n in race]

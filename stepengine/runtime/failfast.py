@@ -189,11 +189,11 @@ class StopOnFailure:
         )
 
     @contextmanager
-    def allow_race_cancellation(self, items: Sequence[Item]) -> Iterator[None]:
+    def register_race_members(self, items: Sequence[Item]) -> Iterator[None]:
         """
-        Allow the members of races to be cancelled for the duration of the block.
+        Register the members of races for the duration of the block, so that ``cancel_race_losers`` can cancel them.
 
-        A fail-fast group around them may still stop their children.
+        A fail-fast group around them can still stop their children.
         """
         loop = asyncio.get_running_loop()
         addresses = [item.address for item in items]
@@ -204,7 +204,7 @@ class StopOnFailure:
             for address in addresses:
                 self._racing.pop(address, None)
 
-    def give_up(self, items: Iterable[Item]) -> None:
+    def cancel_race_losers(self, items: Iterable[Item]) -> None:
         """Cancel the losers of a race."""
         for item in items:
             lost = self._racing[item.address]

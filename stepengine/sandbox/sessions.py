@@ -257,7 +257,7 @@ class MontySandbox:
 
     def check(self, code: str, stubs: Stubs, known: Collection[str], stop: StopSignal | None = None) -> CheckedProgram:
         """Check a program in a worker without waiting programs; return the known result of an earlier check if there is one."""
-        self._check_process()
+        self._raise_if_forked()
         asked = (code, stubs.text, frozenset(known))
         # Held for the table alone: a check under a lock would let the programs of every engine wait for the slowest.
         with self._checking:
@@ -294,7 +294,7 @@ class MontySandbox:
 
         If there are too many workers, an idle one is ended, or the call waits for one until *is_closed* returns true.
         """
-        self._check_process()
+        self._raise_if_forked()
         with self._changed:
             while True:
                 if is_closed():
@@ -326,7 +326,8 @@ class MontySandbox:
         # Asked before any lock is taken: that of a parent may be held in a child for ever.
         return MontySandbox._process not in {0, os.getpid()}
 
-    def _check_process(self) -> None:
+    def _raise_if_forked(self) -> None:
+        """Raise a ``ToolError`` in a process forked after a program ran; the first call records the process."""
         MontySandbox._process = MontySandbox._process or os.getpid()
         if self._is_forked:
             msg = "programs cannot run in a process that was forked after another program had run; start a new one"
@@ -352,7 +353,7 @@ class MontySandbox:
 
     def take(self, seat: _SessionWorker) -> bool:
         """Claim the worker of a session for a turn; return False if it was ended for another session or has died."""
-        self._check_process()
+        self._raise_if_forked()
         with self._changed:
             if seat not in self._seats:
                 return False

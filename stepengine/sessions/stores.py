@@ -43,7 +43,7 @@ from stepengine.sessions.session import (
     repair_transcript,
 )
 from stepengine.workspace.after_fork import Lock
-from stepengine.workspace.atomic import make_folder, replace_path
+from stepengine.workspace.atomic import create_folder_durably, replace_path
 from stepengine.workspace.calls import OWNER_FILE_MODE, OWNER_FOLDER_MODE
 from stepengine.workspace.file_formats import FileFormat
 from stepengine.workspace.open_files import describe_os_error
@@ -439,7 +439,7 @@ class FileSessions(Store):
         super().__init__(clock=clock)
         self.root = to_path(root, "FileSessions(root)")
         try:
-            make_folder(self.root, OWNER_FOLDER_MODE)
+            create_folder_durably(self.root, OWNER_FOLDER_MODE)
         except OSError as error:
             msg = f"the folder {str(self.root)!r} for sessions cannot be created: {error.strerror}"
             raise SessionError(msg) from None
@@ -476,7 +476,7 @@ class FileSessions(Store):
     def save(self, session: Session) -> Session:
         folder = self.folder(session.session_id)
         try:
-            make_folder(folder, OWNER_FOLDER_MODE)
+            create_folder_durably(folder, OWNER_FOLDER_MODE)
             _check_own_files(folder)
             with self._lock(folder):
                 described = _read_json(folder / "metadata.json")

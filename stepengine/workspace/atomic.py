@@ -83,9 +83,9 @@ def replace_path(path: Path, data: bytes, *, mode: int | None = None) -> None:
         os.close(folder)
 
 
-def make_folder(folder: Path, mode: int) -> None:
+def create_folder_durably(folder: Path, mode: int) -> None:
     """
-    Create a folder and its missing parents durably: the name of each new folder is synced.
+    Create a folder and its missing parents, and sync each new name to the disk.
 
     Raises:
         OSError: when one cannot be made.

@@ -491,7 +491,7 @@ class ChildProcess:
         """Send the output until the supervisor has ended and nothing is left."""
         names = {self.out: "out", self.err: "err"}
         try:
-            while self.listen(names):
+            while self.pump_once(names):
                 pass
             self.worker.send({"on": self.number, "closed": "line"})
             code = self.popen.wait()
@@ -509,8 +509,8 @@ class ChildProcess:
                     if fd >= 0:
                         os.close(fd)
 
-    def listen(self, names: dict[int, str]) -> bool:
-        """Wait for output and send it; return whether the supervisor may send more."""
+    def pump_once(self, names: dict[int, str]) -> bool:
+        """Wait for output or supervisor messages and forward them; return False after the supervisor has ended."""
         ready = wait_readable([self.woken, self.line, *(names if self.left > 0 else ())])
         if self.woken in ready:
             os.read(self.woken, 4096)

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from stepengine.evaluation.statistics import (
     adjust_p_values,
     estimate_difference,
+    estimate_geometric_mean_ratio,
     estimate_mean,
     estimate_rate,
-    estimate_ratio,
     mean_by_case,
     t_quantile,
     wilson_interval,
@@ -129,8 +129,10 @@ def test_unknown_and_zero_values_are_excluded_from_a_ratio() -> None:
     """
     Twice as much in every pair is a ratio of two; costs are compared as logarithms.
     """
-    made = estimate_ratio([(1.0, 2.0), (3.0, 6.0), (None, 1.0), (0.0, 1.0), (5.0, 10.0), (2.0, 4.0), (1.0, 2.0)])
-    none = estimate_ratio([(None, 1.0)])
+    made = estimate_geometric_mean_ratio(
+        [(1.0, 2.0), (3.0, 6.0), (None, 1.0), (0.0, 1.0), (5.0, 10.0), (2.0, 4.0), (1.0, 2.0)]
+    )
+    none = estimate_geometric_mean_ratio([(None, 1.0)])
 
     assert (2.0, 2.0, 2.0, 5, 2) == pytest.approx((made.ratio, made.low, made.high, made.pairs, made.left_out))
     assert (None, None, 0, 1) == (none.ratio, none.low, none.pairs, none.left_out)

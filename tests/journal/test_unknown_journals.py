@@ -52,7 +52,7 @@ from stepengine.journal.unknown_calls import refuse_unknown_calls
 from stepengine.permissions import Policy, Rule
 from stepengine.testing import ScriptedModel, text, tool_call
 from stepengine.tools.bundled import child_tools, spawn_tools
-from stepengine.workspace.atomic import make_folder
+from stepengine.workspace.atomic import create_folder_durably
 from stepengine.workspace.user_state import RUNS, state_folder
 from tests.journal.mutants import resealed
 
@@ -658,8 +658,8 @@ def test_fork_in_runs_folder_is_as_known_as_its_source(
         become_somebody_else(monkeypatch, tmp_path)
     folder = state_folder()
     assert folder is not None
-    make_folder(folder, 0o700)
-    make_folder(folder / RUNS, 0o700)
+    create_folder_durably(folder, 0o700)
+    create_folder_durably(folder / RUNS, 0o700)
     lines = lines_of(whole)
     replies = [r.seq for r in whole.records()[: line_of_reply(lines)] if r.kind == "result"]
     made = branch(whole, replies[-1], into=folder / RUNS / "fork.jsonl", allow_repeat=True)

@@ -545,7 +545,7 @@ class _ProgramConversation:
     async def _read_file(self, given: Mapping[str, Any]) -> dict[str, Any]:
         assert self._files is not None  # noqa: S101
         file = await asyncio.to_thread(self._files.find_readable, given)
-        with self._apply_guard(
+        with self._use_guard(
             await self._check_file_request("read", file, {"title": f"Read {file.path}"[:SHOWN_CHARS]})
         ):
             return {"content": await self._files.read(file, given)}
@@ -555,7 +555,7 @@ class _ProgramConversation:
         file = await asyncio.to_thread(self._files.find_writable, given)
         difference = await asyncio.to_thread(self._describe_change, file, given["content"])
         asked = {"title": f"Write {file.path}"[:SHOWN_CHARS], "details": cut_end(difference, ENTRY_CHARS)}
-        with self._apply_guard(await self._check_file_request("edit", file, asked)):
+        with self._use_guard(await self._check_file_request("edit", file, asked)):
             await self._files.write(self.said.ctx, file, given["content"])
         return {}
 
@@ -587,7 +587,8 @@ class _ProgramConversation:
 
     @staticmethod
     @contextlib.contextmanager
-    def _apply_guard(guard: CallGuard | None) -> Iterator[None]:
+    def _use_guard(guard: CallGuard | None) -> Iterator[None]:
+        """Set the file rules for the duration of the block."""
         token = GUARD.set(guard)
         try:
             yield

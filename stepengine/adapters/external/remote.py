@@ -464,10 +464,11 @@ class _RemoteRun:
             if not isinstance(name, str) or not name or len(name) > ENTRY_CHARS:
                 self._server.raise_invalid_reply("a question without an id")
             if now - self._answered.get(name, -math.inf) > TAKEN_SECONDS:
-                found.append(self._make_permission_request(name, one))
+                found.append(self._convert_question(name, one))
         return found
 
-    def _make_permission_request(self, name: str, one: Mapping[str, Any]) -> dict[str, Any]:
+    def _convert_question(self, name: str, one: Mapping[str, Any]) -> dict[str, Any]:
+        """Return an open question of the remote run as a permission request for the policy, or as a question."""
         tool, details = start_of_text(one.get("tool_name"), 200), one.get("details")
         if tool and self._led.permissions == "policy":
             action = start_of_text(as_dict(one.get("preview")).get("action"))

@@ -15,7 +15,7 @@ from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.errors import UnknownModel
 
 if TYPE_CHECKING:
-    from stepengine.evaluation.prices import Priced
+    from stepengine.evaluation.prices import RunPrice
 
 
 def price(
@@ -78,7 +78,7 @@ def _print_prices(files: list[str], models: list[str], options: Options, *, as_j
     return Exit.FAILED if unknown else Exit.COMPLETED
 
 
-def _describe_price(file: str, one: Priced) -> str:
+def _describe_price(file: str, one: RunPrice) -> str:
     from stepengine.evaluation.samples import format_dollars
 
     if one.low is None or one.high is None:
@@ -91,14 +91,14 @@ def _describe_price(file: str, one: Priced) -> str:
     return f"{file}  {one.model}: {cost} (recorded {was}{odd})"
 
 
-def _sum_prices(model: str, made: list[Priced]) -> Priced:
-    from stepengine.evaluation.prices import Priced
+def _sum_prices(model: str, made: list[RunPrice]) -> RunPrice:
+    from stepengine.evaluation.prices import RunPrice
 
     def total(values: list[Decimal | None]) -> Decimal | None:
         known = [value for value in values if value is not None]
         return sum(known, Decimal(0)) if len(known) == len(values) else None
 
-    return Priced(
+    return RunPrice(
         model,
         total([one.low for one in made]),
         total([one.high for one in made]),

@@ -281,7 +281,7 @@ def _encode_assistant_block(part: AssistantPart, flags: AnthropicEncodeOptions, 
     match part:
         case TextPart():
             block = _encode_text(part.text, part.provider_data if is_own(part.provider_data, flags.provider) else None)
-            return block and {**_get_newer_members(part.provider_data, flags), **block}
+            return block and {**_unwrap_newer_members(part.provider_data, flags), **block}
         case RefusalPart():
             return _encode_text(part.text)
         case ThinkingPart():
@@ -298,13 +298,13 @@ def _encode_assistant_block(part: AssistantPart, flags: AnthropicEncodeOptions, 
 
 def _encode_call(part: ToolCallPart, flags: AnthropicEncodeOptions, ids: Mapping[str, str]) -> Json:
     """Return the block of a call, with its unknown members except the default ``caller``."""
-    more = _get_newer_members(part.provider_data, flags)
+    more = _unwrap_newer_members(part.provider_data, flags)
     newer = {name: value for name, value in more.items() if (name, value) != DIRECT}
     name, given = make_safe_name(part.tool_name), call_arguments(part)
     return {**newer, "type": "tool_use", "id": ids[part.tool_call_id], "name": name, "input": given}
 
 
-def _get_newer_members(data: Mapping[str, Any] | None, flags: AnthropicEncodeOptions) -> Mapping[str, object]:
+def _unwrap_newer_members(data: Mapping[str, Any] | None, flags: AnthropicEncodeOptions) -> Mapping[str, object]:
     """Return the members of a block that are newer than this package, for the same model only."""
     return data.get("more", {}) if is_own(data, flags.provider, flags.model) else {}
 
@@ -329,9 +329,9 @@ def _encode_thinking(part: ThinkingPart, flags: AnthropicEncodeOptions) -> Json 
     if not is_own(data, flags.provider, flags.model):
         return None
     if data.get("redacted"):
-        return {**_get_newer_members(data, flags), "type": "redacted_thinking", "data": data["redacted"]}
+        return {**_unwrap_newer_members(data, flags), "type": "redacted_thinking", "data": data["redacted"]}
     signature = data.get("signature")
-    newer = _get_newer_members(data, flags)
+    newer = _unwrap_newer_members(data, flags)
     return {**newer, "type": "thinking", "thinking": part.text, "signature": signature} if signature else None
 
 

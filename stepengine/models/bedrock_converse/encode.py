@@ -281,7 +281,7 @@ def _encode_assistant_block(part: AssistantPart, flags: ConverseEncodeOptions, i
             data = part.provider_data
             if is_own(data, flags.provider, flags.model) and "cited" in data:
                 return dict(data["cited"])
-            return _encode_text(part.text, _get_newer_members(data, flags))
+            return _encode_text(part.text, _unwrap_newer_members(data, flags))
         case RefusalPart():
             return _encode_text(part.text)
         case ThinkingPart():
@@ -301,8 +301,8 @@ def _encode_text(text: str, more: Mapping[str, object] | None = None) -> Json | 
     return {"text": text, **(more or {})} if text.strip() else None
 
 
-def _get_newer_members(data: Mapping[str, object] | None, flags: ConverseEncodeOptions) -> Json:
-    """Return the unknown members next to a block, for the same model only."""
+def _unwrap_newer_members(data: Mapping[str, object] | None, flags: ConverseEncodeOptions) -> Json:
+    """Return the members next to a block that this version did not know, if the same model sent them."""
     return dict(data.get("more", {})) if is_own(data, flags.provider, flags.model) else {}
 
 
@@ -321,7 +321,7 @@ def _encode_call(part: ToolCallPart, flags: ConverseEncodeOptions, ids: Mapping[
     data = part.provider_data
     newer = data.get("in_call", {}) if is_own(data, flags.provider, flags.model) else {}
     call = {"toolUseId": ids[part.tool_call_id], "name": make_safe_name(part.tool_name), "input": call_arguments(part)}
-    return {"toolUse": {**newer, **call}, **_get_newer_members(data, flags)}
+    return {"toolUse": {**newer, **call}, **_unwrap_newer_members(data, flags)}
 
 
 def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> ConverseEncoded:

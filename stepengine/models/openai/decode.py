@@ -455,7 +455,7 @@ class ResponsesAccumulator(Accumulator):
             index = index_at(event, "output_index")
             if index not in self._open:
                 self._refuse_stream(f"a delta for item {index}, which is not open")
-            return self._make_text_deltas(SAID[kind], event)
+            return self._decode_delta(SAID[kind], event)
         return []
 
     def _start(self, response: Mapping[str, object]) -> None:
@@ -464,7 +464,8 @@ class ResponsesAccumulator(Accumulator):
             self._refuse_stream("a second response.created")
         self._response = {**response, "output": []}
 
-    def _make_text_deltas(self, chunk: type[TextChunk | ThinkingChunk] | None, event: Json) -> list[ModelDelta]:
+    def _decode_delta(self, chunk: type[TextChunk | ThinkingChunk] | None, event: Json) -> list[ModelDelta]:
+        """Return the delta of an event: of text or thinking for a *chunk* class, else of a tool call's arguments."""
         text = text_at(event, "delta")
         if not text:
             return []
