@@ -26,7 +26,7 @@ from stepengine.errors import LimitExceeded
 from stepengine.evaluation.alterations import AgentFile
 from stepengine.evaluation.evaluation_files import load_evaluation
 from stepengine.evaluation.improvement import Trials, split_cases
-from stepengine.evaluation.reply_book import Buyer, ReplyBook
+from stepengine.evaluation.reply_book import CachingProvider, ReplyBook
 from stepengine.models import ModelRequest, Models
 from stepengine.models.pricing import LIST_PRICES
 from stepengine.testing import ScriptedModel
@@ -90,7 +90,7 @@ def naive(task: str, seed: int, folder: Path) -> Found:
 
 
 async def _guessed(trials: Trials, search: list[str], held_out: list[str], seed: int) -> Found:
-    reflecting = Buyer(
+    reflecting = CachingProvider(
         trials.book, "reflecting", Models.from_value(ScriptedModel(replies)), trials.pricing, may_be_unpriced=True
     )
     parts = {name: part.value for name, part in trials.file.parts.items()}

@@ -204,7 +204,7 @@ class DurableEngine:
         if working is not None:
             working.connect(self._operator.deployment, self._operator.sessions)
             self._chores = [
-                asyncio.create_task(self._operator.sessions.dispatch_waiting_turns()),
+                asyncio.create_task(self._operator.sessions.dispatch_turns_until_cancelled()),
                 asyncio.create_task(deliver_messages(self._operator.deployment, lambda: working.runs)),
             ]
         return self

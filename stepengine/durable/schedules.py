@@ -57,7 +57,8 @@ class DurableScheduler(Scheduler):
             if ran.schedule in known and ran.run not in self._under_way
         ]
 
-    async def _begin(self, due: DueTime) -> ScheduledRun | None:
+    async def _start_due_run(self, due: DueTime) -> ScheduledRun | None:
+        """Submit the run in the background, and return ``None``: it has no handle in this process."""
         # The database knows the run from its submission on: no index beside journals tells anybody to wake it.
         self._under_way[due.run] = asyncio.create_task(self._submit(due))
         self._under_way[due.run].add_done_callback(lambda _: self._forget_run(due.run))

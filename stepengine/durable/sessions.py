@@ -353,7 +353,7 @@ class Sessions:
 
     # --- whose turn it is ---------------------------------------------------------------------------------------------
 
-    async def dispatch_waiting_turns(self) -> None:
+    async def dispatch_turns_until_cancelled(self) -> None:
         """Start each waiting turn when it is due, until cancelled. Retry while the database is unreachable."""
         pause = IDLE_LOOK_SECONDS
         while True:

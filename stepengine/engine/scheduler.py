@@ -236,14 +236,14 @@ class Scheduler:
         """
         async with self._ticking:
             moment = now or self._clock.now()
-            begun = [await self._begin(due) for due in await asyncio.to_thread(self._find_orphaned_times)]
+            begun = [await self._start_due_run(due) for due in await asyncio.to_thread(self._find_orphaned_times)]
             for due in await asyncio.to_thread(self.list_due, moment):
                 if len(self._under_way) >= self._at_once:
                     break
                 claim = asyncio.to_thread(self.book.claim, due.schedule.id, due.at, run=due.run, missed=due.missed)
                 if await claim:
                     _log_missed_times(due.schedule, due.missed)
-                    begun.append(await self._begin(due))
+                    begun.append(await self._start_due_run(due))
             return [started for started in begun if started is not None]
 
     def _find_orphaned_times(self) -> list[DueTime]:
@@ -266,7 +266,7 @@ class Scheduler:
 
     # --- starting -----------------------------------------------------------------------------------------------------
 
-    async def _begin(self, due: DueTime) -> ScheduledRun | None:
+    async def _start_due_run(self, due: DueTime) -> ScheduledRun | None:
         # While it is under way its journal is locked, and a waker that comes too early puts it off.
         await asyncio.to_thread(self._update_wake_index, due, self._clock.now() + LEASE)
         schedule, journal = due.schedule, _make_journal(self._runs, due.run)
@@ -310,7 +310,7 @@ class Scheduler:
         due = started.due
         try:
             result: RunResult = await started.handle.result()
-        except Exception as error:  # noqa: BLE001 - as in `_begin`
+        except Exception as error:  # noqa: BLE001 - as in `_start_due_run`
             await self._report_start_error(due, started.journal, started.handle.run_id, error)
             return
         if isinstance(result.error, JournalError):

@@ -43,7 +43,7 @@ from stepengine.evaluation.case_runs import (
 )
 from stepengine.evaluation.checks import Check
 from stepengine.evaluation.criteria import PASSES, Case, Criterion, FilesGone, JudgedRun, Verdict
-from stepengine.evaluation.reply_book import Buyer, ReplyBook
+from stepengine.evaluation.reply_book import CachingProvider, ReplyBook
 from stepengine.evaluation.scoring import PASS, Pair, Scores, score_outcome
 from stepengine.evaluation.statistics import FEWEST_CASES
 from stepengine.journal import FileJournal
@@ -222,21 +222,21 @@ class Trials:
         """Return a sample, recorded or new, and the number of reused replies; raise if the budget is spent."""
         agent, folder = self._make_agent(changes), self.folder / "versions" / version_name(changes)
         pages = [] if parent_changes is None else [_page_name(parent_changes, case, number)]
-        buyer = self._make_buyer(_page_name(changes, case, number), case, pages)
+        provider = self._make_provider(_page_name(changes, case, number), case, pages)
         agents: dict[str, Any] = {SIDE: agent}
         outcome = await run_samples(
             attrs.evolve(self.evaluation, cases=[case], agents=agents, n=number), folder, self.bench, agents=agents, root=self.root,
-            load=self.load, models=lambda _: buyer, concurrency=1, earlier=folder,
+            load=self.load, models=lambda _: provider, concurrency=1, earlier=folder,
         )  # fmt: skip
         if outcome.stopped:
             raise asyncio.CancelledError
-        if buyer.refused is not None:
-            raise buyer.refused
-        return next(sample for sample in outcome.samples if sample.n == number), buyer.served
+        if provider.refused is not None:
+            raise provider.refused
+        return next(sample for sample in outcome.samples if sample.n == number), provider.served
 
-    def _make_buyer(self, page: str, case: Case, before: Sequence[str] = ()) -> Buyer:
+    def _make_provider(self, page: str, case: Case, before: Sequence[str] = ()) -> CachingProvider:
         free = self.is_free(case)
-        return Buyer(self.book, page, self.models(case), self.pricing, before=before, may_be_unpriced=free)
+        return CachingProvider(self.book, page, self.models(case), self.pricing, before=before, may_be_unpriced=free)
 
     def _find_case(self, case: str) -> Case:
         for known in self.evaluation.cases:
@@ -287,13 +287,13 @@ class Trials:
         ``step`` is 0 where none is found, or none can be: where a check needs the files of a run, or an agent decides.
         """
         known, page = self._find_case(case), f"blame/{version_name(changes)}/{case}"
-        agent, buyer = self._make_agent(changes), self._make_buyer(page, known)
+        agent, provider = self._make_agent(changes), self._make_provider(page, known)
         file = FileJournal(self.folder / "versions" / version_name(changes) / "cases" / case / SIDE / "1.jsonl")
         copy = Copy.create(self.evaluation.files_of(known), self.root)
         step, why = 0, ""
         try:
             async with self.bench(agent, copy.root, performs=True) as engine:
-                found = await blame(engine, file, self._make_check(known), agent=agent, k=k, models=lambda: buyer)
+                found = await blame(engine, file, self._make_check(known), agent=agent, k=k, models=lambda: provider)
             if found.blamed is not None:
                 step, why = found.blamed.step.step, found.why
         except StepEngineError as error:
@@ -302,7 +302,7 @@ class Trials:
             copy.remove()
         return {
             "step": step, "why": why, "spent": str(self.book.amount_paid(page)),
-            "stopped": "" if buyer.refused is None else buyer.refused.message,
+            "stopped": "" if provider.refused is None else provider.refused.message,
         }  # fmt: skip
 
     def _make_check(self, case: Case) -> Check:

@@ -45,7 +45,7 @@ from stepengine.evaluation.evaluation_report import (
     make_sample_engine,
 )
 from stepengine.evaluation.improvement import Improvement, Trials, find_problems, split_cases
-from stepengine.evaluation.reply_book import Buyer, ReplyBook
+from stepengine.evaluation.reply_book import CachingProvider, ReplyBook
 from stepengine.evaluation.report_pages import render_improvement
 from stepengine.evaluation.result_folders import RESULTS, check_result_folder, replace_file
 from stepengine.evaluation.scoring import PASS
@@ -367,7 +367,7 @@ class _PlannedSearch:
         improver = find_bundled_agent(IMPROVER)
         assert improver is not None  # noqa: S101 - it comes with the package
         journal, book, pricing = self.journal, trials.book, trials.pricing
-        models = Buyer(book, "reflecting", trials.models(None), pricing, may_be_unpriced=trials.is_free(None))
+        models = CachingProvider(book, "reflecting", trials.models(None), pricing, may_be_unpriced=trials.is_free(None))
         async with Engine([improver], models=models, pricing=pricing, resources=[trials]) as engine:
             if resumes and not self._archive_failed_run():
                 result = await engine.resume(journal, agent=improver, in_doubt="retry")

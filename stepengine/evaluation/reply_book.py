@@ -205,9 +205,9 @@ class ReplyBook:
         self._add_purchase(str(line["name"]), str(line["key"]), reply, Decimal(line["paid"]))
 
 
-class Buyer(Provider):
+class CachingProvider(Provider):
     """
-    A provider that returns bought replies, and buys the missing ones.
+    A provider that returns the replies of a book, and calls the models for missing ones within the budget.
 
     Args:
         book: Where they stand.

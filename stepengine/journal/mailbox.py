@@ -1,10 +1,10 @@
 """
 The mailbox of a journal: messages to its run from other processes.
 
-A journal belongs to one process while its run lives. Whoever else has something for the run posts it here, from any process
-and thread, and the holder reads it. Letters are only ever added, and one that was posted survives what its journal survives.
+A journal belongs to one process while its run lives. Any other process or thread can send the run a message here, and the holder
+reads it. Messages are only ever appended, and a sent message is as durable as its journal.
 
-A mailbox message is stored with the id of the run that its journal held when it was posted: one that nobody read before the journal
+A mailbox message is stored with the id of the run that its journal held when it was sent: one that nobody read before the journal
 was removed never reaches another run that takes its name.
 """
 
@@ -128,7 +128,7 @@ class MailboxMessage:
     sent: datetime = attrs.field(factory=partial(datetime.now, UTC))
 
     def __attrs_post_init__(self) -> None:
-        problem = _find_letter_problem(self)
+        problem = _find_message_problem(self)
         if problem:
             raise InputError(problem)
         object.__setattr__(self, "sent", self.sent.astimezone(UTC))
@@ -139,7 +139,7 @@ class MailboxMessage:
         return self.kind, self.path, self.topic, to_compact_json(self.value)
 
 
-def _find_letter_problem(letter: Any) -> str:
+def _find_message_problem(letter: Any) -> str:
     """Return the reason why a mailbox message is invalid, or ``""``."""
     if not isinstance(letter.kind, str) or letter.kind not in KINDS:
         return (
@@ -311,7 +311,7 @@ class Mailbox(abc.ABC):
             JournalWriteFailed: when the mailbox is full (10,000 mailbox messages or 64 MiB), or cannot be written.
             JournalError: when somebody else could have written the mailbox.
         """
-        return self._add_letter(StoredMessage(self._run_id(), self._redact_letter(letter)))
+        return self._add_message(StoredMessage(self._run_id(), self._redact_message(letter)))
 
     @abc.abstractmethod
     def read(self, after: int = 0) -> tuple[list[MailboxMessage], int]:
@@ -335,7 +335,7 @@ class Mailbox(abc.ABC):
         """Return whether there may be mailbox messages after a position; a cheap check."""
 
     @abc.abstractmethod
-    def _add_letter(self, stored: StoredMessage) -> bool: ...
+    def _add_message(self, stored: StoredMessage) -> bool: ...
 
     def _run_id(self) -> str:
         # Looked up at each use and not kept: a journal may be removed and another run begin under its name while a
@@ -345,7 +345,7 @@ class Mailbox(abc.ABC):
             raise self._journal.make_missing_error()
         return head.run
 
-    def _redact_letter(self, letter: MailboxMessage) -> MailboxMessage:
+    def _redact_message(self, letter: MailboxMessage) -> MailboxMessage:
         """Return a mailbox message redacted by the journal's rules."""
         redactor = self._journal.redactor
         # Nothing is taken out of an id or a topic: the message would be found under another name than its sender knows,
@@ -402,7 +402,7 @@ class MemoryMailbox(Mailbox):
         """Return whether there are mailbox messages after a position."""
         return len(self._letters) > after
 
-    def _add_letter(self, stored: StoredMessage) -> bool:
+    def _add_message(self, stored: StoredMessage) -> bool:
         key, size = (stored.run, stored.letter.id), len(stored.line)
         with self._lock:
             known = self._known.get(key)
@@ -499,7 +499,7 @@ class StoreMailbox(Mailbox):
         # is read then. That gives mailbox messages again in the worst case, and whoever takes them knows them by their ids.
         return (data[1:], after) if data.startswith(b"\n") else (self._read_from_store(0), 0)
 
-    def _add_letter(self, stored: StoredMessage) -> bool:
+    def _add_message(self, stored: StoredMessage) -> bool:
         unlock = self._lock_store()
         try:
             head = self._journal.head()
@@ -585,7 +585,7 @@ class FileMailbox(StoreMailbox):
     def __init__(
         self, journal: MailboxOwner, path: Path, *, sync: Callable[[int], None] | None, unsafe_no_lock: bool = False
     ) -> None:
-        super().__init__(journal, _LetterFile(journal, path, sync, unsafe_no_lock=unsafe_no_lock))
+        super().__init__(journal, _MailboxFile(journal, path, sync, unsafe_no_lock=unsafe_no_lock))
         self._path = mailbox_path(path)
 
     def may_have_messages(self, after: int) -> bool:
@@ -599,7 +599,7 @@ class FileMailbox(StoreMailbox):
         return size not in (0, after)
 
 
-class _LetterFile:
+class _MailboxFile:
     """The file of a mailbox. It is trusted only if its writers could also write the journal."""
 
     def __init__(
@@ -618,7 +618,7 @@ class _LetterFile:
         return str(self._path)
 
     def read_bytes(self, start: int) -> bytes:
-        descriptor = self._open_file(os.O_RDONLY)
+        descriptor = self._try_open(os.O_RDONLY)
         if descriptor is None:
             return b""
         try:
@@ -662,10 +662,10 @@ class _LetterFile:
         # without a name, and a mailbox message in it reach nobody. So it is looked at again under the lock, and begun anew when
         # it is another one.
         while True:
-            descriptor = self._open_file(REOPENED)
+            descriptor = self._try_open(REOPENED)
             is_new = descriptor is None
             if descriptor is None:
-                descriptor = self._open_file(REOPENED | os.O_CREAT | os.O_EXCL)
+                descriptor = self._try_open(REOPENED | os.O_CREAT | os.O_EXCL)
             if descriptor is None:
                 continue  # somebody else was quicker
             try:
@@ -728,7 +728,7 @@ class _LetterFile:
             except OSError:
                 return lock_file(descriptor, self._path, unsafe_no_lock=self._unsafe_no_lock)
 
-    def _open_file(self, flags: int) -> int | None:
+    def _try_open(self, flags: int) -> int | None:
         """Return the open file; ``None`` if it is missing, or exists although it was to be created."""
         try:
             return os.open(self._path, flags | NO_LINK | CAREFULLY, OWNER_FILE_MODE)

@@ -555,15 +555,18 @@ class ForkReplayer(Replayer):
         self._past.history.facts.system_prompts.clear()
         self._past.history.facts.context_windows.clear()
 
-    def finish(self, error: ReplayDivergence | None) -> None:
-        """Record that the run ended with records unused."""
-        if error is not None:
-            self._count.difference, self._count.broke_at = error, error.address
+    def report_unused_records(self, error: ReplayDivergence | None) -> None:
+        """Store the error for records that the run did not reach as the difference of the fork."""
+        self._store_end_difference(error)
 
     def confirm_end(self, finished: Finished) -> Finished:
         """Return the end of the run, and record that it is another one than its record has."""
-        self.finish(self._past.find_end_difference(finished, is_closed=False))
+        self._store_end_difference(self._past.find_end_difference(finished, is_closed=False))
         return finished
+
+    def _store_end_difference(self, error: ReplayDivergence | None) -> None:
+        if error is not None:
+            self._count.difference, self._count.broke_at = error, error.address
 
 
 def _call_from_form(form: Mapping[str, Any], intent: Intent) -> ExternalCall:

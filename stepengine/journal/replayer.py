@@ -204,9 +204,9 @@ class Replayer:
         """Return a future, done when a result of background children no longer holds, and their paths; ``None`` if it always holds."""
         return None
 
-    def finish(self, error: ReplayDivergence | None) -> None:
+    def report_unused_records(self, error: ReplayDivergence | None) -> None:
         """
-        Handle records that the run did not reach.
+        Raise the error for records that the run did not reach, if they may not stay unused.
 
         Raises:
             ReplayDivergence: that *error*, unless the run may leave something.
@@ -430,7 +430,7 @@ class ParallelRecord:
         return self.past.intent(item.address) is not None or self.replayer.stops_before(item)
 
     def has_outcome(self, item: Item) -> bool:
-        """Return whether an effect has a recorded result, or its run is recorded to have ended before it."""
+        """Return whether an effect has a recorded outcome or will never start; a started child run counts, too."""
         if isinstance(item.effect, RUNS):
             return self.has_begun(item)
         return self.past.result(item.address) is not None or self.replayer.stops_before(item)

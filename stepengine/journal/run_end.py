@@ -106,7 +106,7 @@ def _record_end(run: JournaledRun, finished: Finished) -> Finished:
         assert run.replayer is not None  # noqa: S101 - there is one for everything recorded
         if not run.mode.cuts_off:
             unused = past.unused(finished.state.agent_id, finished.error)
-        run.replayer.finish(unused)
+        run.replayer.report_unused_records(unused)
         if not run.mode.cuts_off:
             finished = run.replayer.confirm_end(finished)
     _warn_of_replaced_effects(run)

@@ -90,7 +90,7 @@ class SqliteMailbox(Mailbox):
                 raise JournalCorrupt(msg)
             yield number, line
 
-    def _add_letter(self, stored: StoredMessage) -> bool:
+    def _add_message(self, stored: StoredMessage) -> bool:
         name, line = self._name(), stored.line
         with self._open_for_writing() as database:
             if not _has_letters_table(database):

@@ -265,7 +265,7 @@ class ChildMember(EffectMember):
             sources.add_handler_values([asked.prompt, params])
         spawn = ef.Spawn(
             run.effects.number(),
-            self._get_requested_id(),
+            self._resolve_requested_id(),
             asked.prompt,
             params,
             # A child that the body of a model's call starts is one that the model asked for.
@@ -283,7 +283,7 @@ class ChildMember(EffectMember):
         self.handed_out = (spawn,)
         return self.handed_out
 
-    def _get_requested_id(self) -> str:
+    def _resolve_requested_id(self) -> str:
         """Return the requested id; for one with a publisher, the id of the agent found for it."""
         wanted = self._asked.agent_id
         # Only where there is a publisher. A plain id that is not found stays as it was written, since the error about

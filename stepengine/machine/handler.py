@@ -271,7 +271,8 @@ def _check_step_tools(run: RunState, asked: y.StepWith) -> None:
 # --- calls and other members ------------------------------------------------------------------------------------------
 
 
-def _answer_single(run: RunState, _: Author, asked: Any) -> Answer:
+def _answer_single_member(run: RunState, _: Author, asked: Any) -> Answer:
+    """Perform a yieldable that is one effect, such as a child run, and return its result as a step result."""
     value = yield from run_single_member(make_single_member(run, asked))
     return _make_step_result(run, value=value)
 
@@ -503,7 +504,7 @@ def _run_block(run: RunState, call: ToolMember) -> Flow[None]:
 
 
 ANSWERS: Mapping[type, Callable[[RunState, Author, Any], Answer]] = {
-    **dict.fromkeys([row.kind for row in YIELDS.values()], _answer_single),
+    **dict.fromkeys([row.kind for row in YIELDS.values()], _answer_single_member),
     y.Sentinel: _answer_steps,
     y.StepWith: _answer_steps,
     y.ToolCall: _answer_tool_call,

@@ -251,8 +251,8 @@ def order_rows_of_yield(row: YieldRow) -> Mapping[str, Mapping[str, str]]:
     return way
 
 
-def effect_token(effect: Effect) -> str:
-    """Return the token of an emitted effect."""
+def protocol_token(effect: Effect) -> str:
+    """Return the token of an emitted effect in the state table ``ORDER``."""
     if isinstance(effect, Notify):
         event = effect.event
         if isinstance(event, PhaseChanged) and event.phase in (RunPhase.DONE, RunPhase.FAILED):

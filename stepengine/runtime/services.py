@@ -99,7 +99,7 @@ class ReplayProgress(Protocol):
         """Return whether an effect was started, or will never start."""
 
     def has_outcome(self, item: Item) -> bool:
-        """Return whether an effect needs nothing new; the effects of a run are checked one by one."""
+        """Return whether an effect has a recorded outcome or will never start; a started child run counts, too."""
 
 
 @frozen(kw_only=True, weakref_slot=False)

@@ -897,11 +897,12 @@ def _find_parse_problem(checkout: Checkout, code: str) -> ProgramProblem | None:
             seconds = LIMITS["max_turn_duration_secs"]
             return ProgramProblem(1, 1, f"the sandbox needs more than {seconds:g} s to read this; make it shorter")
         except MontyError as error:
-            return _parse_problem(error)
+            return _problem_from_parse_error(error)
     return None
 
 
-def _parse_problem(error: Any) -> ProgramProblem:
+def _problem_from_parse_error(error: Any) -> ProgramProblem:
+    """Return the problem of a program that the sandbox cannot parse, with its line and column."""
     frames = error.traceback() if hasattr(error, "traceback") else []
     line, column = (frames[-1].line - 1, frames[-1].column) if frames else (1, 1)
     words = error.display("msg") if frames else str(error)

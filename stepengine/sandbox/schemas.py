@@ -150,7 +150,7 @@ def find_schemas(tree: ast.Module, file: str) -> Mapping[str, SchemaClass]:
     Raises:
         DefinitionError: with file and line, for what is not plainly a schema.
     """
-    return _SchemaReading(tree, file).result()
+    return _SchemaClassReader(tree, file).result()
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
@@ -295,7 +295,9 @@ class _At:
     depth: int
 
 
-class _SchemaReading:
+class _SchemaClassReader:
+    """Reads the schema classes of an agent file from its syntax tree."""
+
     def __init__(self, tree: ast.Module, file: str) -> None:
         self._file = file
         self._names = _Names(tree)

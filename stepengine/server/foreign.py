@@ -258,7 +258,8 @@ def _get_shared_page_data(request: Request) -> RunPageData:
     return found
 
 
-async def resume_foreign(request: Request) -> Response:
+async def resume_foreign_journal(request: Request) -> Response:
+    """Resume a journal that this server did not start, if its next step is the one that the caller saw."""
     body, name = await parse_body(request, ResumeForeign), request.path_params["journal"]
     journals = _get_foreign_journals(request)
     look = await asyncio.to_thread(journals.inspect, name)
@@ -291,8 +292,8 @@ OPERATIONS: tuple[Operation, ...] = (
         about="Give what the page of such a journal shows.",
     ),
     Operation(
-        method="POST", path="/foreign/{journal}/resume", name="resume_foreign", scope="admin", handler=resume_foreign,
-        body=ResumeForeign, gives={202: Resumed}, refuses=(404, 409, 429, 503),
+        method="POST", path="/foreign/{journal}/resume", name="resume_foreign", scope="admin",
+        handler=resume_foreign_journal, body=ResumeForeign, gives={202: Resumed}, refuses=(404, 409, 429, 503),
         about=(
             "Go on with such a journal as a run of this server.\n"
             "What would happen next must be what was shown. Permissions that it holds are asked for again."

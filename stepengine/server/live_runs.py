@@ -18,7 +18,7 @@ from stepengine.server.ledger import RunRow, make_conversation_state_act, make_s
 from stepengine.server.owner_shares import OwnerShares
 from stepengine.server.problems import Problem
 from stepengine.server.run_requests import check_not_closing
-from stepengine.server.stored_states import encode_state
+from stepengine.server.stored_states import encode_state_with_references
 
 if TYPE_CHECKING:
     from stepengine.runtime.handle import RunHandle
@@ -179,7 +179,7 @@ class LiveRuns:
     async def _record_end(self, run: str, handle: RunHandle, result: RunResult) -> None:
         """Record how a run ended or was suspended, and resume it if a message arrived in the meantime."""
         if handle.session_id is not None:
-            left = await asyncio.to_thread(encode_state, result.state, self._store.journal(run))
+            left = await asyncio.to_thread(encode_state_with_references, result.state, self._store.journal(run))
             await self._store.write(make_conversation_state_act(handle.session_id, run, result.status.value, left))
         now = time.time()
         if result.status is RunStatus.SUSPENDED:
@@ -202,7 +202,7 @@ class LiveRuns:
         found = make_row_from_journal(self._store.journal(run), run)
         return found is not None and found.wakes_at is not None and found.wakes_at.timestamp() <= time.time()
 
-    def is_recording(self, run: str) -> bool:
+    def has_unrecorded_end(self, run: str) -> bool:
         """Return whether this process has a run whose end is not in the ledger yet, whether it still runs or not."""
         return run in self._watching
 

@@ -193,7 +193,7 @@ class RunLauncher(RunStarts[RunRow]):
         await self._resume_or_start(attrs.evolve(row, status="running"), asked)
 
     async def resume_in_background(self, row: RunRow) -> None:
-        """Resume a run that no process has; an error is recorded in the ledger and not raised."""
+        """Resume a run that no process has. A locked journal or a full server is ignored; other errors are recorded, not raised."""
         try:
             await self._resume_or_start(row)
         except (JournalLocked, Problem):

@@ -22,7 +22,7 @@ from stepengine.server.ledger import OPEN, RunRow
 from stepengine.server.live_runs import RUNNING
 from stepengine.server.run_requests import require_own_run, resolve_owner, session_key
 from stepengine.server.run_summaries import RunSummaries, remove_oldest_entries
-from stepengine.server.stored_states import decode_state
+from stepengine.server.stored_states import decode_state_with_references
 
 if TYPE_CHECKING:
     from stepengine.data.questions import Question
@@ -106,7 +106,7 @@ class RunReader:
         Raises:
             Problem: when there is no such run, or it belongs to somebody else; both look the same.
         """
-        was_here = self._live.is_recording(run)
+        was_here = self._live.has_unrecorded_end(run)
         row = await self._store.find(run)
         if row is not None and row.status in (*RUNNING, "stranded") and was_here and run not in self._live:
             # The caller may have seen the end of the run, and must not be told that it runs. Whether this process records
@@ -220,7 +220,7 @@ class RunReader:
         if row.session is not None:
             stored = await asyncio.to_thread(self._store.ledger.find_conversation_state, row)
         if stored is not None:
-            return await asyncio.to_thread(decode_state, stored, self._store.journal(row.run))
+            return await asyncio.to_thread(decode_state_with_references, stored, self._store.journal(row.run))
         return (await self._engines.engine.replay(self._store.journal(row.run), on_divergence="keep")).state
 
     async def summary(self, row: RunRow) -> RunListSummary:

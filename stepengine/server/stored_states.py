@@ -30,7 +30,7 @@ SHARED_CHARS = 500
 """Shorter texts are stored again, because a fingerprint with its marks takes fifty characters and a search in the journal."""
 
 
-def encode_state(state: AgentState, journal: FileJournal | SqliteJournal) -> str:
+def encode_state_with_references(state: AgentState, journal: FileJournal | SqliteJournal) -> str:
     """
     Return a state as JSON, without the texts that *journal* has.
 
@@ -50,9 +50,9 @@ def encode_state(state: AgentState, journal: FileJournal | SqliteJournal) -> str
     return to_compact_json({"state": packed, "texts": texts})
 
 
-def decode_state(stored: str, journal: FileJournal | SqliteJournal) -> AgentState:
+def decode_state_with_references(stored: str, journal: FileJournal | SqliteJournal) -> AgentState:
     """
-    Return the state that ``encode_state`` encoded.
+    Return the state that ``encode_state_with_references`` encoded.
 
     Raises:
         JournalError: when the journal cannot be read, or lacks a text.

@@ -53,7 +53,7 @@ from stepengine.errors import (
 )
 from stepengine.machine.handler import default_handler
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.machine.protocol import BODY, FIRST, LAST, REFUSALS, STOPPED, effect_token, next_states
+from stepengine.machine.protocol import BODY, FIRST, LAST, REFUSALS, STOPPED, next_states, protocol_token
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 
@@ -285,17 +285,17 @@ class WatchedRun:
         """Check an effect that the machine emits."""
         if self.found:
             raise self.found[0]
-        self._advance_phases(effect_token(effect))
+        self._advance_phases(protocol_token(effect))
         if isinstance(effect, Notify):
             self._check_event(effect.event)
             return
         if isinstance(effect, Compute):
             return
         if self._stop is not None:
-            refuse("I7", f"{effect_token(effect)} was asked for after the run was stopped")
+            refuse("I7", f"{protocol_token(effect)} was asked for after the run was stopped")
         for leaf in effect.effects if isinstance(effect, Gather) else (effect,):
             if leaf.seq != self._next:
-                refuse("I2", f"{effect_token(leaf)} has the number {leaf.seq}, and {self._next} is due")
+                refuse("I2", f"{protocol_token(leaf)} has the number {leaf.seq}, and {self._next} is due")
             self._next += 1
 
     def _check_event(self, event: object) -> None:

@@ -568,7 +568,7 @@ class JournalFixture(SelfOpeningJournal):
         """
         if self.misses:
             raise self.misses[0]
-        for one in [] if self.allow_unused or not self.replaying else self._unused_journals():
+        for one in [] if self.allow_unused or not self.replaying else self._list_unused_journals_of_test():
             msg = (
                 f"the test did not run the journal {display_path(one)}: no run was given it as journal=\n"
                 "  delete the file when it is not needed any more, or mark the test with "
@@ -576,7 +576,7 @@ class JournalFixture(SelfOpeningJournal):
             )
             raise AssertionError(msg)
 
-    def _unused_journals(self) -> list[Path]:
+    def _list_unused_journals_of_test(self) -> list[Path]:
         """Return the journals of the test that no run used, including those whose names the test no longer mentions."""
         run = {one.path for one in (self, *self._others.values()) if one.begun is not None}
         folder, start = self.path.parent, f"{self.path.stem}."

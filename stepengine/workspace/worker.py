@@ -468,7 +468,7 @@ class ChildProcess:
         for fd in (self.out, self.err):
             os.set_blocking(fd, False)
 
-    def wake(self) -> None:
+    def wake_thread(self) -> None:
         """Wake the thread, so that it checks for new work."""
         with self.lock:
             if not self.over:
@@ -478,7 +478,7 @@ class ChildProcess:
         """Permit *size* more bytes of output to be sent."""
         with self.lock:
             self.left += size
-        self.wake()
+        self.wake_thread()
 
     def end(self) -> None:
         """Request the supervisor to end all processes."""

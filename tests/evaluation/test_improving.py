@@ -26,7 +26,7 @@ from stepengine.engine.loader import AgentLocation, load_module
 from stepengine.errors import DataError, DefinitionError, LimitExceeded
 from stepengine.evaluation import improve_sync, improvement_search
 from stepengine.evaluation.alterations import AgentFile
-from stepengine.evaluation.reply_book import Buyer, ReplyBook
+from stepengine.evaluation.reply_book import CachingProvider, ReplyBook
 from stepengine.models import ModelReply, ModelRequest, Models, Provider
 from stepengine.models.pricing import LIST_PRICES
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -303,28 +303,28 @@ async def test_calls_run_concurrently_while_all_fit_in_the_budget(most: str, tog
     """
     model = Slow()
     with ReplyBook(tmp_path / "book.jsonl", Decimal("0.105")) as book:
-        buyer = Buyer(book, "page", Models.from_value(model), lambda *_: Decimal(most))
-        done = await asyncio.gather(*[buyer.complete(asking(n)) for n in range(20)], return_exceptions=True)
+        provider = CachingProvider(book, "page", Models.from_value(model), lambda *_: Decimal(most))
+        done = await asyncio.gather(*[provider.complete(asking(n)) for n in range(20)], return_exceptions=True)
 
     assert together == model.most
     assert {ModelReply, LimitExceeded} == {type(one) for one in done}
     assert 10 <= sum(isinstance(one, ModelReply) for one in done) <= 11
     assert Decimal("0.10") <= book.spent <= Decimal("0.115")
-    assert buyer.refused is not None
+    assert provider.refused is not None
 
 
 @pytest.mark.spec("evaluation:JG142", "evaluation:JG146")
 async def test_a_book_keeps_replies_and_counts_interrupted_calls(tmp_path: Path) -> None:
     file = tmp_path / "book.jsonl"
     with ReplyBook(file, Decimal(1)) as book:
-        await Buyer(
+        await CachingProvider(
             book, "a", Models.from_value(ScriptedModel([text("one", cost="0.2")])), LIST_PRICES, may_be_unpriced=True
         ).complete(asking(1))
     with file.open("a") as torn:
         torn.write('{"number": 7, "most": "0.5"}\n{"number": 8, "mo')
     with ReplyBook(file, Decimal(1)) as book:
-        again = Buyer(book, "a", Models.from_value(ScriptedModel()), LIST_PRICES)
-        other = Buyer(book, "b", Models.from_value(ScriptedModel()), LIST_PRICES, before=["a"])
+        again = CachingProvider(book, "a", Models.from_value(ScriptedModel()), LIST_PRICES)
+        other = CachingProvider(book, "b", Models.from_value(ScriptedModel()), LIST_PRICES, before=["a"])
 
         assert Decimal("0.7") == book.spent
         assert "one" == (await again.complete(asking(1))).text == (await other.complete(asking(1))).text

@@ -21,9 +21,9 @@ from stepengine.machine import hooks as hooking
 from stepengine.machine.protocol import (
     CALLS,
     ORDER,
-    effect_token,
     names_of_yieldables,
     order_rows_of_yield,
+    protocol_token,
     rows_for,
 )
 from tests.machine.world import (
@@ -89,7 +89,7 @@ def asking(asked: Any, sent: list[Any], *, of: str = "") -> Any:
 
 def tokens(played: Any) -> list[str]:
     """Return the tokens of what was handed out, events left out."""
-    return [effect_token(effect) for effect in played.emitted if type(effect) is not Notify]
+    return [protocol_token(effect) for effect in played.emitted if type(effect) is not Notify]
 
 
 def test_the_code_is_driven_by_the_table():

@@ -48,7 +48,7 @@ from stepengine.data.usage import Usage
 from stepengine.data.waits import Awaited, ChildRef, Received
 from stepengine.errors import LimitExceeded, PerformError, StepEngineError, ToolInputError
 from stepengine.machine import Finished, RunPlan, run_agent
-from stepengine.machine.protocol import BODY, FIRST, LAST, ORDER, STOPPED, effect_token, next_states
+from stepengine.machine.protocol import BODY, FIRST, LAST, ORDER, STOPPED, next_states, protocol_token
 from stepengine.tools.agent_tools import BUILT_IN
 from stepengine.tools.control import set_output_binding
 
@@ -163,7 +163,7 @@ class World:
 
     @property
     def tokens(self) -> list[str]:
-        return [effect_token(effect) for effect in self.emitted]
+        return [protocol_token(effect) for effect in self.emitted]
 
     @property
     def models(self) -> list[CallModel]:
@@ -183,11 +183,11 @@ class World:
     # --- what comes back --------------------------------------------------------------------------------------------
 
     def answer(self, effect: Any) -> Any:
-        self._advance(effect_token(effect))
+        self._advance(protocol_token(effect))
         self.emitted.append(effect)
         if type(effect) is Notify:
             return None
-        assert not self.stopped, f"{effect_token(effect)} was emitted after a stop"
+        assert not self.stopped, f"{protocol_token(effect)} was emitted after a stop"
         if type(effect) is Gather:
             members = list(enumerate(effect.effects))
             done = {i: self._one(e) for i, e in (reversed(members) if self.backwards else members)}

@@ -21,7 +21,7 @@ from stepengine.data.state import AgentState
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal
 from stepengine.server.ledger import Ledger
-from stepengine.server.stored_states import decode_state, encode_state
+from stepengine.server.stored_states import decode_state_with_references, encode_state_with_references
 from stepengine.testing import ScriptedModel
 from tests.server.house import House, ended
 
@@ -200,7 +200,7 @@ def test_state_roundtrips_with_or_without_its_texts_in_the_journal(
     state = AgentState.from_messages(messages, context=context)
     journal: Any = FakeJournal([*said[::2], *recorded])
 
-    assert state == decode_state(encode_state(state, journal), journal)
+    assert state == decode_state_with_references(encode_state_with_references(state, journal), journal)
 
 
 class FakeJournal:
@@ -219,13 +219,13 @@ def test_state_is_stored_whole_without_a_readable_journal(tmp_path: Path) -> Non
     state = AgentState.from_messages([UserMessage("a" * 1_000)])
     journal = FileJournal(tmp_path / "missing.jsonl")
 
-    assert state == decode_state(encode_state(state, journal), journal)
+    assert state == decode_state_with_references(encode_state_with_references(state, journal), journal)
 
 
 def test_state_with_a_missing_text_raises() -> None:
     state, journal = AgentState.from_messages([UserMessage("a" * 1_000)]), FakeJournal(["a" * 1_000])
-    stored = encode_state(state, journal)  # type: ignore[arg-type]
+    stored = encode_state_with_references(state, journal)  # type: ignore[arg-type]
     journal.texts = []
 
     with pytest.raises(JournalError, match="a journal lacks a text"):
-        decode_state(stored, journal)  # type: ignore[arg-type]
+        decode_state_with_references(stored, journal)  # type: ignore[arg-type]

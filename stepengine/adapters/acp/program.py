@@ -182,7 +182,7 @@ class AgentProgram:
             await asyncio.wait((work,))
             raise
 
-    async def _request_end(self) -> None:
+    async def _close_input_and_terminate(self) -> None:
         """Close the input of the program, then ask it to end. Its output is still read."""
         stream = self._process.stdin
         if stream is None or self.problem or not self._pid or self._has_ended.is_set():
@@ -198,7 +198,7 @@ class AgentProgram:
                     os.killpg(self._pid, number)
 
     async def _end(self) -> None:
-        await self._request_end()
+        await self._close_input_and_terminate()
         for task in self._tasks[1:]:
             task.cancel()
         await asyncio.gather(*self._tasks[1:], return_exceptions=True)

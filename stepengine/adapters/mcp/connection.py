@@ -605,7 +605,7 @@ class ServerConnection:
         if live is not None:
             live.end()
         pipe, answers = (None, None) if live is None else (live.pipe, live.answers)
-        problem = pipe.problem if pipe is not None else answers.unsigned if answers is not None else ""
+        problem = pipe.problem if pipe is not None else answers.signing_failure if answers is not None else ""
         return ConnectionLost(self._lost_text(problem))
 
     def _lost_text(self, problem: str) -> str:

@@ -218,7 +218,7 @@ class EndpointAnswers:
                     read.close()
 
     def _make_auth(self) -> Any:
-        """Return the ``auth`` of the client; ``None`` without credentials."""
+        """Wrap the user's ``auth`` so that its errors are recorded; return ``None`` without one."""
         import httpx2
 
         auth, answers = self._auth, self
@@ -309,7 +309,7 @@ class EndpointAnswers:
         await incoming.send(SessionMessage(mcp_types.JSONRPCError(jsonrpc="2.0", id=number, error=problem)))
 
     @property
-    def unsigned(self) -> str:
+    def signing_failure(self) -> str:
         """The reason why a request could not be signed; ``""`` if there is none."""
         return f"signing in with auth= did not work: {self._failed}" if self._failed else ""
 
@@ -323,8 +323,8 @@ class EndpointAnswers:
         """Return why a message was refused, with a remedy; ``""`` if it was not, or a retry may succeed."""
         answer = answer or self._last
         status = answer.status
-        if self.unsigned:
-            return self.unsigned
+        if self.signing_failure:
+            return self.signing_failure
         if not HTTPStatus.BAD_REQUEST <= status < HTTPStatus.INTERNAL_SERVER_ERROR or status in TRANSIENT:
             return ""
         said = visible(cut_middle(answer.challenge, CHALLENGE_CHARS), strict=True)

@@ -950,7 +950,7 @@ class _ConsoleInput:
             question = await self._wait_for_question()
             self._screen.close_line()
             if question is None:
-                if not await self._read_idle_input():
+                if not await self._send_next_input_or_shut_down():
                     return
             elif not await self._ask_question(question):
                 return
@@ -994,7 +994,7 @@ class _ConsoleInput:
         else:
             self._terminal.note("(sent; the run reads it before its next model call)", "")
 
-    async def _read_idle_input(self) -> bool:
+    async def _send_next_input_or_shut_down(self) -> bool:
         """Read the next input of an idle run; return ``False`` and shut the run down if the person quits."""
         while True:
             line = await self._terminal.line("> ")

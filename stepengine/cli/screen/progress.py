@@ -265,7 +265,7 @@ class ProgressDisplay:
             mark, style = ("x", self.colors.result) if todo["completed"] else (" ", "")
             self.print_line(event.path, f"{'':>11} [{mark}] {one_line(todo['task'], 120)}", style)
 
-    def print_diff(self, path: str, diff: str) -> None:
+    def print_unseen_diff(self, path: str, diff: str) -> None:
         """Print the first lines of a diff, unless the person was shown it in a question."""
         if diff in self._asked_diffs:
             self._asked_diffs.remove(diff)
@@ -519,7 +519,7 @@ def _on_tool_finished(display: ProgressDisplay, event: ev.ToolFinished) -> None:
     why = f": {one_line(result.text, 200)}" if result.is_error else ""
     said = f"{one_line(event.tool_name, 64)} {how}, {event.duration_ms} ms{why}"
     display.print_line(event.path, f"{'':>9} < {said}", colors.error if result.is_error else colors.result)
-    display.print_diff(event.path, written_diff(result.data))
+    display.print_unseen_diff(event.path, written_diff(result.data))
     if event.tool_name == TODOS:
         display.print_todos(event)
 

@@ -367,7 +367,7 @@ def _encode_content(part: ResultPart, flags: ConverseEncodeOptions) -> Json | No
 def _encode_media(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions) -> Json:
     mime = part.mime_type.partition(";")[0].strip().lower()
     kind = media_kind(part)
-    form = _find_format(kind, mime)
+    form = _find_format_or_empty(kind, mime)
     if not form:
         why = "it accepts PNG, JPEG, GIF, WebP, PDF, text, Word, Excel, and common audio and video types"
         raise make_unsupported_part_error(flags.provider, part, why)
@@ -385,7 +385,7 @@ def make_document_name(told: str) -> str:
     return NOT_IN_NAMES.sub(" ", told.rpartition(".")[0] or told).strip()[:MAX_NAME_CHARS].strip() or UNNAMED
 
 
-def _find_format(kind: Kind, mime: str) -> str:
+def _find_format_or_empty(kind: Kind, mime: str) -> str:
     """Return the service's name of a media type; ``""`` if it does not accept the type."""
     if kind in FORMS:
         return FORMS[kind].get(mime, "")

@@ -161,7 +161,7 @@ class _StartOnImport(MetaPathFinder):
         self._lock = threading.RLock()
 
     def find_spec(self, fullname: str, path: Any, target: ModuleType | None = None) -> ModuleSpec | None:
-        """Return the spec of the first library, from the finder that patches; None for everything else."""
+        """Patch the HTTP libraries at the import of the first one, and return its spec; None for every other import."""
         if self._started or fullname not in LIBRARIES:
             return None
         with self._lock:
