@@ -64,7 +64,7 @@ def make_root_request(launcher: Launcher, order: SubmittedRun) -> RunRequest:
         answers=dict(order.answers),
         run_id=order.root,
     )
-    return separate_earlier_answers(launcher.route(request, order.previous))
+    return separate_earlier_answers(launcher.follow_handoff(request, order.previous))
 
 
 def plan_run(root: PlannedRun, order: SubmittedRun, *, depth: int | None = None) -> tuple[RunPlan, AgentState]:

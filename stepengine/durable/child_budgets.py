@@ -73,7 +73,7 @@ class ChildBudgets:
         ledger.count_children(started, by_model=_was_requested_by_model(item))
         # The child's own process has counted it there; here it is counted a second time, in the budget that the
         # parent's next call is judged by.
-        ledger.spend(usage.total_tokens, cost or Decimal(0))
+        ledger.add_usage(usage.total_tokens, cost or Decimal(0))
 
     def _find_siblings(self, item: Item) -> _Siblings:
         first = item.path, item.effect.seq if item.gather is None else item.gather.effects[0].seq

@@ -274,7 +274,8 @@ class _RemoteIO(ForwardingIO):
         try:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if not task.done():
-                await self._cancel_child(child.id, ending.result() if ending.done() else Stop("cancelled"), task)
+                stop = ending.result() if ending.done() else Stop("cancelled")
+                await self._cancel_child_once_queued(child.id, stop, task)
             form = await asyncio.shield(task)
         # Cancelled from here only for a limit, which holds for the child, too. In all other cases this execution ends
         # and the child continues.
@@ -289,7 +290,7 @@ class _RemoteIO(ForwardingIO):
         self._ended.update(form)
         return cast("Finished", _RemoteChildEnd(parse_child_end(form)) if plan.body is None else _RemoteBodyEnd(form))
 
-    async def _cancel_child(self, child: str, stop: Stop, waiting: asyncio.Task[Any]) -> None:
+    async def _cancel_child_once_queued(self, child: str, stop: Stop, waiting: asyncio.Task[Any]) -> None:
         """Cancel the child once it is on its queue; if only this execution ends, leave the child alone."""
         if not self._run.end.ends_children(stop):
             raise asyncio.CancelledError

@@ -217,7 +217,7 @@ def migrate(url: str, *, role: str | None = None) -> None:
         role: Who works with the tables, and may not change them; nobody else by default.
 
     Raises:
-        DatabaseUnavailable: when it cannot be reached.
+        DatabaseUnavailable: when the database cannot be reached.
         StepEngineError: when the extra is not installed.
     """
     dbos = import_dbos()
@@ -227,16 +227,16 @@ def migrate(url: str, *, role: str | None = None) -> None:
 
 def make_client(url: str, *, app: str) -> Any:
     """
-    Return a client of the database; it never waits for one that is away.
+    Return a client of the database, or raise at once if it cannot be reached.
 
     Raises:
-        DatabaseUnavailable: when it cannot be reached.
+        DatabaseUnavailable: when the database cannot be reached.
         StepEngineError: when the extra is not installed.
     """
     dbos = import_dbos()
     logger = logging.getLogger("dbos")
     level = logger.level
-    # What goes wrong here is told by the error, once.
+    # The raised error reports a failure, so DBOS need not log it.
     logger.setLevel(logging.CRITICAL)
     try:
         made = dbos.DBOSClient(

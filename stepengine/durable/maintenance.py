@@ -291,7 +291,7 @@ class DeploymentMaintenance:
                 ReleaseView(name, await _is_lock_held(own, release_lock_name(self._operator.app, name)), count)
                 for name, count in sorted(unfinished.items())
             ]
-            unreadable = {t: n for t in CODED if (n := await _count_unreadable_rows(own, t))} if check else None
+            unreadable = {t: n for t in CODED if (n := await _count_nonportable_rows(own, t))} if check else None
         poison = sum([row[5] for row in rows])
         return DeploymentOverview(states, oldest, tuple(executors), tuple(releases), poison, unreadable)
 
@@ -492,8 +492,8 @@ async def _is_lock_held(own: object, name: str) -> bool:
     return bool(await fetch_value(own, HELD, name))
 
 
-async def _count_unreadable_rows(own: object, table: str) -> int:
-    """Return how many rows of a table are neither portable JSON nor empty."""
+async def _count_nonportable_rows(own: object, table: str) -> int:
+    """Return the number of rows of a table with a serialization other than portable JSON."""
     sql = f"select count(*) from dbos.{table} where coalesce(serialization, 'portable_json') <> 'portable_json'"  # noqa: S608
     return int(await fetch_value(own, sql))
 

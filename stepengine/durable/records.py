@@ -547,7 +547,7 @@ class _PlaybackPerformer:
             return await self._replay_background_effect(item, io, known)
         for attempt in self._played.attempts(item):
             error = restored({"type": "failure", "error": attempt["error"]}).error
-            io.attempt(Failure(error), restored(attempt["usage"]) if "usage" in attempt else None)
+            io.report_failed_attempt(Failure(error), restored(attempt["usage"]) if "usage" in attempt else None)
         return known
 
     async def _replay_background_effect(self, item: Item, io: IO, known: Value) -> Single:

@@ -120,6 +120,6 @@ def make_submission(launcher: Launcher, agent: AgentLike, prompt: str | None, op
         raise InputError(msg, issues=(unknown[0],))
     found = launcher.catalog.find(agent)
     request = RunRequest(agent=found, prompt=prompt, info=info, **own)
-    plan = launcher.plan(separate_earlier_answers(launcher.route(request, request.previous))).plan
+    plan = launcher.plan(separate_earlier_answers(launcher.follow_handoff(request, request.previous))).plan
     check_limits_without_ask(plan.limits, f"this run of {found.definition.id!r}", InputError)
     return Submission(request, plan)

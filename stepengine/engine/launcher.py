@@ -116,14 +116,14 @@ class Launcher:
         journal = options.pop("journal", None)
         info = pop_run_info(options)
         request = RunRequest(agent=self.catalog.find(agent), prompt=prompt, info=info, hub=hub, **options)
-        request = self.route(request, request.previous)
+        request = self.follow_handoff(request, request.previous)
         if self.sessions is None:
             return self.create_new_run(request, journal)
         return self._in_session(self.sessions, request, journal)
 
-    def route(self, request: RunRequest, previous: object) -> RunRequest:
+    def follow_handoff(self, request: RunRequest, previous: object) -> RunRequest:
         """
-        Return *request* for the agent to which the conversation of *previous* was handed over, if it was.
+        Return *request* with the agent that took over the conversation of *previous*; unchanged without a handoff.
 
         Raises:
             AgentError: when neither the agent of *request* nor the engine has an agent of that id.
@@ -155,7 +155,7 @@ class Launcher:
             journal,
             start_new=self.create_new_run,
             start_recorded=self.create_recorded_run,
-            route=self.route,
+            route=self.follow_handoff,
             now=self.services.clock.now,
         )
         return live
@@ -219,7 +219,7 @@ class Launcher:
                 hub=None if waiting_run is None else waiting_run.tree.hub,
             )
             # A durable run is recorded under the agent that was named, which may have handed the conversation over before.
-            request = self.route(request, opening.previous) if agent is None else request
+            request = self.follow_handoff(request, opening.previous) if agent is None else request
         except BaseException:
             session.writer.close()
             raise

@@ -398,7 +398,7 @@ class ReplayedTree:
         is_background = isinstance(item.effect, Spawn) and item.effect.is_background
         if not isinstance(item.effect, RUNS) or is_background or not self._replayer.has_begun(address):
             stop = self._replayer.ends.stop_at(item.path, (), waits=isinstance(item.effect, WAITS))
-            return attrs.evolve(stop, begun=self._replayer.find_stopped_call(item))
+            return attrs.evolve(stop, begun=self._replayer.find_stopped_call_usage(item))
         path = child_path(*address)
         ended = self._finish_run(self.get_or_start(path))
         del self.runs[path]

@@ -121,7 +121,7 @@ class EngineRun:
             tree.hub.finish(result)
         finally:
             # Whatever happened: nobody must wait for an event that does not come.
-            tree.hub.end()
+            tree.hub.end_subscriptions()
             if self.journaled_run is not None:
                 self.journaled_run.writer.close()
             self._leave()

@@ -419,7 +419,7 @@ class Planner:
         except DataError:
             msg = f"the prompt of agent {definition.id!r} holds a lone surrogate, which no encoding can store"
             raise InputError(msg, issues=("prompt should be text that UTF-8 can hold",)) from None
-        given = schemas.params(schemas.mend(params) if params else params)
+        given = schemas.params(schemas.repair_params(params) if params else params)
         if why := find_length_problem((prompt, given.json)):
             msg = f"prompt and params of agent {definition.id!r} are too long: {why}; write what is long to a file and pass its path"
             raise InputError(msg, issues=(why,))
@@ -436,7 +436,7 @@ class Planner:
             offered=agent.offered,
             sent=None if shown is None else shown.specs,
             agents=agent.children,
-            mend_params=partial(self._correct_params, agent),
+            repair_params=partial(self._repair_params, agent),
             planned_from=agent,
             is_inline=is_inline,
             note=agent.note if shown is None else shown.note,
@@ -493,7 +493,7 @@ class Planner:
             tools=parent.tools,
             offered=tuple(dict.fromkeys([*parent.offered, *more])) if more else parent.offered,
             agents={**(parent.agents or {}), **uses.agents} if uses.agents else parent.agents,
-            mend_params=parent.mend_params,
+            repair_params=parent.repair_params,
             planned_from=agent,
             agent_info=parent.agent_info,
             hooks=agent.body_hooks,
@@ -517,8 +517,8 @@ class Planner:
             last = self._inherited[agent] = _InheritedTools(definitions, specs, instructions_note(agent, specs))
         return last
 
-    def _correct_params(self, spawner: Agent, asked: str | AgentDefinition, params: JsonValue) -> JsonValue:
-        """Return params with names and values corrected; those of an agent that will be refused anyway stay as they are."""
+    def _repair_params(self, spawner: Agent, asked: str | AgentDefinition, params: JsonValue) -> JsonValue:
+        """Return params with corrected names and values; unchanged if the agent is unknown or not allowed."""
         try:
             if not isinstance(asked, str):
                 agent = self._catalog.find(asked)
@@ -527,12 +527,11 @@ class Planner:
                 if key is None:
                     return params
                 agent = spawner.child(key)
-            mended: JsonValue = agent.schemas.mend(params)
-        # It is refused a moment later, by what knows how to say it to the model; here it would be told as a fault of
-        # the params.
+            repaired: JsonValue = agent.schemas.repair_params(params)
+        # A later check refuses the agent with an error for the model. An error here would blame the params.
         except StepEngineError:
             return params
-        return mended
+        return repaired
 
     def _find_allowed_child(self, parent: RunPlan, effect: Spawn) -> Agent:
         given = effect.definition

@@ -44,11 +44,11 @@ class CompiledSchemas(NamedTuple):
         validate_output: Turns an output into its stored JSON or raises ``OutputMissing``; ``None`` without a schema.
         decode_output: Turns stored JSON into what the caller gets; ``None`` when that is the JSON itself.
         output_schema: The JSON Schema of the output; ``None`` without one.
-        mend: Corrects names and values in given params, as those of a tool's input.
+        repair_params: Returns params with corrected names and values, as for a tool's input.
     """
 
     params: Callable[[Any], Params]
-    mend: Callable[[Any], Any]
+    repair_params: Callable[[Any], Any]
     validate_output: Callable[[Any], JsonValue] | None = None
     decode_output: Callable[[JsonValue], Any] | None = None
     output_schema: JsonDict | None = None
@@ -64,25 +64,25 @@ def compile_schemas(agent: AgentDefinition) -> CompiledSchemas:
     given = agent.input_schema.params if agent.input_schema is not None else None
     params = _make_params_validator(agent.id, given)
     schema: object = agent.output_schema
-    mend = _make_params_corrector(agent)
+    repair_params = _make_params_repairer(agent)
     if schema is None:
-        return CompiledSchemas(params, mend)
+        return CompiledSchemas(params, repair_params)
     where = f"agent {agent.id!r}: output_schema"
     if isinstance(schema, Mapping):
         return CompiledSchemas(
-            params, mend, _make_json_output_validator(agent.id, schema, where), None, JsonDict(schema)
+            params, repair_params, _make_json_output_validator(agent.id, schema, where), None, JsonDict(schema)
         )
     model = _check_model_class(schema, where)
     return CompiledSchemas(
         params,
-        mend,
+        repair_params,
         _make_model_output_validator(agent.id, model),
         partial(model_from_json, model),
         JsonDict(freeze(remove_titles(model.model_json_schema()))),
     )
 
 
-def _make_params_corrector(agent: AgentDefinition) -> Callable[[Any], Any]:
+def _make_params_repairer(agent: AgentDefinition) -> Callable[[Any], Any]:
     """Return the function that corrects an agent's params; its schema is made when it is first called."""
 
     @cache
@@ -93,7 +93,7 @@ def _make_params_corrector(agent: AgentDefinition) -> Callable[[Any], Any]:
             return None
         return None if schema is None else make_repairer(schema, {})
 
-    def mend(given: object) -> Any:
+    def repair_params(given: object) -> Any:
         if not isinstance(given, Mapping):
             return given
         repair = find_repairer()
@@ -102,7 +102,7 @@ def _make_params_corrector(agent: AgentDefinition) -> Callable[[Any], Any]:
         except DataError:
             return given
 
-    return mend
+    return repair_params
 
 
 def _check_model_class(schema: object, where: str) -> Any:

@@ -295,7 +295,7 @@ class Turn:
         journal: The caller's journal for the run; ``None`` for one in the store.
         start_new: Starts the run from a request, as ``Launcher.create_new_run``.
         start_recorded: Starts a run from its record, as ``Launcher.create_recorded_run``.
-        route: Returns the request for the agent that has the conversation of a state, as ``Launcher.route``.
+        route: Returns the request for the agent that has the conversation of a state, as ``Launcher.follow_handoff``.
         now: Returns the time of the engine's clock.
 
     Attributes:

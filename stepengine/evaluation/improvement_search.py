@@ -163,7 +163,7 @@ async def improve(
     with ReplyBook(search.folder / BOOK, Decimal(search.plan["budget"])) as book:
         trials = Trials(
             file, search.evaluation, search.folder, book, make, where,
-            partial(load_evaluation_agent, root=where, folders=folders), asked.for_case, pricing,
+            partial(load_evaluation_agent, root=where, folders=folders), asked.models_for_case, pricing,
             by=by, is_free=asked.is_free, done=partial(_report_case, on_progress),
         )  # fmt: skip
         improvement = await search.run(trials, resumes=bool(resume))
@@ -219,8 +219,8 @@ class _SearchModels:
         """Return whether a script replaces the model in a case; ``None`` for the reflecting model."""
         return self.replies is not None or (case is not None and case.replies is not None)
 
-    def for_case(self, case: Case | None) -> Models:
-        """Return the models for a case; ``None`` for the reflecting model."""
+    def models_for_case(self, case: Case | None) -> Models:
+        """Return the scripted models of a case or search, else the real ones; ``None`` is the reflecting model."""
         script = self.replies if case is None or case.replies is None else case.replies
         return self.registry if script is None else Models.from_value(ScriptedModel(script))
 

@@ -299,10 +299,10 @@ class EventProjection:
         if isinstance(opened.item.effect, AskPerson) and opened.item.effect.purpose == "permission":
             yield from _make_decision_events(opened.item.effect, path, getattr(outcome, "value", ()))
         if isinstance(opened.item.effect, CallModel):
-            yield from self._show_reply(run, result, opened.form["purpose"], getattr(outcome, "value", None))
+            yield from self._apply_reply(run, result, opened.form["purpose"], getattr(outcome, "value", None))
 
-    def _show_reply(self, run: _KnownRun, result: Result, purpose: str, reply: ModelReply | None) -> Iterator[Event]:
-        """Yield the events of a model's reply, and add the usage of it and its failed attempts."""
+    def _apply_reply(self, run: _KnownRun, result: Result, purpose: str, reply: ModelReply | None) -> Iterator[Event]:
+        """Add the usage of a reply and its failed attempts to the run, and yield the reply's events."""
         for attempt in result.attempts:
             if attempt.get("usage") is not None:
                 self._add_spending(result.path, restored(attempt["usage"]), None)

@@ -183,7 +183,7 @@ class RecordPlayer:
         stop = self._replayer.ends.stop_at(item.path, questions, waits=isinstance(item.effect, WAITS))
         if stop.kind == "suspended":
             io.record_suspension(item)
-        return attrs.evolve(stop, begun=self._replayer.find_stopped_call(item))
+        return attrs.evolve(stop, begun=self._replayer.find_stopped_call_usage(item))
 
     async def _start_background_child(self, item: Item, io: IO) -> Single:
         """Start a child in the background; the start is an outcome at once, and the end is recorded separately."""
@@ -303,7 +303,7 @@ class RecordPlayer:
     def _make_lost_attempt(self, item: Item) -> list[object]:
         """Return the attempt of a process that ended before recording the reply, with its known usage."""
         lost = {"error": bare(UnknownOutcome("the process ended before the reply was recorded"))}
-        begun = self._replayer.find_stopped_call(item)
+        begun = self._replayer.find_stopped_call_usage(item)
         # A call that was stopped before it was sent is no attempt.
         return [] if begun is None or begun.usage == NOTHING_USED else [{**lost, "usage": bare(begun.usage)}]
 

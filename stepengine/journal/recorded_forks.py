@@ -127,7 +127,7 @@ class SharedBudget:
         if known is None:
             self.unpriced += 1
         else:
-            self._ledger.spend(0, known)
+            self._ledger.add_usage(0, known)
         self._queue.end(call)
 
     async def perform_within_budget(self, estimate: CallEstimate, perform: Callable[[], Awaitable[Single]]) -> Single:

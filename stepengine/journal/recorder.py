@@ -225,7 +225,7 @@ class Recorder:
 
     def _record_stopped_usage(self, item: Item, io: IO) -> None:
         """Record the usage of a stopped model call; if that fails, the run ends."""
-        begun = io.find_stopped_call(item) if isinstance(item.effect, CallModel) else None
+        begun = io.find_stopped_call_usage(item) if isinstance(item.effect, CallModel) else None
         if begun is not None:
             with contextlib.suppress(StepEngineError):
                 self.append_stopped_usage(item, begun, self._timing.last)
@@ -254,7 +254,7 @@ class Recorder:
             self._record_stopped_usage(item, io)
             raise
         if again and self._replayer is not None:
-            outcome = _add_earlier_usage(outcome, self._replayer.find_stopped_call(item))
+            outcome = _add_earlier_usage(outcome, self._replayer.find_stopped_call_usage(item))
         kept, owed, waiting = self._record_outcome(item, outcome, noted, io, again=again)
         if waiting is not None:
             await self._pending.wait_ignoring_cancellation(waiting, owed)
@@ -410,11 +410,11 @@ class AttemptsIO(ForwardingIO):
 
     _entries: list[object]
 
-    def attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
+    def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
         """Record a failed attempt."""
         entry: dict[str, object] = {"error": bare(to_storable_error(failure.error))}
         self._entries.append(entry | ({"usage": bare(usage)} if usage is not None else {}))
-        return super().attempt(failure, usage)
+        return super().report_failed_attempt(failure, usage)
 
 
 @attrs.define(eq=False)

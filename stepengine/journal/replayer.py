@@ -44,7 +44,7 @@ def is_unstarted_child(value: object) -> bool:
 
 class Acceptance:
     """
-    Decides which differences from a record the caller accepts, and records the accepted ones.
+    Decides which differences from a record the caller accepts, and records those of kept effects.
 
     Attributes:
         notes: Notes about recorded effects that serve although something else is asked for now.
@@ -64,9 +64,9 @@ class Acceptance:
             # Written with the next record: where nothing new is recorded, because the run cannot go on, nothing is accepted.
             self._writer.unwritten.append(note)
 
-    def require(self, error: ReplayDivergence, address: Address, fp: str, *, keeps: bool | None = None) -> None:
+    def accept_or_raise(self, error: ReplayDivergence, address: Address, fp: str, *, keeps: bool | None = None) -> None:
         """
-        Record an accepted difference, or raise if the caller does not accept it.
+        Record a difference from a kept effect; raise *error* for any other, unless the caller accepts it.
 
         Raises:
             ReplayDivergence: *error*, when the effect is of another kind or the caller does not accept it.
@@ -170,7 +170,8 @@ class Replayer:
             return False
         is_kept_kind = self._leeway.keeps or (self._leeway.keeps_replies and asked.type == "model_call")
         keeps = is_kept_kind and known.type == asked.type and not self._permissions.has_wider_approval(item)
-        self.acceptance.require(self._errors.make_changed_error(known, asked, item), address, asked.fp, keeps=keeps)
+        error = self._errors.make_changed_error(known, asked, item)
+        self.acceptance.accept_or_raise(error, address, asked.fp, keeps=keeps)
         return True
 
     def starts_alike(self, asked: Intent) -> None:
@@ -336,7 +337,7 @@ class Replayer:
         error = past.find_end_difference(finished, is_closed=self._closed)
         if error is None:
             return finished
-        self.acceptance.require(error, ROOT, past.fingerprint_child_end(finished.as_child()))
+        self.acceptance.accept_or_raise(error, ROOT, past.fingerprint_child_end(finished.as_child()))
         was = past.find_root_end()
         if was is None:
             return finished
@@ -363,7 +364,7 @@ class Replayer:
             raise self._writer.fail(error)
         fp = past.fingerprint_child_end(child)
         if not past.was_difference_accepted(address, fp):
-            self.acceptance.require(error, address, fp)
+            self.acceptance.accept_or_raise(error, address, fp)
         path = item.path if item.effect.seq == -1 else child_path(*address)
         # The recorded output is JSON, and the handler expects its agent's own type: the child that was run again says
         # how to make it.
@@ -382,7 +383,7 @@ class Replayer:
         error = self._errors.make_result_error(recorded, outcome, item, "changed")
         fp = past.fingerprint_result(outcome.value)
         if not past.was_difference_accepted(item.address, fp):
-            self.acceptance.require(error, item.address, fp)
+            self.acceptance.accept_or_raise(error, item.address, fp)
         self._copy_computed(known, outcome)
         self._count_and_copy_result(known, recorded, item)
         return Value(recorded.value, known.at, recorded.inputs, outcome.body)
@@ -393,8 +394,8 @@ class Replayer:
         if self._mode.copies and body is not None and body.computed:
             self._writer.append(make_computed_record(known.address, known.at, body.computed))
 
-    def find_stopped_call(self, item: Item) -> PartialUsage | None:
-        """Return the usage of a stopped model call, or ``None`` if it is unknown."""
+    def find_stopped_call_usage(self, item: Item) -> PartialUsage | None:
+        """Return the known usage of a model call without a result; ``None`` if no request was sent."""
         return self._past.history.facts.find_lost_usage(item.address)
 
     def computed(self, path: str, number: int) -> Any:

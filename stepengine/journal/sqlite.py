@@ -38,7 +38,7 @@ from stepengine.journal.line_journal import LineJournal, LineWriter, LockedStore
 from stepengine.journal.line_reader import Reading, read_lines
 from stepengine.journal.locked_file import LockedFile, open_closing_idle_files
 from stepengine.journal.mailbox import Mailbox
-from stepengine.journal.sqlite_mailbox import SqliteMailbox, delete_letters
+from stepengine.journal.sqlite_mailbox import SqliteMailbox, delete_mailbox
 from stepengine.journal.store import Journal, WakePlace, Writer
 from stepengine.workspace.atomic import sync_folder
 from stepengine.workspace.file_formats import check_own_database
@@ -218,11 +218,11 @@ class SqliteJournal(LineJournal):
         return SqliteMailbox(self, self.path, self._find_only_run, seconds=BUSY_SECONDS)
 
     def discard(self) -> None:
-        """Remove the run and its letters."""
+        """Delete the run and its mailbox."""
         run = self._find_only_run()
         with _open_for_writing(self.path) as database:
             database.execute("DELETE FROM lines WHERE run = ?", (run,))
-            delete_letters(database, run)
+            delete_mailbox(database, run)
 
     def writer(self) -> Writer:
         """Lock the run for writing; a missing file is created."""

@@ -155,8 +155,8 @@ class SqliteMailbox(Mailbox):
         return status
 
 
-def delete_letters(database: sqlite3.Connection, run: str) -> None:
-    """Delete the messages to a run, in a transaction."""
+def delete_mailbox(database: sqlite3.Connection, run: str) -> None:
+    """Delete all messages in a run's mailbox; call it in a transaction."""
     if _has_letters_table(database):
         database.execute("DELETE FROM letters WHERE run = ?", (run,))
 

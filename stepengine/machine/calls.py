@@ -260,7 +260,7 @@ class ChildMember(EffectMember):
         """Return the ``Spawn``."""
         run, asked = self.run, self._asked
         body, sources = run.plan.body, run.effects.sources
-        params = run.plan.mend_params(asked.agent, asked.params) if asked.params else asked.params
+        params = run.plan.repair_params(asked.agent, asked.params) if asked.params else asked.params
         if sources is not None and not self._by:
             sources.add_handler_values([asked.prompt, params])
         spawn = ef.Spawn(

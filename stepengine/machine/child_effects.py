@@ -163,7 +163,7 @@ def _make_child_effect(
             return ChildResult(agent_id=agent_id, status="failed", error=error)
         agent_id = found
     sources = run.effects.sources
-    params = run.plan.mend_params(entry.definition or agent_id, entry.params) if entry.params else entry.params
+    params = run.plan.repair_params(entry.definition or agent_id, entry.params) if entry.params else entry.params
     return Spawn(
         run.effects.number(),
         agent_id,

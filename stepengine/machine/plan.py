@@ -93,7 +93,7 @@ class RunPlan:
             whoever performs a ``Spawn`` to know them.
         planned_from: What whoever made the plan made it from; the machine does not look at it.
         is_inline: Whether it goes on from the history of the run that spawned it, and leaves its own there.
-        mend_params: Returns params with names and values corrected: of an id that the agent may spawn, or a definition.
+        repair_params: Returns params with corrected names and values, for the id of a child agent or a definition.
         note: What is added to its instructions: which agents there are, and what it may call.
         placeholders: Those in its prompts; ``None`` without any.
         agent_info: Tells of an agent of the engine, for ``lookup_agent_info``; raises ``AgentError`` for an unknown id.
@@ -131,7 +131,7 @@ class RunPlan:
     offered: tuple[str, ...] = attrs.field(default=(), converter=to_tuple)
     sent: tuple[ToolSpec, ...] | None = None
     agents: Mapping[str, str] | None = None
-    mend_params: Callable[[Any, JsonValue], JsonValue] = attrs.field(default=_return_params, eq=False, repr=False)
+    repair_params: Callable[[Any, JsonValue], JsonValue] = attrs.field(default=_return_params, eq=False, repr=False)
     planned_from: Any = attrs.field(default=None, eq=False, repr=False)
     is_inline: bool = False
     note: str = ""

@@ -158,7 +158,7 @@ def stepengine_cassette(request: pytest.FixtureRequest) -> CassetteFixture:
 
 @pytest.fixture
 def stepengine_journal(request: pytest.FixtureRequest) -> JournalFixture:
-    """Return the journal of the test: `engine.run(agent, prompt, journal=journal)` records a run once and repeats it then."""
+    """Return the journal of the test: `engine.run(agent, prompt, journal=journal)` records a run once and replays it afterwards."""
     from stepengine.testing.recordings import JournalFixture
 
     item = request.node

@@ -240,7 +240,7 @@ class CorePerformer:
                     return self._outcomes.failure(item, failed)
             else:
                 return self._outcomes.value(item, reply)
-            room = io.attempt(Failure(cut_error(failed)), used)
+            room = io.report_failed_attempt(Failure(cut_error(failed)), used)
             refusal = None if room is None else await self._store_usage_if_stopped(item, room(), spent)
             if refusal is not None:
                 return self._outcomes.failure(item, _add_refusal(failed, refusal, spent))

@@ -183,7 +183,7 @@ class StopOnFailure:
             if not work.done():
                 await _cancel_and_wait(work)
         return (
-            attrs.evolve(self._record_stop(item, signals), begun=io.find_stopped_call(item))
+            attrs.evolve(self._record_stop(item, signals), begun=io.find_stopped_call_usage(item))
             if work.cancelled()
             else work.result()
         )

@@ -172,7 +172,7 @@ class TurnSequence:
         if not self.done:
             return
         self.tree.hub.is_kept_open = False
-        self.tree.hub.end()
+        self.tree.hub.end_subscriptions()
         while self._callbacks:
             self._callbacks.pop()()
 

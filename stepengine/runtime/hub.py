@@ -799,10 +799,10 @@ class Hub:
         if not self.is_kept_open:
             self._last = event
         self.emit(event, True)
-        self.end()
+        self.end_subscriptions()
 
-    def end(self) -> None:
-        """End all subscriptions, unless another turn follows."""
+    def end_subscriptions(self) -> None:
+        """End all subscriptions, unless the hub stays open for another turn."""
         self.root.history = None
         if self._news is not None:
             self._news.clear()

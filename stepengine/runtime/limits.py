@@ -234,8 +234,8 @@ class SpendingLedger:
             ledger.reserved_tokens += tokens
             ledger.reserved_cost += cost
 
-    def spend(self, tokens: int, cost: Decimal) -> None:
-        """Count usage here and above."""
+    def add_usage(self, tokens: int, cost: Decimal) -> None:
+        """Add usage to this ledger and to those above it."""
         for ledger in (self, *self.above):
             ledger.tokens += tokens
             ledger.cost += cost
@@ -473,9 +473,9 @@ class _MeteredIO(ForwardingIO):
 
     _settle: Callable[[Usage | None], RetryWait | None]
 
-    def attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
+    def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
         """Pass on a failed attempt, and settle it."""
-        super().attempt(failure, usage)
+        super().report_failed_attempt(failure, usage)
         return self._settle(usage)
 
 
@@ -682,11 +682,11 @@ class UsageMeter:
         # A call that was cut off has been paid for in part; what is known of it counts, before the cancellation goes
         # on.
         except BaseException:
-            used = self._usage_of_call(item, Stop("cancelled", begun=io.find_stopped_call(item)), tokens, cost)
+            used = self._usage_of_call(item, Stop("cancelled", begun=io.find_stopped_call_usage(item)), tokens, cost)
             raise
         finally:
             # A limit that was reached between two attempts has been counted up to there.
-            call.ledger.spend(max(0, used[0] - call.settled[0]), max(FREE, used[1] - call.settled[1]))
+            call.ledger.add_usage(max(0, used[0] - call.settled[0]), max(FREE, used[1] - call.settled[1]))
             self._queue.end(call)
         return outcome
 
@@ -696,7 +696,7 @@ class UsageMeter:
             return None
         cost = self._prices.for_usage(cast("CallModel", item.effect).request.model, usage) or FREE
         call.settled = call.settled[0] + usage.total_tokens, call.settled[1] + cost
-        call.ledger.spend(usage.total_tokens, cost)
+        call.ledger.add_usage(usage.total_tokens, cost)
         self._queue.end(call)
         self._queue.start(call)
         return partial(self._wait_for_retry, call)
@@ -811,7 +811,7 @@ class Repeats:
         self._last.pop(path, None)
 
     def _check_repetition(self, path: str, effect: CallTool, most: int) -> None:
-        """Refuse a call if it repeats the last one too often."""
+        """Refuse a call if the last *most* calls of the tool had the same input and result."""
         last = self._last.get(path, {}).get(effect.tool_name)
         given, _, times = last or (None, None, 0)
         if times >= most and given == effect.input:

@@ -67,7 +67,7 @@ class IO(Protocol):
     def emit(self, event: Event) -> None:
         """Show an event; call it in the run's event loop."""
 
-    def attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
+    def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
         """
         Report a failed attempt that is to be retried, and its known usage.
 
@@ -75,8 +75,8 @@ class IO(Protocol):
             Waits until the retry may start, and returns the error if it may not; ``None`` where it may at once.
         """
 
-    def find_stopped_call(self, item: Item) -> PartialUsage | None:
-        """Return the usage of a stopped model call, or ``None`` if it is unknown."""
+    def find_stopped_call_usage(self, item: Item) -> PartialUsage | None:
+        """Return the known usage of a model call without a result; ``None`` if no request was sent."""
 
     def record_waiting_call(self, item: Item) -> Awaitable[None]:
         """Record that the body of a deferred tool has returned and its call only waits."""
@@ -112,13 +112,13 @@ class ForwardingIO:
         """Show an event."""
         self._io.emit(event)
 
-    def attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
+    def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
         """Report a failed attempt that is to be retried."""
-        return self._io.attempt(failure, usage)
+        return self._io.report_failed_attempt(failure, usage)
 
-    def find_stopped_call(self, item: Item) -> PartialUsage | None:
-        """Return the usage of a stopped model call, or ``None`` if it is unknown."""
-        return self._io.find_stopped_call(item)
+    def find_stopped_call_usage(self, item: Item) -> PartialUsage | None:
+        """Return the known usage of a model call without a result; ``None`` if no request was sent."""
+        return self._io.find_stopped_call_usage(item)
 
     def record_waiting_call(self, item: Item) -> Awaitable[None]:
         """Record that a call only waits."""

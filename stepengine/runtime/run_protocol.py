@@ -29,7 +29,7 @@ class Run(Protocol):
 
     @property
     def busy(self) -> Item | Members | Literal[True] | None:
-        """The effects that it performs now."""
+        """The effects in progress; ``True`` during other work, ``None`` if idle."""
 
     def stop_with_error(self, error: BaseException) -> Stop:
         """Stop the run because a performer raised an exception."""

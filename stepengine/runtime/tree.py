@@ -165,7 +165,7 @@ class RunTree:
         """Whether anyone receives events."""
         return self.hub.watched
 
-    def attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
+    def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
         """Ignore a failed attempt; a recorder wraps this method."""
         return None
 
@@ -191,8 +191,8 @@ class RunTree:
             self.loop.call_soon(self.mail.deliver, message)
         return is_new
 
-    def find_stopped_call(self, item: Item) -> PartialUsage | None:
-        """Return the usage of a stopped model call, or ``None`` if it is unknown."""
+    def find_stopped_call_usage(self, item: Item) -> PartialUsage | None:
+        """Return the known usage of a model call without a result; ``None`` if no request was sent."""
         return self.leftovers.stopped_calls.get(item.address)
 
     async def wait_for(self, coming: Callable[[], Awaitable[object]]) -> bool:

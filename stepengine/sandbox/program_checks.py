@@ -954,7 +954,7 @@ def _run_checker(checkout: Checkout, code: str, text: str, known: Collection[str
 
 
 def _run_until_stop(snapshot: SyncSnapshot) -> None:
-    """Answer the checker's requests for missing modules until the stopping line is reached."""
+    """Resume the checked program until it calls ``STOP`` in its first line; leave earlier external calls unhandled."""
     from pydantic_monty import FunctionSnapshot
 
     for _ in range(MAX_ANSWERS):

@@ -798,19 +798,20 @@ class Guard:
 
     @contextmanager
     def _count_request(self, caller: Caller) -> Iterator[None]:
-        self._check_share(self._answered, caller, "requests", "end some of them first")
+        self._check_concurrency(self._answered, caller, "requests", "end some of them first")
         with self._answered.use(caller.name):
             yield
 
     def _count_stream(self, caller: Caller, stack: ExitStack) -> int:
         """Count a request as an event stream until *stack* closes; return the number of its caller's streams."""
-        self._check_share(
+        self._check_concurrency(
             self._streams, caller, "event streams", "close some of them first; other requests are answered"
         )
         stack.enter_context(self._streams.use(caller.name))
         return self._streams.count(caller.name)
 
-    def _check_share(self, shares: OwnerShares, caller: Caller, what: str, advice: str) -> None:
+    def _check_concurrency(self, shares: OwnerShares, caller: Caller, what: str, advice: str) -> None:
+        """Raise ``Problem`` 503 or 429 if the caller may not open one more of *what* now."""
         if shares.has_room(caller.name):
             return
         count = shares.count(caller.name)

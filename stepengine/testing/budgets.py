@@ -87,11 +87,11 @@ class _SilentIO:
     def emit(self, event: Event) -> None:
         """Do nothing."""
 
-    def attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
+    def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
         """Do nothing."""
         return None
 
-    def find_stopped_call(self, item: Item) -> PartialUsage | None:
+    def find_stopped_call_usage(self, item: Item) -> PartialUsage | None:
         """Return ``None``: no stopped call is known."""
 
     async def record_waiting_call(self, item: Item) -> None:

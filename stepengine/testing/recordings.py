@@ -563,8 +563,8 @@ class JournalFixture(SelfOpeningJournal):
         Raise the first error of the test's runs, also a swallowed one, or an error for an unused journal.
 
         Raises:
-            ReplayDivergence: when the run went otherwise, also when somebody swallowed it.
-            AssertionError: when there is a record and no run.
+            ReplayDivergence: when the run diverged from its journal, even if a handler caught the error.
+            AssertionError: when a journal was not used.
         """
         if self.misses:
             raise self.misses[0]

@@ -241,7 +241,7 @@ def _iter_worlds(
     kinds = [kind for kind in given if isinstance(kind, str)]
     if history is None and seeds is not None:
         return ((seed, exact or RandomFaults(seed, kinds)) for seed in seeds)
-    worlds = _iter_all_worlds if history is None else _iter_recorded_worlds
+    worlds = _iter_single_faults_and_crash_pairs if history is None else _iter_recorded_worlds
     return ((0, faults) for faults in worlds(setting, exact, [check_kind(kind) for kind in kinds]))
 
 
@@ -374,10 +374,10 @@ def _run_without_crash(setting: SimulationSetting, world: World) -> Finished:
     return setting.undisturbed[key]
 
 
-def _iter_all_worlds(
+def _iter_single_faults_and_crash_pairs(
     setting: SimulationSetting, exact: Sequence[Fault], kinds: Sequence[str]
 ) -> Iterator[Sequence[Fault]]:
-    """Yield the faults of each world of an exhaustive simulation: none, each kind at each effect, each pair of crashes."""
+    """Yield the faults of each world: none, then each single fault at each effect, then each pair of crashes."""
     yield exact
     calm = World(setting, 0, exact)
     calm.run()

@@ -237,7 +237,7 @@ class Walk:
         Raise *error* at the current yield, run to the next one, and return this walk.
 
         Raises:
-            BaseException: what the handler lets out, *error* itself when it does not catch it.
+            BaseException: what the handler raises; *error* itself if it does not catch it.
             AssertionError: when the handler has finished.
         """
         self._expect_open("throw")

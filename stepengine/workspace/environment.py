@@ -351,7 +351,7 @@ class CommandEnvironment:
         """Return the absolute path of a program on the system of the commands; ``None`` if it is not found."""
         if self.system is None or "/" in name:
             return find_program(name, search_path, self.root)
-        return self.system.which(name, search_path.split(os.pathsep), self.root)
+        return self.system.find_program_outside(name, search_path.split(os.pathsep), self.root)
 
     def _known_variables(self) -> tuple[Mapping[str, str], str, str]:
         """Return the variables of the system, the user's name, and the home folder."""

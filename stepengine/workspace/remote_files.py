@@ -404,9 +404,10 @@ class RemoteSystem:
             known = self._variables[key] = ({k: v for k, v in given.items() if k in key}, str(user), str(home))
         return known
 
-    def which(self, name: str, folders: Sequence[str], root: Sequence[str]) -> str | None:
-        """Return the path of a program in the given folders and outside of the root; ``None`` without one."""
-        found: Any = self.ask("which", name=name, folders=list(folders), root=list(root)).head.get("found")
+    def find_program_outside(self, name: str, folders: Sequence[str], root: Sequence[str]) -> str | None:
+        """Search *folders* for a program outside of the root, and return its path or ``None``."""
+        head = self.ask("find_program_outside", name=name, folders=list(folders), root=list(root)).head
+        found: Any = head.get("found")
         return found if _is_text(found) and found.startswith("/") else None
 
     def find_outside(self, paths: Sequence[str], root: Sequence[str]) -> list[str]:

@@ -183,7 +183,7 @@ class _Instructions:
         except ToolError:
             return
         try:
-            with closing(walk(root.holds, opened.fd, opened.parts, WalkBudget(ENTRIES, SECONDS), enter)) as entries:
+            with closing(walk(root.may_enter, opened.fd, opened.parts, WalkBudget(ENTRIES, SECONDS), enter)) as entries:
                 count = 0
                 for parts, entry in entries:
                     is_deeper = entry.name in INSTRUCTION_FILES and len(parts) > len(opened.parts) + 1

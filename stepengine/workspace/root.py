@@ -136,9 +136,9 @@ class Root:
         """Close the folder. This also happens when the root is garbage-collected."""
         self._closer()
 
-    def holds(self, fd: Fd) -> bool:
+    def may_enter(self, fd: Fd) -> bool:
         """
-        Return True if an open folder may be entered: it is on the root's file system, or others are allowed.
+        Return whether an open folder may be entered: it is on the root's file system, or the policy allows others.
 
         If there are rules about files, a folder that is mounted a second time counts as another file system: it shows files
         under paths that no rule names, although its device is the same.
@@ -244,7 +244,7 @@ class Root:
         """Yield path and status of the files that *wanted* selects."""
         fd = calls.open_at(".", FOLDER, self.fd)
         try:
-            with closing(walk(self.holds, fd, (), budget, lambda _, __: True)) as entries:
+            with closing(walk(self.may_enter, fd, (), budget, lambda _, __: True)) as entries:
                 for place, entry in entries:
                     if entry.is_file(follow_symlinks=False) and wanted(place):
                         with suppress(OSError):
@@ -305,7 +305,7 @@ class Root:
     def _check_device(self, fd: Fd, path: str) -> os.stat_result:
         """Return the ``fstat`` result; raise an error for another file system than the root's."""
         info = calls.fstat(fd)
-        if not self.holds(fd):
+        if not self.may_enter(fd):
             msg = f"{path!r} is on another file system than the root, which this set of tools does not enter"
             raise ToolError(msg)
         return info

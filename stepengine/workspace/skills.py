@@ -270,7 +270,7 @@ def _iter_skill_folders(
     try:
         start = len(opened.parts)
         with closing(
-            walk(root.holds, opened.fd, opened.parts, left, lambda parts, _: len(parts) <= start + MAX_DEPTH_LEVELS)
+            walk(root.may_enter, opened.fd, opened.parts, left, lambda parts, _: len(parts) <= start + MAX_DEPTH_LEVELS)
         ) as entries:
             for parts, entry in entries:
                 is_head = entry.name == "SKILL.md"
@@ -410,7 +410,7 @@ def _list_files(found: Skill) -> list[str]:
     opened = found.root.open_folder(found.folder)
     try:
         start, budget = len(opened.parts), WalkBudget(MAX_FOLDERS, SCAN_SECONDS)
-        with closing(walk(found.root.holds, opened.fd, opened.parts, budget, lambda *_: True)) as entries:
+        with closing(walk(found.root.may_enter, opened.fd, opened.parts, budget, lambda *_: True)) as entries:
             names = [
                 "/".join(parts[start:])
                 for parts, entry in entries

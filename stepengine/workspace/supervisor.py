@@ -96,17 +96,17 @@ def supervise(line: int, parent: int, command: int, woken: int) -> None:
     for fd in (line, parent, woken):
         if fd >= 0:
             waiting.register(fd, select.POLLIN)
-    is_told = False
+    is_reported = False
     while True:
-        is_told = reap(line, command, is_told=is_told)
+        is_reported = reap_children(line, command, is_reported=is_reported)
         if any(fd != woken for fd, _ in waiting.poll()):
             return
         os.read(woken, 4096)
 
 
-def reap(line: int, command: int, *, is_told: bool) -> bool:
+def reap_children(line: int, command: int, *, is_reported: bool) -> bool:
     """
-    Collect ended child processes, and report the end of the command; return whether it was reported.
+    Reap ended child processes and report the end of the command; return whether that end is reported.
 
     The command itself is not collected, so that its id stays reserved.
     """
@@ -114,13 +114,13 @@ def reap(line: int, command: int, *, is_told: bool) -> bool:
         if pid != command:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
-        elif not is_told:
+        elif not is_reported:
             found = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
             if found is not None:
                 how = b"exit" if found.si_code == os.CLD_EXITED else b"signal"
                 os.write(line, b"%b %d\n" % (how, found.si_status))
-                is_told = True
-    return is_told
+                is_reported = True
+    return is_reported
 
 
 def children(command: int) -> list[int]:

@@ -60,7 +60,7 @@ class WalkBudget:
 
 
 def walk(
-    holds: Callable[[Fd], bool],
+    may_enter: Callable[[Fd], bool],
     fd: Fd,
     parts: tuple[str, ...],
     budget: WalkBudget,
@@ -72,7 +72,7 @@ def walk(
     Symbolic links and special files are left out. An entry's ``stat`` works only until the next one is asked for.
 
     Args:
-        holds: Says of an open folder whether it may be entered; see ``Root.holds``.
+        may_enter: Returns whether an open folder may be entered; see ``Root.may_enter``.
         fd: The folder; it stays open.
         parts: Its place below the root.
         budget: How far to go.
@@ -94,21 +94,21 @@ def walk(
             return
         yield place, entry
         if is_folder:
-            yield from _walk_below(holds, (fd, entry.name), place, budget, enter)
+            yield from _walk_below(may_enter, (fd, entry.name), place, budget, enter)
         if budget.cut:
             return
 
 
 def _walk_below(
-    holds: Callable[[Fd], bool], at: tuple[Fd, str], place: tuple[str, ...], budget: WalkBudget, enter: Any
+    may_enter: Callable[[Fd], bool], at: tuple[Fd, str], place: tuple[str, ...], budget: WalkBudget, enter: Any
 ) -> Generator[Any, None, None]:
     try:
         inner = calls.open_at(at[1], FOLDER, at[0])
     except OSError:  # gone, swapped for a link, or not ours to read
         return
     try:
-        if holds(inner):
-            with closing(walk(holds, inner, place, budget, enter)) as entries:
+        if may_enter(inner):
+            with closing(walk(may_enter, inner, place, budget, enter)) as entries:
                 yield from entries
     except OSError:
         return

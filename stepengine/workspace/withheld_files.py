@@ -47,7 +47,7 @@ def list_withheld(root: Root, folder: OpenedEntry, *, deep: bool) -> list[tuple[
         return False
 
     budget = WalkBudget(SECRET_SCAN_ENTRIES)
-    with closing(walk(root.holds if deep else lambda _: False, folder.fd, folder.parts, budget, enter)) as entries:
+    with closing(walk(root.may_enter if deep else lambda _: False, folder.fd, folder.parts, budget, enter)) as entries:
         found += [place[start:] for place, entry in entries if not entry.is_dir() and root.is_withheld(place)]
     if budget.cut:
         msg = f"what may be listed of it could not be told: {budget.cut}; name a smaller folder"
@@ -65,7 +65,9 @@ def has_visible_entry(root: Root, folder: OpenedEntry, names: Collection[str], *
         names: Single names.
         deep: Whether what folders in it hold counts, too.
     """
-    holds = root.holds if deep else lambda _: False
+    may_enter = root.may_enter if deep else lambda _: False
     budget = WalkBudget(SECRET_SCAN_ENTRIES)
-    with closing(walk(holds, folder.fd, folder.parts, budget, lambda place, _: not root.is_withheld(place))) as entries:
+    with closing(
+        walk(may_enter, folder.fd, folder.parts, budget, lambda place, _: not root.is_withheld(place))
+    ) as entries:
         return any(entry.name in names and not root.is_withheld(place) for place, entry in entries)

@@ -57,7 +57,7 @@ KINDS = {
     "folder": os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC,
     "file": os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC,
 }
-SLOW = {"list", "pread", "replace", "remove", "sweep", "spawn", "end_marked", "which"}
+SLOW = {"list", "pread", "replace", "remove", "sweep", "spawn", "end_marked", "find_program_outside"}
 """Requests that may be slow: each runs in its own thread, while the others run in order of arrival."""
 
 
@@ -220,8 +220,8 @@ class Worker:
         given = {name: os.environ[name] for name in names if name in os.environ}
         return {"variables": given, "user": user, "home": os.path.expanduser("~")}
 
-    def do_which(self, name: str, folders: list[str], root: list[str]) -> Any:
-        """Return the path of a program in *folders*, unless it is below the root."""
+    def do_find_program_outside(self, name: str, folders: list[str], root: list[str]) -> Any:
+        """Search *folders* for a program outside of the root, and return its path."""
         import shutil
 
         for folder in folders:

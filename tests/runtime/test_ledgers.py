@@ -102,7 +102,7 @@ class Trees(RuleBasedStateMachine):
         done = self.calls.pop(at % len(self.calls))
         tokens, cost = int(done.tokens * share), done.cost * int(share * 100) / 100
         done.ledger.reserve(-done.tokens, -done.cost)
-        done.ledger.spend(tokens, cost)
+        done.ledger.add_usage(tokens, cost)
         for one in self.above(done.ledger):
             self.spent[id(one)] = [self.spent[id(one)][0] + tokens, self.spent[id(one)][1] + cost]
 

@@ -227,7 +227,7 @@ class ShownTurn:
     # --- what a call is about ------------------------------------------------------------------------------------------
 
     def _permission_content(self, event: PermissionRequested) -> list[Any]:
-        """Return the origins of a call's arguments, then its changes as diffs, else its preview, else its input in words."""
+        """Return the origins of a call's arguments, then its changes as diffs, else its preview, else its input as text."""
         origins = event.question.origins
         told = [acp.tool_content(acp.text_block("\n".join(origins)))] if origins else []
         if diffs := list(self._make_diffs(event.input)):

@@ -320,7 +320,7 @@ def _remote_environment(system: RemoteSystem) -> dict[str, str]:
 def _find_program(name: str, search_path: str, system: RemoteSystem | None) -> str | None:
     if system is None or "/" in name:
         return find_program(name, search_path, ())
-    return system.which(name, search_path.split(os.pathsep), ())
+    return system.find_program_outside(name, search_path.split(os.pathsep), ())
 
 
 def parse_variables(given: Mapping[str, Any]) -> dict[str, str]:

@@ -421,7 +421,7 @@ class _EventTranslator:
                 return
             case RunStatus.SUSPENDED:
                 yield from self._show_waiting_calls(result.state)
-                yield from self._show_waits(event)
+                yield from self._show_non_question_waits(event)
                 outcome = self._pending_outcome(result.pending_questions, result.state)
             case RunStatus.CANCELLED:
                 outcome = core.RunFinishedCancelledOutcome(type="cancelled")
@@ -462,8 +462,8 @@ class _EventTranslator:
                     ToolStarted(tool_name=part.tool_name, tool_call_id=part.tool_call_id, input=part.input)
                 )
 
-    def _show_waits(self, event: RunFinished) -> Iterator[BaseEvent]:
-        """Yield a text about waits that no page can answer, and the event ``stepengine.waits`` for pages that know it."""
+    def _show_non_question_waits(self, event: RunFinished) -> Iterator[BaseEvent]:
+        """Yield the event ``stepengine.waits`` with the waits other than questions, and a text about them."""
         result = event.result
         said = describe_waits(result.waits_for)
         if not said or event.path:
@@ -490,7 +490,7 @@ class _EventTranslator:
         yield from ()
 
     def _show_permission_request(self, event: PermissionRequested) -> Iterator[BaseEvent]:
-        """Yield the call; the question follows at the end of the run, which is suspended with its open questions."""
+        """Yield the call. Its question follows at the end of the run, which is suspended."""
         self._asked[event.question.id] = self._call_id(event.path, event.tool_call_id)
         yield from self._show_call(event)
 

@@ -222,6 +222,7 @@ class GoogleProvider(HttpProvider):
         return tuple(dropped)
 
     def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
+        """Encode *request*; after a rejected signature (*after*), omit earlier thoughts and signatures."""
         request = self._prepare_request(request, after)
         model = self.strip_prefix(request.model)
         warn_once(thinking_for_gemini(request.settings.thinking, model).note)

@@ -109,7 +109,7 @@ def walk_visible(
     def enter(place: Parts, _: Fd) -> bool:
         return not root.is_withheld(place) and not ignore.is_ignored(place, is_folder=True)
 
-    with closing(walk(root.holds, opened.fd, opened.parts, budget, enter)) as entries:
+    with closing(walk(root.may_enter, opened.fd, opened.parts, budget, enter)) as entries:
         for place, entry in entries:
             is_folder = entry.is_dir(follow_symlinks=False)
             if is_folder:

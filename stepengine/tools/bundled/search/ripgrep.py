@@ -83,7 +83,7 @@ def search_in_python(
         hidden = place[-1].startswith(".") and not (len(place) == depth + 1 and place[-1] in HIDDEN_SEARCHED)
         return not hidden and not root.is_withheld(place) and not ignore.is_ignored(place, is_folder=True)
 
-    with closing(walk(root.holds, base.fd, base.parts, budget, enter)) as entries:
+    with closing(walk(root.may_enter, base.fd, base.parts, budget, enter)) as entries:
         for place, entry in entries:
             if entry.is_dir(follow_symlinks=False) or place[-1].startswith(".") or not wanted(place):
                 continue
@@ -192,7 +192,7 @@ def find_ripgrep(root: Sequence[str], system: RemoteSystem | None = None) -> str
     """Return the path of ``rg``, next to the interpreter or on the search path (of *system*), but never below the root."""
     if system is not None:
         given, _, _ = system.variables(("PATH",))
-        return system.which("rg", given.get("PATH", "").split(os.pathsep), root)
+        return system.find_program_outside("rg", given.get("PATH", "").split(os.pathsep), root)
     beside = str(Path(sys.executable).parent)
     for folders in (beside, None):
         found = shutil.which("rg", path=folders)
