@@ -103,8 +103,9 @@ class GoogleProvider(HttpProvider):
         return transport.create_clients(self._load_sdk(), access, base_url, self._api_version, http_client)
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        is_of_sdk = isinstance(error, self._load_sdk().errors.APIError)
-        return error_from_response(error.response, call) if is_of_sdk else error_from_transport(error, call)
+        if isinstance(error, self._load_sdk().errors.APIError):
+            return error_from_response(error.response, call)
+        return error_from_transport(error, call)
 
     async def _post(self, client: Any, body: RequestBody, *, stream: bool) -> object:
         return await transport.post(client, body.path, None if body.is_question else body.content, body.headers)
