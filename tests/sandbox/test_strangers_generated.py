@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from stepengine import AgentDefinition, Engine, RunResult, RunStatus, tool
+from stepengine import AgentDefinition, AgentState, Engine, RunResult, RunStatus, tool
+from stepengine.data.events import Event
 from stepengine.data.messages import ToolResult
 from stepengine.errors import StepEngineError
 from stepengine.journal import FileJournal
@@ -51,12 +52,18 @@ def both_of(seed: int, folder: Path) -> Both:
 def happened(agents: Agents, seed: int, faults: tuple[str, ...] | None, monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Return all that happens in a world, or what a simulation has against it."""
     seen: list[str] = []
+    shown: Sequence[Event] = ()
     check: Any = simulation._run_checked
 
     def noted(setting: Any, world: Any) -> Any:
         finished = check(setting, world)
-        seen.extend([repr(finished), *[f"{at}: {record}" for at, record in world.records.items()], repr(world._events)])
+        performed = [f"{at}: {effect}" for at, effect in world.effects.performed.items()]
+        seen.extend([repr(finished), *performed, repr(shown)])
         return finished
+
+    def keep_events(_: AgentState, events: Sequence[Event]) -> None:
+        nonlocal shown
+        shown = events
 
     with monkeypatch.context() as patched:
         patched.setattr(simulation, "_run_checked", noted)
@@ -68,7 +75,7 @@ def happened(agents: Agents, seed: int, faults: tuple[str, ...] | None, monkeypa
                 results=RESULTS,
                 may_raise=(Exception,),
                 faults=faults,
-                invariants=[lambda *_: True],
+                invariants=[keep_events],
             )
         except simulation.SimulationFailed as failed:
             seen.append(str(failed))
