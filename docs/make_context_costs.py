@@ -1,5 +1,5 @@
 # ruff: noqa: INP001, D103
-"""Write ``docs/context-policies.md`` and the costs of runs under every context policy: ``python docs/make_context_policies.py``."""
+"""Write the costs of runs under every context policy: ``python docs/make_context_costs.py``."""
 
 from __future__ import annotations
 
@@ -23,51 +23,12 @@ from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.usage import Usage
 from stepengine.testing import ScriptedModel, text, tool_call
 
-HERE = Path(__file__).parent
+TARGET = Path(__file__).parent / "reference" / "context-costs.md"
 STEPS = 400
 WINDOW = 30_000
 CACHED, WRITTEN = 0.1, 1.25
 """What a prompt token costs that was in the cache, and one that was not, beside an uncached one."""
 SUMMARY = "The user wants every module read and every failing test repaired. " * 40
-
-HEAD = """\
-# Context pruning: compaction and summaries
-
-A context policy shortens the prompt before it exceeds the model's context window. Pass policies as `pre_step` hooks, the least
-destructive first.
-
-```python
-engine = Engine(agents=[agent], hooks=Hooks(pre_step=[mask_tool_results(), truncate()]))
-```
-
-A policy's `max_tokens` limits the prompt. The default is 80% of the model's context window, or 100,000 tokens if the window is unknown.
-
-Policies change only the prompt. With `replace_record=True`, a policy also shortens `AgentState.message_history` and stored sessions.
-
-| policy | removes | use it for |
-|---|---|---|
-| `truncate` | the oldest exchanges, but not the first and the latest user message and instructions | chats; a last resort |
-| `mask_tool_results` | old results, first of the tools that you name, then long ones | results that the agent can read again |
-| `output_cache` | the oldest results; the tool `read_output` fetches them | results that cannot be produced again |
-| `@tool(ephemeral=N)` | all results of the tool except the newest N | screenshots, listings, status output |
-| `prune_to_summary` | the text of replies, most inputs and results; user messages, errors, edits, answers and outputs of agents only where its budget is too small for them | long coding turns, without a model call |
-| `summarize` | everything except the model's summary, unanswered user messages and instructions | other long tasks; each summary costs a model call |
-| `raise_on_overflow` | nothing: the run fails before the model call | tests; callers with their own policy |
-
-## Find omitted messages
-
-Add `recall_history_tool()` to let the model search the omitted messages of its own run. Do not use `recall_history_tool()` if you removed messages to
-hide them.
-
-`replace_record=True`, `compact` and `set_messages` remove messages from the history. If the agent has `recall_history_tool()`, `AgentState.left_out`
-keeps these messages. Stored sessions include them, so their size does not shrink.
-
-`stepengine show RUN --left-out` lists the messages that each compaction removed, with their tokens and replacement.
-
-## Compare costs
-
-[This table](reference/context-costs.md) compares the cost of a long run with each policy.
-"""
 
 COSTS = f"""\
 # Costs of context policies
@@ -230,11 +191,10 @@ def table() -> str:
     return "\n".join(lines)
 
 
-def pages() -> dict[str, str]:
-    """Return the text of the guide, and of the page with the costs, by file name."""
-    return {"context-policies.md": HEAD, "reference/context-costs.md": f"{COSTS}{table()}\n"}
+def page() -> str:
+    """Return the text of the page."""
+    return f"{COSTS}{table()}\n"
 
 
 if __name__ == "__main__":
-    for name, text_of_page in pages().items():
-        (HERE / name).write_text(text_of_page, encoding="utf-8")
+    TARGET.write_text(page(), encoding="utf-8")
