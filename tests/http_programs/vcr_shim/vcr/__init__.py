@@ -86,7 +86,7 @@ class UsedCassette(contextlib.ContextDecorator):
         What vcrpy would hold: it has no errors that a program met.
         """
         recorded = [*self.ours.interactions, *self.ours.fresh.interactions]
-        return [one for one in recorded if one.is_kept and "error" not in one.extras]
+        return [one for one in recorded if one.is_playable and "error" not in one.extras]
 
     def __len__(self) -> int:
         return len(self._held)
