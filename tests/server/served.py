@@ -13,7 +13,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from pathlib import Path
@@ -26,6 +25,7 @@ from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal, follow
 from stepengine.server import Tokens
 from stepengine.server.watchers import TOLD
 from tests import forked_processes
+from tests.waits import HANG_SECONDS, LOOK_SECONDS
 
 SCRIPTED = Path(__file__).with_name("scripted.py")
 ROOT = SCRIPTED.parents[2]
@@ -128,18 +128,28 @@ class Served:
         self.start()
         await self.ready()
 
-    async def ready(self, seconds: float = 50.0) -> None:
-        deadline = time.monotonic() + seconds
-        # Without certificates, which take 25 ms to load.
-        async with httpx2.AsyncClient(trust_env=False, verify=False) as client:
-            while True:
-                with contextlib.suppress(*UNREACHED):
-                    if listens(self.url) and (await client.get(f"{self.url}/ready")).status_code == 200:
-                        return
-                assert self._process is not None
-                assert self._process.poll() is None, f"the server ended: {self.said()}"
-                assert time.monotonic() < deadline, f"the server is not ready: {self.said()}"
-                await asyncio.sleep(0.02)
+    async def ready(self) -> None:
+        """
+        Wait until it answers that it is ready.
+
+        Raises:
+            TimeoutError: It hangs; its log is among the notes.
+        """
+        try:
+            # Without certificates, which take 25 ms to load.
+            async with asyncio.timeout(HANG_SECONDS), httpx2.AsyncClient(trust_env=False, verify=False) as client:
+                while not await self._is_ready(client):
+                    assert self._process is not None
+                    assert self._process.poll() is None, f"the server ended: {self.said()}"
+                    await asyncio.sleep(LOOK_SECONDS)
+        except TimeoutError as error:
+            error.add_note(self.said())
+            raise
+
+    async def _is_ready(self, client: httpx2.AsyncClient) -> bool:
+        with contextlib.suppress(*UNREACHED):
+            return listens(self.url) and (await client.get(f"{self.url}/ready")).status_code == 200
+        return False
 
     def said(self) -> str:
         return self.log.read_text()[-4_000:]

@@ -350,7 +350,7 @@ async def test_database_outage_gives_503_and_runs_continue_afterwards(servers: l
                     await asked.get("/schedules"),
                 ]
             await asyncio.to_thread(control, "-o", f"-h '' -k {data}", "start")
-            await server.ready(SECONDS)
+            await server.ready()
             await asyncio.wait_for(client.see_through(asking), 60)
             await client.see_through(await client.start("working", 2))
             await check_all(client, server)

@@ -260,7 +260,7 @@ async def test_server_with_too_many_active_runs_is_ready_at_once(servers: list[S
             await client.until(run, lambda view: view["questions"])
         many.kill()
         few.start()
-        await few.ready(10)
+        await few.ready()
         await asyncio.wait_for(asyncio.gather(*[client.see_through(run) for run in runs]), 40)
 
     await check_all(client, few)
