@@ -123,7 +123,7 @@ def freeze(value: Any, path: str = "$") -> Any:
     if (kind is JsonDict or kind is JsonList) and (hasattr(value, "_levels") or not value):
         return value
     try:
-        # What is frozen most, without the questions for other types.
+        # Most values are dicts, which need no checks for other types.
         if kind is dict:
             return _freeze_mapping(value, path, MAX_DEPTH_LEVELS - 1)
         return _freeze_value(value, path, MAX_DEPTH_LEVELS)
