@@ -14,16 +14,16 @@ from stepengine.errors import AgentError
 class BackgroundChildRefs:
     """The children that a run started in the background; updated only by the inputs of the run."""
 
-    __slots__ = ("_at_work", "_refs")
+    __slots__ = ("_refs", "_running")
 
     def __init__(self) -> None:
         self._refs: dict[str, ChildRef[Any]] = {}
-        self._at_work: dict[str, Literal["cancel", "wait"]] = {}
+        self._running: dict[str, Literal["cancel", "wait"]] = {}
 
     @property
     def running(self) -> tuple[ChildRef[Any], ...]:
         """The children whose end was not reported to the run yet, in start order."""
-        return tuple([self._refs[path] for path in self._at_work])
+        return tuple([self._refs[path] for path in self._running])
 
     @property
     def refs(self) -> tuple[ChildRef[Any], ...]:
@@ -33,7 +33,7 @@ class BackgroundChildRefs:
     def start(self, ref: ChildRef[Any], *, on_return: Literal["cancel", "wait"]) -> None:
         """Record a started child."""
         self._refs[ref.path] = ref
-        self._at_work[ref.path] = on_return
+        self._running[ref.path] = on_return
 
     def require_own_child(self, ref: ChildRef[Any]) -> str:
         """
@@ -53,13 +53,13 @@ class BackgroundChildRefs:
 
     def mark_reported(self, path: str) -> bool:
         """Record that the end of a child was reported to the run; return whether that is new."""
-        return self._at_work.pop(path, None) is not None
+        return self._running.pop(path, None) is not None
 
     def unfinished_children(self) -> Iterator[tuple[Literal["cancel", "wait"], tuple[str, ...]]]:
         """Yield the paths of children that are running at the end of the run, by whether to cancel or await them."""
         kinds: tuple[Literal["cancel", "wait"], ...] = ("cancel", "wait")
         for kind in kinds:
-            paths = tuple([path for path, what in self._at_work.items() if what == kind])
+            paths = tuple([path for path, what in self._running.items() if what == kind])
             if paths:
                 yield kind, paths
 

@@ -186,7 +186,8 @@ class AwsAuth(CloudAuth):
             or self._region is not None
             or find_set_variable((self.key_variable, *AWS_SIGNS, *AWS_REGIONS))
         )
-        files = [Path(os.environ.get(variable) or usual).expanduser() for variable, usual in AWS_FILES.items()]
+        # A generator, because without a home folder `expanduser` raises an error, also for users who need no file.
+        files = (Path(os.environ.get(variable) or usual).expanduser() for variable, usual in AWS_FILES.items())
         if not (is_named or any(file.is_file() for file in files)):
             msg = (
                 f"there are no AWS credentials for {provider!r}: set AWS_REGION and {self.key_variable}, or AWS_ACCESS_KEY_ID "

@@ -262,7 +262,7 @@ def error_from_transport(error: BaseException, call: RequestLabel) -> BaseExcept
     """
     Return the error to raise for *error* of the HTTP library; other errors are returned unchanged.
 
-    A transport of the caller may raise for an error status itself; the provider has answered then.
+    A caller's transport may raise for an error status itself. The error then has the status of the response.
     """
     import httpx2
 
@@ -317,7 +317,7 @@ def _make_connection_error(
 
 
 def error_from_response(response: Any, call: RequestLabel) -> ModelError:
-    """Return the error for a response with an error status; a body that nobody has read counts as empty."""
+    """Return the error for a response with an error status; an unread body counts as empty."""
     import httpx2
 
     try:

@@ -218,7 +218,7 @@ class PriceBook:
         self, model: str, data: Mapping[str, Any], raw: Mapping[str, Any], at: datetime
     ) -> tuple[dict[str, str] | None, list[str]]:
         """
-        Return the price context for the tier and speed of a reply, ``None`` for an unknown tier, and those without a price.
+        Return the price context for the tier and speed of a reply, ``None`` for an unknown tier, and the unpriced names of both.
 
         Flex has the price of a batch if only that is listed, and at Groq the ordinary price.
         """

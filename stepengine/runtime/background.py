@@ -118,7 +118,7 @@ class BackgroundChildren:
         """Yield the paths of running children, the youngest first."""
         return (child.path for child in reversed(self.children.values()) if child.outcome is None)
 
-    def is_at_work(self, path: str) -> bool:
+    def is_running(self, path: str) -> bool:
         """Return whether the child at *path* is still running."""
         child = self.children.get(path)
         return child is not None and child.outcome is None

@@ -264,7 +264,7 @@ class CorePerformer:
 
     def _convert_or_raise(self, item: Item, model: str, raised: BaseException, spent: Usage | None) -> StepEngineError:
         """
-        Convert a provider's error; re-raise an interruption after storing its usage and that *spent* by failed attempts.
+        Convert a provider's error. Re-raise an interruption after adding its usage to that *spent* by failed attempts.
 
         Raises:
             BaseException: *raised* itself, when the call was stopped; what it had used is kept for its outcome.

@@ -44,7 +44,7 @@ def apply_outside_message(tree: SteerableTree, message: Message) -> None:
         # A child in the background is ended by way of who keeps account of it: how it ended is told to its parent,
         # and the reason with it.
         case "cancel" if message.path:
-            known = tree.background.is_at_work(message.path)
+            known = tree.background.is_running(message.path)
             tree.background.end((message.path,), said) if known else tree.runs.cancel(message.path, said)
         case "cancel":
             tree.hub.failures.warnings.append(

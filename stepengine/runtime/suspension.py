@@ -186,7 +186,7 @@ class SuspensionDetector:
         run = self._tree.runs.by_path.get(path)
         if run is not None:
             return self._is_run_waiting(run)
-        return self._is_parked((path, -1)) or not self._tree.background.is_at_work(path)
+        return self._is_parked((path, -1)) or not self._tree.background.is_running(path)
 
     def _is_run_waiting(self, run: Run) -> bool:
         """Return whether a run only waits, be it for its background children at its end."""

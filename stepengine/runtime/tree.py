@@ -175,7 +175,7 @@ class RunTree:
     def wait_for_children(
         self, item: Item, paths: Sequence[str], cut: asyncio.Future[None] | None = None
     ) -> Awaitable[dict[str, Any] | None]:
-        """Wait for background children and return their results; see ``BackgroundChildren.ends``."""
+        """Wait for background children and return their results; see ``BackgroundChildren.wait_for_children``."""
         return self.background.wait_for_children(item, paths, cut)
 
     def record_suspension(self, item: Item) -> None:

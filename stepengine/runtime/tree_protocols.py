@@ -28,7 +28,7 @@ class Background(Protocol):
     def iterate_running(self) -> Iterator[str]:
         """Yield the paths of running children."""
 
-    def is_at_work(self, path: str) -> bool:
+    def is_running(self, path: str) -> bool:
         """Return whether the child at *path* is still running."""
 
     def is_used_by(self, path: str) -> bool:

@@ -179,8 +179,8 @@ def _cancel_agent(given: JsonDict, started: StartedChildren) -> Steps:
 
 
 def _list_agents(_: JsonDict, started: StartedChildren) -> Steps:
-    at_work = set(started.running)
-    entries: list[Any] = [{**_ref_entry(ref), "at_work": ref in at_work} for ref in started.refs]
+    running = set(started.running)
+    entries: list[Any] = [{**_ref_entry(ref), "at_work": ref in running} for ref in started.refs]
     return ToolResult.json({"agents": entries})
     yield  # a generator, as those of its siblings
 

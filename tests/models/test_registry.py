@@ -6,6 +6,7 @@ import json
 import pickle
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -236,6 +237,17 @@ def test_missing_key_error_names_the_variable_and_alternatives(model, variables,
     monkeypatch.setenv(variables.split()[-1], "k")
     models.check(model)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_named_aws_region_needs_no_home_folder(monkeypatch):
+    def fail(path):
+        msg = "Could not determine home directory."
+        raise RuntimeError(msg)
+
+    monkeypatch.setattr(Path, "expanduser", fail)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    monkeypatch.setenv("AWS_BEARER_TOKEN_BEDROCK", "k")
+    Models.standard().check("bedrock/amazon.nova-lite-v1:0")
 
 
 @pytest.mark.spec("requirements:G23", "ecosystem:EC105", "ecosystem:EC106", "ecosystem:EC115")

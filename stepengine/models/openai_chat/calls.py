@@ -357,20 +357,17 @@ class CallPieces:
         return self._merge_into_twin(slot, twin)
 
     def _merge_into_twin(self, slot: _CallSlot, twin: _CallSlot) -> _CallSlot:
-        """Merge *slot* into the earlier call *twin*, and return that."""
+        """Merge *slot* into the earlier call *twin*, remove it, and return the twin."""
         twin.arguments = slot.arguments if slot.arguments.count else twin.arguments
         twin.ids += slot.ids
         twin.more.update(slot.more)
         twin.more_of_function.update(slot.more_of_function)
-        self._drop(slot, twin)
-        return twin
-
-    def _drop(self, slot: _CallSlot, owner: _CallSlot) -> None:
         self._slots.remove(slot)
         for number, other in enumerate(self._slots):
             other.number = number
         for index in [index for index, placed in self._by_index.items() if placed is slot]:
-            self._by_index[index] = owner
+            self._by_index[index] = twin
+        return twin
 
     def _start_calls(self, last: _CallSlot) -> list[ModelDelta]:
         """

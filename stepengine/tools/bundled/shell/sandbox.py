@@ -58,7 +58,7 @@ def make_bubblewrap_runner(root: Sequence[str]) -> Runner:
 
 
 def _run_in_sandbox(launch: Launch) -> Launch:
-    """Return what is executed to have *launch* executed in the sandbox."""
+    """Return the launch that executes *launch* in the sandbox."""
     private = str(Path(launch.env["TMPDIR"]).parent)
     folder = launch.root if launch.cwd == "." else f"{launch.root}/{launch.cwd}"
     options = _iter_options(launch.root, launch.env["PATH"])

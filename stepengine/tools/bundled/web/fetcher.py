@@ -64,7 +64,7 @@ def check_headers(response: httpx2.Response, where: str) -> None:
 
 async def read_body(response: httpx2.Response, where: str) -> tuple[bytes, bool]:
     """
-    Return the decoded body and whether it was cut: at most 2,000,000 bytes, from at most as many received ones, are read.
+    Return at most 2,000,000 bytes of the decoded body, and whether it was cut; at most as many received bytes are decoded.
 
     Raises:
         ToolError: for a coding that was not asked for, several codings, broken data, and data that grows more than a
