@@ -187,8 +187,6 @@ class RunLauncher(RunStarts[RunRow]):
         if row.status not in (*OPEN, "stranded"):
             check_not_ended(row)
         self._live.check_room(row.owner)
-        if row.status == "stranded" and asked is None:
-            await self._store.write(make_status_act(row.run, "running", time.time()))
         # The time of the last change stays that of the suspension, so that of two concurrent answers to a question one is refused.
         await self._resume_or_start(attrs.evolve(row, status="running"), asked)
 
@@ -232,7 +230,11 @@ class RunLauncher(RunStarts[RunRow]):
         if ended is not None:
             await self._store.write(make_status_act(row.run, ended, time.time()))
             return
-        options = None if asked is None else await self._prepare_divergence(row, journal, asked)
+        options = None
+        if asked is not None:
+            options = await self._prepare_divergence(row, journal, asked)
+        elif known.status == "stranded":
+            await self._store.write(make_status_act(row.run, "running", time.time()))
         try:
             await self._resume_journal(row, journal, options)
         except BaseException as error:
