@@ -230,11 +230,7 @@ class RunLauncher(RunStarts[RunRow]):
         if ended is not None:
             await self._store.write(make_status_act(row.run, ended, time.time()))
             return
-        options = None
-        if asked is not None:
-            options = await self._prepare_divergence(row, journal, asked)
-        elif known.status == "stranded":
-            await self._store.write(make_status_act(row.run, "running", time.time()))
+        options = None if asked is None else await self._prepare_divergence(row, journal, asked)
         try:
             await self._resume_journal(row, journal, options)
         except BaseException as error:
