@@ -155,7 +155,7 @@ class Launcher:
             journal,
             start_new=self.create_new_run,
             start_recorded=self.create_recorded_run,
-            route=self.follow_handoff,
+            follow_handoff=self.follow_handoff,
             now=self.services.clock.now,
         )
         return live

@@ -295,7 +295,7 @@ class Turn:
         journal: The caller's journal for the run; ``None`` for one in the store.
         start_new: Starts the run from a request, as ``Launcher.create_new_run``.
         start_recorded: Starts a run from its record, as ``Launcher.create_recorded_run``.
-        route: Returns the request for the agent that has the conversation of a state, as ``Launcher.follow_handoff``.
+        follow_handoff: Returns the request for the agent that has the conversation of a state, as ``Launcher.follow_handoff``.
         now: Returns the time of the engine's clock.
 
     Attributes:
@@ -311,7 +311,7 @@ class Turn:
         *,
         start_new: Callable[..., object],
         start_recorded: Callable[..., RunInSession],
-        route: Callable[[RunRequest, object], RunRequest],
+        follow_handoff: Callable[[RunRequest, object], RunRequest],
         now: Callable[[], datetime],
     ) -> None:
         assert request.info.session_id is not None  # noqa: S101 - one was made where none was given
@@ -323,7 +323,7 @@ class Turn:
         self._journal = journal
         self._start_new = start_new
         self._start_recorded = start_recorded
-        self._route = route
+        self._follow_handoff = follow_handoff
         self._now = now
         self._context = contextvars.copy_context()
         self._name: str | None = None
@@ -344,7 +344,7 @@ class Turn:
         self.access.mark_context()
         await self._session.load()
         if self._request.previous is None:
-            self._request = self._route(self._request, self._session.before.state)
+            self._request = self._follow_handoff(self._request, self._session.before.state)
         # A run may have ended in a process that was killed before its session was saved. Its journal knows; the next
         # message finds it there, so that no answer is lost (reliability:SS02).
         await self._save_unsaved_runs()

@@ -106,7 +106,7 @@ class TrustGate(Protocol):
         """Return whether the requests of a package are approved."""
 
     def print_message(self, message: str) -> None:
-        """Tell a person."""
+        """Print a message for the user."""
 
 
 GATE: ContextVar[TrustGate | None] = ContextVar("stepengine_trust", default=None)
@@ -156,7 +156,7 @@ def may_run_agent_files(folder: Path) -> bool:
 
 
 def print_message(message: str) -> None:
-    """Tell a person, once: at the command line or in the log."""
+    """Print a message on the command line; elsewhere log it. Repeated messages are skipped."""
     gate = GATE.get()
     (log_once if gate is None else gate.print_message)(message)
 

@@ -273,7 +273,7 @@ class Recorder:
         self, item: Item, outcome: Single, attempts: Sequence[Any], io: IO | None = None, *, again: bool = False
     ) -> tuple[Single, Outcomes, asyncio.Future[None] | None]:
         """
-        Record an outcome and commit it, unless the commit may wait because *io* has no watcher; ``None`` never waits.
+        Record an outcome and commit it. The commit of a model's reply may wait if *io* has no watcher; without *io* none waits.
 
         Returns:
             The outcome as it is kept, what becomes durable with it, and what to wait for until then.

@@ -131,7 +131,7 @@ class Replayer:
         if known is None:
             ended = self.ends.find_nearest_end(item.path)
             # Nothing is recorded here: either the record just ends (it was cut off by a crash or a stop, and the run
-            # goes on or halts there), or the run asks for something after its recorded end, which is a divergence of
+            # goes on or stops there), or the run asks for something after its recorded end, which is a divergence of
             # the kind `extra`.
             over = self._closed and past.history.is_complete if ended is None else self.ends.find_stop(ended) is None
             if over and self._mode.cuts_off:

@@ -57,7 +57,7 @@ class MessageView(View):
 
 
 class MessageReceipt(View):
-    """The receipt for a stored message or event; the run that receives on its topic gets it."""
+    """The receipt for a message or event that was stored for a run."""
 
     run_id: str
     is_new: Annotated[bool, Field(description="False where one with its id was there before.")]

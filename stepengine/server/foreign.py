@@ -262,13 +262,13 @@ async def resume_foreign_journal(request: Request) -> Response:
     """Resume a journal that this server did not start, if its next step is the one that the caller saw."""
     body, name = await parse_body(request, ResumeForeign), request.path_params["journal"]
     journals = _get_foreign_journals(request)
-    look = await asyncio.to_thread(journals.inspect, name)
-    if not look.may_resume:
-        raise Problem(look.why, status=409, kind="not_possible")
-    if body.seen != look.seen:
+    view = await asyncio.to_thread(journals.inspect, name)
+    if not view.may_resume:
+        raise Problem(view.why, status=409, kind="not_possible")
+    if body.seen != view.seen:
         msg = "what would happen next is not what was shown; look at it again"
         raise Problem(msg, status=409, kind="changed")
-    await journals.foreign.resume(caller_of(request), name, listed_agent=look.agent, listed_prompt=look.prompt)
+    await journals.foreign.resume(caller_of(request), name, listed_agent=view.agent, listed_prompt=view.prompt)
     place = f"{request.scope.get('root_path', '')}/runs/{quote(name, safe='')}/events"
     return Resumed(run_id=name, events=place).response(202)
 

@@ -502,14 +502,18 @@ def make_suspend_act(run: str, now: float, woken: int) -> Act:
 
 def make_resume_act(run: str) -> Act:
     """
-    Return an act that marks a suspended run as running, and removes and returns its decisions about effects in doubt.
+    Return an act that marks a suspended or stranded run as running, and removes and returns its decisions about effects in doubt.
 
     Each decision counts once: when a process is killed while it does something a second time, that is in doubt anew, and is
     asked anew.
     """
 
     def take(database: sqlite3.Connection) -> dict[str, Answer]:
-        database.execute(UNDER_WAY, (run,))
+        database.execute(
+            "UPDATE served SET status = 'running', tries = 0, error = '' "
+            "WHERE run = ? AND status IN ('suspended', 'stranded')",
+            (run,),
+        )
         known = "SELECT question, answer FROM served_decided WHERE run = ?"
         found = {question: restored(json.loads(text)) for question, text in database.execute(known, (run,)).fetchall()}
         database.execute("DELETE FROM served_decided WHERE run = ?", (run,))

@@ -193,7 +193,7 @@ def _problem_of_damaged_journal(error: JournalCorrupt) -> Problem:
 
 DAMAGED_RECORD = re.compile(r"record [0-9]{1,9}")
 MAX_WAIT = 86_400
-NO_AGENT = "this server does not have the agent of the run; start it with the agent, or start a new run"
+NO_AGENT = "this server does not have the agent of the run; start the server with that agent, or start a new run"
 TOLD: Mapping[type[StepEngineError], Callable[[Any], Problem]] = {
     InputError: _make_message_converter(422, issues="issues"),
     ToolInputError: _make_message_converter(422, issues="issues"),

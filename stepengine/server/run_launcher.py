@@ -187,8 +187,6 @@ class RunLauncher(RunStarts[RunRow]):
         if row.status not in (*OPEN, "stranded"):
             check_not_ended(row)
         self._live.check_room(row.owner)
-        if row.status == "stranded" and asked is None:
-            await self._store.write(make_status_act(row.run, "running", time.time()))
         # The time of the last change stays that of the suspension, so that of two concurrent answers to a question one is refused.
         await self._resume_or_start(attrs.evolve(row, status="running"), asked)
 

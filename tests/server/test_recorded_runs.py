@@ -317,6 +317,31 @@ def test_resume_that_cannot_start_leaves_the_run_unchanged(shop: Shop, asked: di
     assert "deployed to Rome on Monday" == done["output"]
 
 
+@pytest.mark.spec("studio:SV36")
+def test_resume_that_cannot_start_leaves_a_stranded_run_unchanged(shop: Shop) -> None:
+    with shop.open(), shop.client("dora") as dora:
+        run = started(dora, "deployer")
+        question_of(dora, run)
+    path, shop.handler = f"/runs/{run}/resume", deploying_elsewhere
+    with shop.open(), shop.client("dora") as dora, shop.client("root") as root:
+        root.post(path, json={"on_divergence": "extend"})
+        until(lambda: dora.get(f"/runs/{run}").json()["error"])
+    shop.removed = "deployer"
+    with shop.open(), shop.client("dora") as dora:
+        before = dora.get(f"/runs/{run}").json()
+        refused = dora.post(path)
+        after = dora.get(f"/runs/{run}").json()
+    shop.removed, shop.handler = "", deploying
+    with shop.open(), shop.client("dora") as dora:
+        resumed = dora.post(path)
+        until(lambda: dora.get(f"/runs/{run}").json()["status"] == "suspended")
+        done = answered(dora, run)
+
+    assert (409, "agent_error") == (refused.status_code, kind_of(refused))
+    assert ("stranded", before) == (after["status"], after)
+    assert (202, "deployed to Rome on Monday") == (resumed.status_code, done["output"])
+
+
 @pytest.mark.spec("studio:SV36", "studio:SV4")
 def test_run_of_a_removed_agent_is_refused_with_its_reason(shop: Shop) -> None:
     with shop.open(), shop.client("dora") as dora, shop.client("root") as root:

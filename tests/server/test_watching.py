@@ -244,7 +244,7 @@ def test_cancelled_reader_does_not_disturb_the_next_one(tmp_path: Path, monkeypa
     """
     journal = FileJournal(tmp_path / "r.jsonl")
     recorded(journal)
-    look, reading, at_once = JournalWatch.read_new_events, list[JournalWatch](), set[int]()
+    read_new_events, reading, at_once = JournalWatch.read_new_events, list[JournalWatch](), set[int]()
     begun, goes_on = threading.Event(), threading.Event()
 
     def slow(watch: JournalWatch) -> list[Event]:
@@ -253,7 +253,7 @@ def test_cancelled_reader_does_not_disturb_the_next_one(tmp_path: Path, monkeypa
         begun.set()
         try:
             assert goes_on.wait(30)
-            return look(watch)
+            return read_new_events(watch)
         finally:
             reading.remove(watch)
 
