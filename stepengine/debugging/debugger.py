@@ -237,10 +237,6 @@ class Debugger:
         is_secret = {name for name, text in found.items() if texts.named(name, text) == "<redacted>"}
         return {name: "<redacted>" if name in is_secret else texts.clean(text) for name, text in found.items()}
 
-    def place(self, at: int | str) -> int:
-        """Return the position of a step such as ``3``, or of an effect such as ``"3.2#1"``. Raises as ``RunPlaces.find``."""
-        return self.places.find(at)
-
     # --- going --------------------------------------------------------------------------------------------------------
 
     def goto(self, at: int | str, **kept: object) -> Moment:
@@ -251,7 +247,7 @@ class Debugger:
             JournalError: when there is no such place.
             ReplayDivergence: when the run differs from its record before it.
         """
-        self._walk.move_to(self.place(at), **kept)
+        self._walk.move_to(self.places.find(at), **kept)
         return self.moment()
 
     def move_to(self, position: int, **kept: Any) -> Moment:
@@ -381,7 +377,7 @@ class Debugger:
 
         Messages and members that came (``+``), went (``-``) or changed (``~``), variables by name and safe text.
         """
-        stood, one, two = self.position, self.place(a), self.place(b)
+        stood, one, two = self.position, self.places.find(a), self.places.find(b)
         known: dict[int, dict[str, object]] = {}
         for position in sorted({one, two}):
             self._walk.move_to(position)

@@ -350,7 +350,7 @@ def _preview_to_dict(found: MomentPreview) -> dict[str, Any]:
 
 def _find_position(debugger: Debugger, at: str) -> int:
     try:
-        return debugger.place(at) if at else 0
+        return debugger.places.find(at) if at else 0
     except JournalError as error:
         raise _MissingPlace(error.message) from None
 
