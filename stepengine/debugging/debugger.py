@@ -304,8 +304,8 @@ class Debugger:
             except StepEngineError:
                 raise
             except Exception as error:  # noqa: BLE001 - the expression is the user's own
-                said = SafeTexts().clean(safe_error_text(error), 200)
-                self.problem = self.problem or f"{type(error).__name__}: {said}"
+                if not self.problem:
+                    self.problem = f"{type(error).__name__}: {self.texts.clean(safe_error_text(error), 200)}"
             if found is not None and not backwards:
                 break
         if not is_harmless(what):
