@@ -293,9 +293,7 @@ class Debugger:
         holds = parse_condition(what)
         self.problem, self.looked_at = "", 0
         found: int | None = None
-        for position in range(first, last + 1):
-            if not self.places.is_searchable(position):
-                continue
+        for position in filter(self.places.is_searchable, range(first, last + 1)):
             self._walk.move_to(position)
             self.looked_at += 1
             try:
