@@ -18,6 +18,7 @@ from stepengine.context import (
     truncate,
 )
 from stepengine.data.estimate import estimate_tokens, message_tokens, tool_tokens
+from stepengine.data.json import first_difference
 from stepengine.data.messages import Message
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.data.usage import Usage
@@ -27,7 +28,7 @@ TARGET = Path(__file__).parent / "reference" / "context-costs.md"
 STEPS = 400
 WINDOW = 30_000
 CACHED, WRITTEN = 0.1, 1.25
-"""What a prompt token costs that was in the cache, and one that was not, beside an uncached one."""
+"""The costs of a cached prompt token and of one that is written to the cache, relative to an uncached one."""
 SUMMARY = "The user wants every module read and every failing test repaired. " * 40
 
 COSTS = f"""\
@@ -92,15 +93,15 @@ def step(number: int) -> ModelReply:
             return tool_call("str_replace", {"path": name, "old_string": "left, right", "new_string": "right, left"})
 
 
-def is_summary_request(request: ModelRequest) -> bool:
-    return bool(request.messages) and "SUMMARY_REQUEST" in getattr(request.all_messages[-1], "tags", ())
+def is_summary_request(messages: Sequence[Message]) -> bool:
+    return bool(messages) and "SUMMARY_REQUEST" in getattr(messages[-1], "tags", ())
 
 
 def model() -> ScriptedModel:
     numbers = iter(range(STEPS))
 
     def play(request: ModelRequest) -> ModelReply:
-        if is_summary_request(request):
+        if is_summary_request(request.all_messages):
             return text(SUMMARY, usage=Usage())
         number = next(numbers, None)
         return text("All repaired.") if number is None else step(number)
@@ -127,18 +128,8 @@ def run(row: Row) -> tuple[RunResult[Any], list[ModelRequest]]:
     return asyncio.run(whole()), provider.calls
 
 
-def shared(old: Sequence[Message], new: Sequence[Message]) -> int:
-    """Return how many leading messages two prompts have in common."""
-    count = 0
-    for before, after in zip(old, new, strict=False):
-        if before is not after and before != after:
-            break
-        count += 1
-    return count
-
-
-class Measured(NamedTuple):
-    """What the prompts of a run add up to, in tokens."""
+class PromptTotals(NamedTuple):
+    """The prompt tokens of a run, and the number of prompts that rewrite earlier messages."""
 
     sizes: list[int]
     cached: int
@@ -146,28 +137,24 @@ class Measured(NamedTuple):
 
     @property
     def cost(self) -> float:
-        """What the prompts cost, in uncached tokens."""
+        """The cost of the prompts, in uncached tokens."""
         return self.cached * CACHED + (sum(self.sizes) - self.cached) * WRITTEN
 
 
-def measured(requests: Sequence[ModelRequest]) -> Measured:
+def add_up_prompts(requests: Sequence[ModelRequest]) -> PromptTotals:
     sizes, cached, rewrites = [], 0, 0
     sent: tuple[Message, ...] = ()
     for request in requests:
         fixed = estimate_tokens(request.system_prompt) + tool_tokens(request.tools)
         messages = request.all_messages
-        common = shared(sent, messages)
+        common = first_difference(sent, messages)
         tokens = [*request.messages.memo("message_tokens", message_tokens), *map(message_tokens, request.tail)]
         sizes.append(fixed + sum(tokens))
         cached += sum(tokens[:common]) + (fixed if sent else 0)
-        rewrites += common < len(sent) - is_asked(sent)
+        # The next prompt does not contain the request for a summary.
+        rewrites += common < len(sent) - is_summary_request(sent)
         sent = messages
-    return Measured(sizes, cached, rewrites)
-
-
-def is_asked(messages: Sequence[Message]) -> int:
-    """Return 1 when a prompt ends with the request for a summary, which the next one does not go on from."""
-    return int(bool(messages) and "SUMMARY_REQUEST" in getattr(messages[-1], "tags", ()))
+    return PromptTotals(sizes, cached, rewrites)
 
 
 def table() -> str:
@@ -176,9 +163,9 @@ def table() -> str:
     whole = 0.0
     for row in ROWS:
         result, requests = run(row)
-        found = measured(requests)
+        found = add_up_prompts(requests)
         whole = whole or found.cost
-        extra = sum(map(is_summary_request, requests))
+        extra = sum(is_summary_request(request.all_messages) for request in requests)
         failed = f" ({result.status.value})" if result.error else ""
         cells = (
             row.name,

@@ -237,10 +237,6 @@ class Debugger:
         is_secret = {name for name, text in found.items() if texts.named(name, text) == "<redacted>"}
         return {name: "<redacted>" if name in is_secret else texts.clean(text) for name, text in found.items()}
 
-    def place(self, at: int | str) -> int:
-        """Return the position of a step such as ``3``, or of an effect such as ``"3.2#1"``. Raises as ``RunPlaces.find``."""
-        return self.places.find(at)
-
     # --- going --------------------------------------------------------------------------------------------------------
 
     def goto(self, at: int | str, **kept: object) -> Moment:
@@ -251,7 +247,7 @@ class Debugger:
             JournalError: when there is no such place.
             ReplayDivergence: when the run differs from its record before it.
         """
-        self._walk.move_to(self.place(at), **kept)
+        self._walk.move_to(self.places.find(at), **kept)
         return self.moment()
 
     def move_to(self, position: int, **kept: Any) -> Moment:
@@ -297,9 +293,7 @@ class Debugger:
         holds = parse_condition(what)
         self.problem, self.looked_at = "", 0
         found: int | None = None
-        for position in range(first, last + 1):
-            if not self.places.is_searchable(position):
-                continue
+        for position in filter(self.places.is_searchable, range(first, last + 1)):
             self._walk.move_to(position)
             self.looked_at += 1
             try:
@@ -308,8 +302,8 @@ class Debugger:
             except StepEngineError:
                 raise
             except Exception as error:  # noqa: BLE001 - the expression is the user's own
-                said = SafeTexts().clean(safe_error_text(error), 200)
-                self.problem = self.problem or f"{type(error).__name__}: {said}"
+                if not self.problem:
+                    self.problem = f"{type(error).__name__}: {self.texts.clean(safe_error_text(error), 200)}"
             if found is not None and not backwards:
                 break
         if not is_harmless(what):
@@ -381,7 +375,7 @@ class Debugger:
 
         Messages and members that came (``+``), went (``-``) or changed (``~``), variables by name and safe text.
         """
-        stood, one, two = self.position, self.place(a), self.place(b)
+        stood, one, two = self.position, self.places.find(a), self.places.find(b)
         known: dict[int, dict[str, object]] = {}
         for position in sorted({one, two}):
             self._walk.move_to(position)

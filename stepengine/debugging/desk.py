@@ -118,10 +118,10 @@ def open_json_channel() -> tuple[Callable[[float | None], list[Any] | None], Cal
 
 def wait_for_message(read_lines: Callable[[float | None], list[Any] | None]) -> Any:
     """Wait for the next message of the channel, and return it; ``None`` at the end of the input."""
-    heard: list[Any] | None = []
-    while heard is not None and not heard:
-        heard = read_lines(None)
-    return None if heard is None else heard[0]
+    messages: list[Any] | None = []
+    while messages == []:
+        messages = read_lines(None)
+    return messages[0] if messages else None
 
 
 def import_engine_libraries(**options: Any) -> None:
@@ -145,7 +145,7 @@ class _RunInspector:
     Answers a page's requests about one run under the author's current code.
 
     Args:
-        say: Tells the page something.
+        write_message: Sends a message to the page.
         maker: How the engine is made.
         file: The journal.
         at: Where to begin.
@@ -154,7 +154,7 @@ class _RunInspector:
     def __init__(
         self, write_message: Callable[[Mapping[str, Any]], None], maker: EngineSpec, file: str, at: str
     ) -> None:
-        self._say = write_message
+        self._write_message = write_message
         self._file = file
         self._at = at
         self._watched = WatchedMoment(maker.load, Tape(FileJournal(file)), at, files=maker.watched)
@@ -180,11 +180,11 @@ class _RunInspector:
         try:
             found, changes = self._watched.preview_position(whole=True)
         except StepEngineError as error:
-            self._say({"event": "problem", "problem": self._hide_journal_path(error.message), "saved": saved})
+            self._write_message({"event": "problem", "problem": self._hide_journal_path(error.message), "saved": saved})
             return
         seconds = round(self._watched.seconds, 3)
         told = {"event": "look", "at": self._watched.at, "saved": saved, "seconds": seconds, "difference": changes}
-        self._say(
+        self._write_message(
             {
                 **told,
                 "now": self._preview_as_json(found),
@@ -211,7 +211,7 @@ class _RunInspector:
                 told = {"now": self._preview_as_json(found), "before": self._preview_as_json(old)}
         except StepEngineError as error:
             told = {"refused": self._hide_journal_path(error.message)}
-        self._say({"id": asked["id"], **told})
+        self._write_message({"id": asked["id"], **told})
 
     def _preview_as_json(self, found: MomentPreview | None) -> dict[str, Any] | None:
         if found is None:

@@ -170,7 +170,7 @@ class Walker:
 
     def preview_position(self, at: str = "", *, seconds: float = LOOK_SECONDS, whole: bool = False) -> MomentPreview:
         """
-        Return a preview of a place; the first look of a process also replays the run to its end.
+        Return a preview of a place; the first one of a process also replays the run to its end.
 
         Args:
             at: The place, as for ``Debugger.goto``; ``""`` is the beginning.
@@ -350,7 +350,7 @@ def _preview_to_dict(found: MomentPreview) -> dict[str, Any]:
 
 def _find_position(debugger: Debugger, at: str) -> int:
     try:
-        return debugger.place(at) if at else 0
+        return debugger.places.find(at) if at else 0
     except JournalError as error:
         raise _MissingPlace(error.message) from None
 
@@ -649,8 +649,8 @@ class WatchedMoment:
 
     Attributes:
         at: The place.
-        good: The last look that had a place; ``None`` before the first.
-        seconds: How long the last look took.
+        good: The last preview that had a place; ``None`` before the first.
+        seconds: The duration of the last preview, in seconds.
     """
 
     def __init__(
@@ -682,7 +682,7 @@ class WatchedMoment:
         Load the current code; return a preview of the place, and its differences to the last one.
 
         Returns:
-            The look, and what differs from the last good one, a line each; ``None`` where that was of another place, or none.
+            The preview, and its differences to the last good one, a line each; ``None`` if that was of another place, or there is none.
 
         Raises:
             JournalError: when the run has no such place; the place is the last one that it had.
@@ -696,7 +696,7 @@ class WatchedMoment:
             walker.close()
             self.at = self._seen_at
             raise
-        # A file that is saved while it is looked at is seen at the next look.
+        # A file that is saved during a preview is found before the next one.
         self._files = {**_file_stamps({*self._files, *found.files}), **before}
         self.seconds = time.monotonic() - began
         said = self._diff_with_last(found)

@@ -37,7 +37,7 @@ from stepengine.journal.recorded_part import parse_address
 from stepengine.redaction import make_redactor
 from stepengine.runtime.limits import CallEstimate, MeteredCall
 
-Say = Callable[[Mapping[str, Any]], None]
+Report = Callable[[Mapping[str, Any]], None]
 Agreed = Callable[[CostEstimate], Awaitable[SharedBudget]]
 SHOWN = 20_000
 
@@ -45,10 +45,10 @@ SHOWN = 20_000
 class _JobBudget(SharedBudget):
     """A budget that reports each paid call, and refuses more than *most* calls."""
 
-    def __init__(self, budget: str | None, expected: int, report: Say, most: int | None = None) -> None:
+    def __init__(self, budget: str | None, expected: int, report: Report, most: int | None = None) -> None:
         super().__init__(budget)
         self._expected = expected
-        self._say = report
+        self._report = report
         self._most = most
         self._begun = self._calls = 0
 
@@ -65,7 +65,7 @@ class _JobBudget(SharedBudget):
         super().settle(call, cost)
         self._calls += 1
         spent = None if self.known is None else str(self.known)
-        self._say({"progress": {"calls": self._calls, "of": self._expected, "spent": spent}})
+        self._report({"progress": {"calls": self._calls, "of": self._expected, "spent": spent}})
 
 
 @frozen(kw_only=True)
@@ -77,7 +77,7 @@ class _JobRequest:
         engine: The engine, of the code as it is now.
         files: The journals by the ids of their runs.
         asked: What else was said: ``check``, ``samples``, ``name``, ``folder``, ``places``.
-        agreed: Says what something will cost, waits until somebody agrees, and gives what it is paid from.
+        agreed: Reports what something will cost, waits until somebody agrees, and gives what it is paid from.
         report: Sends the progress.
     """
 
@@ -85,7 +85,7 @@ class _JobRequest:
     files: Mapping[str, str]
     asked: Mapping[str, Any]
     agreed: Agreed
-    report: Say
+    report: Report
 
     @property
     def journal(self) -> FileJournal:
@@ -163,7 +163,7 @@ KINDS: Mapping[str, Callable[[_JobRequest], Awaitable[dict[str, Any]]]] = {
 
 
 async def _run_job(
-    first: Mapping[str, Any], read_lines: Callable[[float | None], list[Any] | None], report: Say
+    first: Mapping[str, Any], read_lines: Callable[[float | None], list[Any] | None], report: Report
 ) -> None:
     clean = make_redactor("all", os.environ)
     maker = EngineSpec.from_json(first["maker"])

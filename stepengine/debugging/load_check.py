@@ -12,8 +12,8 @@ from stepengine.debugging.edits import disable_bytecode, error_text, places_in_t
 
 def main() -> None:
     """Load the engine that the first message describes, and send the result."""
-    hear, say = open_json_channel()
-    first = wait_for_message(hear)
+    read_lines, write_message = open_json_channel()
+    first = wait_for_message(read_lines)
     if first is None:
         return
     disable_bytecode()
@@ -21,9 +21,9 @@ def main() -> None:
         EngineSpec.from_json(first["maker"]).engine()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the author's code raises is what is asked for
         file, line = next(iter(reversed(list(places_in_traceback(error)))), ("", 0))
-        say({"problem": error_text(error), "file": file, "line": line})
+        write_message({"problem": error_text(error), "file": file, "line": line})
     else:
-        say({"problem": "", "file": "", "line": 0})
+        write_message({"problem": "", "file": "", "line": 0})
 
 
 if __name__ == "__main__":

@@ -323,7 +323,7 @@ class GateOfScores:
                 return made(left=_check_side(left, text), right=_check_side(right, text), bound=times, is_ratio=True)
         raise _gate_error(text)
 
-    def named(self, evaluation: Evaluation) -> list[tuple[str, str]]:
+    def get_side_checks(self, evaluation: Evaluation) -> list[tuple[str, str]]:
         """
         Return the sides and checks of an evaluation that the gate compares; without a side, all but the base.
 
@@ -335,15 +335,15 @@ class GateOfScores:
             if self.left in _measured_names(evaluation):
                 return [(side, self.left) for side in sides[1:] or sides]
             return [_split_name(self.left, evaluation)]
-        made = [_split_name(name, evaluation) for name in (self.left, self.right)]
-        if made[0][1] != made[1][1]:
-            msg = f"the gate {self.text!r} compares {made[0][1]!r} with {made[1][1]!r}; it compares two sides in one"
+        (side, check), (base, other) = [_split_name(name, evaluation) for name in (self.left, self.right)]
+        if check != other:
+            msg = f"the gate {self.text!r} compares {check!r} with {other!r}; it compares two sides in one"
             raise DataError(msg)
-        return made
+        return [(side, check), (base, check)]
 
     def problem(self, scores: Scores) -> str:
         """Return why the gate does not hold or is undecided; ``""`` if it holds."""
-        named = self.named(scores.outcome.evaluation)
+        named = self.get_side_checks(scores.outcome.evaluation)
         outcome = scores.outcome
         if outcome.missing:
             return f"not decided: {outcome.missing} of {outcome.planned} samples are missing; `--continue` runs them"
@@ -394,7 +394,7 @@ def parse_gates(evaluation: Evaluation, more: Iterable[str]) -> list[GateOfScore
     """
     gates = [GateOfScores.parse(text) for text in (*evaluation.gates, *to_tuple(more))]
     for gate in gates:
-        gate.named(evaluation)
+        gate.get_side_checks(evaluation)
     return gates
 
 

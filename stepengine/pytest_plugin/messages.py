@@ -47,7 +47,7 @@ class RecordingReport:
 
 
 def add_advice_note(item: pytest.Item, error: BaseException, *, replays: bool = False) -> None:
-    """Add a note: for a divergence, the commands that accept it; for an error about a key or address, the test's own settings."""
+    """Add a note: for a divergence, the commands that accept it; for an error about a key or base URL, how the fixture sets it."""
     from stepengine.errors import ReplayDivergence
 
     if not isinstance(error, ReplayDivergence):

@@ -377,7 +377,7 @@ def _run_without_crash(setting: SimulationSetting, world: World) -> Finished:
 def _iter_single_faults_and_crash_pairs(
     setting: SimulationSetting, exact: Sequence[Fault], kinds: Sequence[str]
 ) -> Iterator[Sequence[Fault]]:
-    """Yield the faults of each world: none, then each single fault at each effect, then each pair of crashes."""
+    """Yield the faults of each world: the given ones, then also each single fault at each effect, then each pair of crashes."""
     yield exact
     calm = World(setting, 0, exact)
     calm.run()

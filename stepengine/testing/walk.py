@@ -133,17 +133,16 @@ class Walk:
         self._by: By = "tool" if isinstance(handler, Tool) else "handler"
         self._accepted = rows_for(self._by)
         self.state = state or AgentState(run_id="walk", agent_id=definition.id if definition else "")
-        logger = _NoteLogger(self.notes)
         self._context = StepContext(
             prompt=prompt,
             params=_validate_params(definition, params),
             agent_state=self.state,
             model=model or (definition.model if definition else None),
-            logger=logger,
+            logger=_NoteLogger(self.notes),
             random=partial(Random, seed),
             created=now,
             elapsed=lambda: tick_ms * len(self._history) + self._waited_ms,
-            notify=logger.notify,
+            notify=lambda message, data: self.notes.append(HandlerNote("notify", message, freeze(data))),
         )
         self._kept = RunResources()
         self._steps = steps(self._context)
@@ -317,7 +316,7 @@ class Walk:
 
 
 class _NoteLogger:
-    """A ``RunLogger`` that stores its lines, and the notifications of its handler."""
+    """A ``RunLogger`` that stores its lines."""
 
     def __init__(self, notes: list[HandlerNote]) -> None:
         self._notes = notes
@@ -333,9 +332,6 @@ class _NoteLogger:
 
     def error(self, message: str, /, **data: Any) -> None:
         self._append_note("error", message, data)
-
-    def notify(self, message: str, data: object = None) -> None:
-        self._notes.append(HandlerNote("notify", message, freeze(data)))
 
     def _append_note(self, kind: str, message: str, data: dict[str, object]) -> None:
         self._notes.append(HandlerNote(kind, message, freeze(data) if data else None))

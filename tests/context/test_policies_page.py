@@ -24,7 +24,7 @@ def test_guide_and_comparison_name_every_policy() -> None:
 
 
 @pytest.mark.deep
-def test_comparison_is_what_runs_under_every_policy_show() -> None:
+def test_comparison_equals_runs_under_every_policy() -> None:
     made: str = load_script(DOCS / "make_context_costs.py").page()
 
     assert COSTS.read_text(encoding="utf-8") == made
