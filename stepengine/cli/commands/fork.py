@@ -174,7 +174,7 @@ def _run_fork(options: Options, at: str, into: str, prepare: Callable[[Options, 
             raise UsageProblem(msg)
         made = recording.journal
         run = perform(bench, {"agent": agent, "limits": resume_limits(journal, options), "into": made})
-        recording.ended(run.result)
+        recording.record_end(run.result)
     stem = recording.stem if target is None else ""
     if not options.quiet:
         print_error(f"the new run is recorded {f'as {stem}' if stem else f'in {made.address}'}")
@@ -238,7 +238,7 @@ def _prepare_recorded_fork(
         "simulate": load_function(simulate) if simulate else None,
     }
 
-    async def forked(engine: Engine, asked: dict[str, Any]) -> RunResult:
+    async def fork_and_report(engine: Engine, asked: dict[str, Any]) -> RunResult:
         report: ForkReport = await engine.fork(journal, **given, **asked)
         if not options.quiet:
             print_error(
@@ -249,7 +249,7 @@ def _prepare_recorded_fork(
             )
         return report.result
 
-    return lambda bench, asked: perform_run(bench, lambda: forked(bench.engine, asked))
+    return lambda bench, asked: perform_run(bench, lambda: fork_and_report(bench.engine, asked))
 
 
 def _choose_fork_journal(options: Options, at: str, into: str) -> Journal | None:

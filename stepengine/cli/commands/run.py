@@ -150,12 +150,12 @@ def _run_agent(options: Options, sign: str) -> Exit:
             agent,
             prompt,
             bench.progress,
-            started=recording.started,
+            started=recording.record_start,
             params=params,
             limits=limits,
             journal=journal,
         )
-        recording.ended(run.result)
+        recording.record_end(run.result)
     if journal is not None:
         options = attrs.evolve(options, journal=journal.address, stem="" if given else recording.stem)
     return print_result(run, options, bench)
