@@ -68,7 +68,7 @@ def _wrap_command(name: str, command: Callable[..., Exit]) -> Callable[..., None
     from stepengine.cli.code_trust import OPTION, enforce_trust
 
     @functools.wraps(command)
-    def ended(**given: Any) -> None:
+    def run_and_exit(**given: Any) -> None:
         content = given.pop("trust", "") if name in LOCAL else ""
 
         def run_trusted() -> Exit:
@@ -82,8 +82,8 @@ def _wrap_command(name: str, command: Callable[..., Exit]) -> Callable[..., None
         option = inspect.Parameter(
             "trust", inspect.Parameter.KEYWORD_ONLY, default="", annotation=Annotated[str, OPTION]
         )
-        ended.__signature__ = own.replace(parameters=[*own.parameters.values(), option])  # type: ignore[attr-defined]
-    return ended
+        run_and_exit.__signature__ = own.replace(parameters=[*own.parameters.values(), option])  # type: ignore[attr-defined]
+    return run_and_exit
 
 
 def _print_version(is_asked: bool) -> None:

@@ -275,7 +275,7 @@ class Chat:
                 handle = chat.start_turn(said, agent, options, recording.journal)
             except StepEngineError as error:
                 return print_error(visible(format_error(error)))
-            recording.started(handle.run_id)
+            recording.record_start(handle.run_id)
             return await self._watch_turn(handle, recording, options)
 
     async def resume_turn(self) -> Exit | None:
@@ -349,7 +349,7 @@ class Chat:
             )
             return print_error(f"left in the middle of a turn{again}", Exit.INTERRUPTED)
         result = turn.result()
-        recording.ended(result)
+        recording.record_end(result)
         unread = handle.unread
         self.terminal.queue_first(unread)
         chat.journal = recording.journal or chat.journal

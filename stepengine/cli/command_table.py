@@ -185,9 +185,9 @@ UNDER = {
         },
     ),
 }
-"""Commands of two words: by their first word, what it stands for, and the commands by their second word."""
+"""Commands of two words: for each first word its help text, and the commands by their second word."""
 LISTED = {
     **{name: (group, listed) for group, commands in GROUPS.items() for name, listed in commands.items()},
     **{first: ("Groups of commands", ListedCommand("", text)) for first, (text, _) in UNDER.items()},
 }
-"""What the list shows, by name and in its order: the group, and the command or what a first word stands for."""
+"""The entries of the list by name, in their order: the group, and a command, or the help text of a first word."""

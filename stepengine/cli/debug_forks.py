@@ -131,7 +131,7 @@ def _run_fork_to_end(screen: DebugScreen, asked: ForkRequest, into: str) -> str:
         models = None if asked.live else ScriptedModel(asked.replies)
         edit = asked.edit
 
-        async def ended() -> Any:
+        async def fork_to_end() -> Any:
             async with bench.engine:
                 return await screen.debugger.fork(
                     edit,
@@ -144,7 +144,7 @@ def _run_fork_to_end(screen: DebugScreen, asked: ForkRequest, into: str) -> str:
                 )
 
         with redirect_handler_output(screen.asked, as_json=screen.is_json):
-            result = asyncio.run(ended())
+            result = asyncio.run(fork_to_end())
     except (StepEngineError, UsageProblem, OSError, ValueError) as error:
         said = error.message if isinstance(error, StepEngineError) else str(error)
         return json.dumps({"error": said})

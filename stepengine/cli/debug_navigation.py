@@ -135,7 +135,7 @@ class DebugNavigation:
         """Search for a condition in a child process, because expressions may change the run."""
         from stepengine.debugging.expressions import call_in_fork, parse_condition
 
-        def look() -> str:
+        def search() -> str:
             if self._forked is not None:
                 self._forked.stays = True
             try:
@@ -148,7 +148,7 @@ class DebugNavigation:
                 return json.dumps({"found": None, "problem": error.message, "looked_at": 0, "differs": True})
 
         parse_condition(what)
-        said = call_in_fork(look, seconds=LOOK_SECONDS)
+        said = call_in_fork(search, seconds=LOOK_SECONDS)
         if not said:
             msg = "looking for it ended early: its code, or that of the handler, ended the process"
             raise RefusedCommand(msg)

@@ -228,7 +228,7 @@ def _relative_path(file: str) -> str:
 
 
 def _read_typed_line() -> str | None:
-    """Return a line typed by now or within a moment, ``"quit"`` at the end of the input, else ``None``; only wait without a terminal."""
+    """Wait at most ``EVERY`` seconds for a line and return it; ``"quit"`` at the end of the input, ``None`` without a line or a terminal."""
     if not sys.stdin.isatty():
         time.sleep(EVERY)
         return None

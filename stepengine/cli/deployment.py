@@ -80,13 +80,13 @@ def run_deployment_command(doing: Coroutine[object, Any, Exit]) -> Exit:
 def run_with_operator(db: str, act: Callable[[Operator], Awaitable[Exit]], *, app: str, pool: str = "default") -> Exit:
     """Connect to a database and run *act* with its operator. Errors are printed as in ``run_deployment_command``."""
 
-    async def acted() -> Exit:
+    async def act_with_operator() -> Exit:
         from stepengine.durable import Operator
 
         async with await Operator.connect(resolve_database(db), app=app, pool=pool) as operator:
             return await act(operator)
 
-    return run_deployment_command(acted())
+    return run_deployment_command(act_with_operator())
 
 
 def find_journal_or_durable(run: str, db: str) -> Journal | None:

@@ -227,7 +227,7 @@ class _DueRunResumer:
                 with contextlib.suppress(Exception):
                     await handle.wait()
                 raise
-        RunRecording(journal, entry).ended(result)
+        RunRecording(journal, entry).record_end(result)
         return result
 
     def _prepare_resume_options(self, journal: Journal, one: Sleeping) -> tuple[tuple[Any, dict[str, Any]], Any]:

@@ -180,7 +180,7 @@ def redact_report(report: object) -> object:
 def run_and_close_engines(make: Callable[[], Coroutine[object, Any, Made]], engines: Iterable[Engine]) -> Made:
     """Run a coroutine in a new event loop and close *engines*. Ctrl-C and SIGTERM cancel it."""
 
-    async def ended() -> Made:
+    async def run_to_end() -> Made:
         loop = asyncio.get_running_loop()
         async with AsyncExitStack() as stack:
             for engine in dict.fromkeys(engines):
@@ -194,7 +194,7 @@ def run_and_close_engines(make: Callable[[], Coroutine[object, Any, Made]], engi
                         raise
                     raise Interrupted(received[0]) from None
 
-    return asyncio.run(ended())
+    return asyncio.run(run_to_end())
 
 
 def run_reporting_errors(command: Callable[[], Exit]) -> Exit:

@@ -304,7 +304,7 @@ def parse_answers(texts: Iterable[str]) -> dict[str, AnswerLike]:
 def perform_run(bench: EngineSetup, make: Callable[[], Coroutine[object, Any, RunResult]]) -> FinishedRun:
     """Run a coroutine to its end in a new event loop. Ctrl-C and SIGTERM cancel it, a second one ends the process."""
 
-    async def ended() -> FinishedRun:
+    async def run_to_end() -> FinishedRun:
         loop = asyncio.get_running_loop()
         async with bench.engine:
             task = asyncio.ensure_future(make())
@@ -316,7 +316,7 @@ def perform_run(bench: EngineSetup, make: Callable[[], Coroutine[object, Any, Ru
                         raise
                     raise Interrupted(received[0]) from None
 
-    return run_with_display(ended, bench.progress)
+    return run_with_display(run_to_end, bench.progress)
 
 
 def replay_recorded_run(journal: Journal, options: Options) -> RunResult:
@@ -325,17 +325,17 @@ def replay_recorded_run(journal: Journal, options: Options) -> RunResult:
     agent = load_recorded_agent(options, history)
     bench = make_engine_setup(options, agent, performs=False, recorded=history)
 
-    async def ended() -> RunResult:
+    async def replay_to_end() -> RunResult:
         async with bench.engine:
             return await bench.engine.replay(journal, agent=agent)
 
-    return asyncio.run(ended())
+    return asyncio.run(replay_to_end())
 
 
 def start_and_wait(bench: EngineSetup, start: Callable[[], Coroutine[object, Any, RunHandle]]) -> FinishedRun:
     """Start a run and wait for its end. Ctrl-C and SIGTERM interrupt it gracefully, a second one at once."""
 
-    async def ended() -> FinishedRun:
+    async def run_to_end() -> FinishedRun:
         loop = asyncio.get_running_loop()
         async with bench.engine:
             starting = asyncio.ensure_future(start())
@@ -356,7 +356,7 @@ def start_and_wait(bench: EngineSetup, start: Callable[[], Coroutine[object, Any
                     raise Interrupted(received[0]) from None
         return FinishedRun(result, received[0] if received else None)
 
-    return run_with_display(ended, bench.progress)
+    return run_with_display(run_to_end, bench.progress)
 
 
 def create_journal(path: str, *, sign: str = "") -> Journal:

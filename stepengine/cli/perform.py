@@ -77,7 +77,7 @@ def run_agent_to_end(
     *started* is told the run's id when it has begun.
     """
 
-    async def ended() -> FinishedRun:
+    async def run_to_end() -> FinishedRun:
         async with engine, engine.start(agent, prompt, wait_for_answers=0, **options) as handle:
             started(handle.run_id)
             loop = asyncio.get_running_loop()
@@ -85,20 +85,20 @@ def run_agent_to_end(
                 result = await await_result(handle.result())
         return FinishedRun(result, received[0] if received else None)
 
-    return run_with_display(ended, progress)
+    return run_with_display(run_to_end, progress)
 
 
 def interrupt_run(handle: RunHandle, loop: asyncio.AbstractEventLoop) -> None:
     """Interrupt a run, wait some seconds for its running effects, and print their names."""
 
-    def tell() -> None:
+    def print_names() -> None:
         if names := ", ".join(handle.finishing):
             print_error(
                 f"waits up to {GRACE:g} s for {names}, so that what happens is recorded; once more ends it at once"
             )
 
     handle.interrupt(grace=GRACE)
-    loop.call_soon_threadsafe(tell)
+    loop.call_soon_threadsafe(print_names)
 
 
 async def await_result(run: Awaitable[RunResult]) -> RunResult:

@@ -270,12 +270,12 @@ class RunRecording:
             return cls(journal)
         return cls(made, entry, is_new=True)
 
-    def started(self, run_id: str) -> None:
+    def record_start(self, run_id: str) -> None:
         """Record that the run has started and keep its companion."""
         self._is_new = False
         self._update_companion(run_id=run_id)
 
-    def ended(self, result: RunResult) -> None:
+    def record_end(self, result: RunResult) -> None:
         """Record the result of the run, or its waits."""
         status = result.status.value
         if self.journal is not None:

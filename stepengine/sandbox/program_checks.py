@@ -306,8 +306,8 @@ class _Walk:
         self.runs_text = False
         self.good_imports: set[int] = set()
         """The lines of imports that are known to work, or to be caught."""
-        self.spared: list[tuple[str, tuple[int, int], tuple[int, int]]] = []
-        """Where something of a kind does no harm: names in annotations, and whatever is caught."""
+        self._exempt: list[tuple[str, tuple[int, int], tuple[int, int]]] = []
+        """The kind, start and end of each span where such a problem is harmless: in annotations, and where errors are caught."""
         for name in known:
             self.module.bind(name, _Binding("known"))
         self._collect(tree)
@@ -332,7 +332,7 @@ class _Walk:
     def is_exempt(self, kind: str, problem: ProgramProblem) -> bool:
         """Return True if a problem of this kind at this position is harmless, such as an unknown name in an annotation."""
         place = problem.line, problem.column
-        return any(kind == spared and start <= place < end for spared, start, end in self.spared)
+        return any(kind == exempt and start <= place < end for exempt, start, end in self._exempt)
 
     # --- collecting
 
@@ -359,11 +359,11 @@ class _Walk:
             place = self._character_position(getattr(node, "lineno", 1), getattr(node, "col_offset", 0))
             self._problems.append(ProgramProblem(*place, text))
 
-    def _mark_harmless(self, kind: str, first: ast.AST | None, last: ast.AST | None = None) -> None:
+    def _mark_exempt(self, kind: str, first: ast.AST | None, last: ast.AST | None = None) -> None:
         if first is not None:
             span: Any = (first, last or first)
             start, end = (span[0].lineno, span[0].col_offset), (span[1].end_lineno, span[1].end_col_offset)
-            self.spared.append((kind, self._character_position(*start), self._character_position(*end)))
+            self._exempt.append((kind, self._character_position(*start), self._character_position(*end)))
 
     def _character_position(self, line: int, offset: int) -> tuple[int, int]:
         source = self._lines[line - 1] if line <= len(self._lines) else ""
@@ -396,7 +396,7 @@ class _Walk:
         return _at_place([*node.targets, node.value], place)
 
     def _on_annassign(self, node: ast.AnnAssign, place: _NodePlace) -> Inner:
-        self._mark_harmless("name", node.annotation)
+        self._mark_exempt("name", node.annotation)
         return _at_place([node.target, *([node.value] if node.value is not None else [])], place)
 
     def _on_augassign(self, node: ast.AugAssign, place: _NodePlace) -> Inner:
@@ -466,7 +466,7 @@ class _Walk:
         return self._enter_function(node, place)
 
     def _enter_function(self, node: ast.FunctionDef | ast.AsyncFunctionDef, place: _NodePlace) -> Inner:
-        self._mark_harmless("name", node.returns)
+        self._mark_exempt("name", node.returns)
         inner = self._bind_parameters(node.args, place)
         inner.scope.functions += 1
         for parameter in getattr(node, "type_params", ()):
@@ -488,7 +488,7 @@ class _Walk:
                 if arg.arg in scope.bindings:
                     self._add_problem(arg, f"syntax error: the parameter `{arg.arg}` comes twice")
                 scope.bind(arg.arg, _Binding("other", arg))
-                self._mark_harmless("name", arg.annotation)
+                self._mark_exempt("name", arg.annotation)
         return _NodePlace(scope, place.caught)
 
     def _on_classdef(self, node: ast.ClassDef, place: _NodePlace) -> Inner:
@@ -556,7 +556,7 @@ class _Walk:
     def _on_try(self, node: ast.Try, place: _NodePlace) -> Inner:
         caught = {what for handler in node.handlers for what in _caught_problem_kinds(handler.type)}
         for kind in caught:
-            self._mark_harmless(kind, node.body[0], node.body[-1])
+            self._mark_exempt(kind, node.body[0], node.body[-1])
         inner = place._replace(caught=place.caught | caught)
         return [*_at_place(node.body, inner), *_at_place([*node.handlers, *node.orelse, *node.finalbody], place)]
 
@@ -564,8 +564,8 @@ class _Walk:
         if node.name is not None:
             place.scope.bind(node.name, _Binding("other", node))
         # What a handler catches is looked up when something was raised; most programs that catch what there is not never do.
-        self._mark_harmless("name", node.type)
-        self._mark_harmless("attribute", node.type)
+        self._mark_exempt("name", node.type)
+        self._mark_exempt("attribute", node.type)
         types = place._replace(caught=place.caught | {"name", "attribute"})
         return [*([(node.type, types)] if node.type is not None else []), *_at_place(node.body, place)]
 

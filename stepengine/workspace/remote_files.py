@@ -82,7 +82,8 @@ class RemoteFile:
         system: Where it is.
         line: On which connection it was opened, counting them.
         number: What it is called there.
-        position: Where reading goes on.
+        position: The offset of the next read, in bytes.
+        mount_id: The id of its mount; ``""`` if the system does not report it.
     """
 
     __slots__ = ("__weakref__", "_info", "_start", "is_root", "line", "mount_id", "number", "position", "system")

@@ -33,7 +33,7 @@ Session = Callable[[], Awaitable[tuple[ServerConnection, Any]]]
 def make_resource_tools(server: str, session: Session) -> list[ToolLike]:
     """Return two tools: one lists the resources of a server, the other reads a resource."""
 
-    async def listed(_: dict[str, Any]) -> ToolResult:
+    async def list_all(_: dict[str, Any]) -> ToolResult:
         try:
             connection, client = await session()
             resources = await connection.fetch_pages(client.list_resources, "resources", optional=True)
@@ -65,7 +65,7 @@ def make_resource_tools(server: str, session: Session) -> list[ToolLike]:
             f"mcp_resources_{server}",
             f"List what the MCP server {server} has to read; an address in a template has parts to fill in.",
             {"type": "object", "properties": {}},
-            listed,
+            list_all,
             category="mcp",
             annotations=WORST,
         ),

@@ -254,7 +254,7 @@ async def _drain_output(process: asyncio.subprocess.Process) -> None:
 
 
 async def _wait_until_gone(process: asyncio.subprocess.Process) -> None:
-    """Wait some seconds until the process and its group are gone; ``wait()`` would wait for the pipes of its children, too."""
+    """Wait until the process and its group are gone, but only some seconds. ``wait()`` would also wait for its children's pipes."""
     loop = asyncio.get_running_loop()
     end = loop.time() + CLOSE_SECONDS
     while loop.time() < end and (process.returncode is None or _signal_group(process, 0)):  # noqa: ASYNC110  (no event tells of a group)

@@ -89,11 +89,9 @@ def parse_tool_list(
     tasks: bool,
 ) -> tuple[list[ListedTool], list[str]]:
     """
-    Return the usable tools in a server's list of JSON objects, by name, and why each other one is left out.
+    Return the usable tools of a server's list, sorted by name, and for each other tool the reason why it is left out.
 
-    Of two tools with one name here the first is used.
-
-    *tasks* says whether its calls may be tasks.
+    If two tools get the same name here, the first is used. *tasks* is whether calls to the server may be tasks.
     """
     chosen = [t for t in raw if (include is None or t["name"] in include) and t["name"] not in exclude]
     wanted = [t for t in chosen if not is_for_page_only(t)]

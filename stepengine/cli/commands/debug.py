@@ -281,7 +281,7 @@ class DebugSession:
             self._call_reporting_errors(lambda: self.navigation.search_back(*search))
             return
 
-        def arrived() -> None:
+        def finish_move() -> None:
             self.navigation.move_silently(message["position"])
             if message.get("refused"):
                 self.screen.report_divergence(message["refused"])
@@ -290,7 +290,7 @@ class DebugSession:
             elif then is not None:
                 self.navigation.compare(*then[1:], known=message["known"])
 
-        self._call_reporting_errors(arrived)
+        self._call_reporting_errors(finish_move)
 
     def _read_command(self) -> str | None:
         """Return the next command; ``None`` when there are no more."""

@@ -37,7 +37,7 @@ def _run_with_agents(
     refuse_untrusted_module(module)
     offered = load_module_contents(module)
 
-    async def run_act() -> Exit:
+    async def act_with_engine() -> Exit:
         from stepengine.durable import DurableEngine
 
         async with DurableEngine(
@@ -46,7 +46,7 @@ def _run_with_agents(
         ) as engine:  # fmt: skip
             return await act(engine)
 
-    return run_deployment_command(run_act())
+    return run_deployment_command(act_with_engine())
 
 
 def export(
@@ -172,7 +172,7 @@ def move(
       stepengine deploy release 1.4 1.5 --agents my_agents.py
     """
 
-    async def moved(engine: DurableEngine) -> Exit:
+    async def move_runs(engine: DurableEngine) -> Exit:
         from stepengine.durable import DeploymentMaintenance
 
         found = [only] if only else await DeploymentMaintenance(engine.operator).list_unfinished(of)
@@ -189,7 +189,7 @@ def move(
     if of == to:
         msg = f"FROM and TO are both {of!r}; `stepengine deploy status` lists the releases"
         raise UsageProblem(msg)
-    return _run_with_agents(agents, db, moved, app=app, pool=pool, release=to)
+    return _run_with_agents(agents, db, move_runs, app=app, pool=pool, release=to)
 
 
 async def _move_run(engine: DurableEngine, run: str, of: str, *, check: bool) -> tuple[str, str]:

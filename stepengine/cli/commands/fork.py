@@ -163,19 +163,19 @@ def _run_fork(options: Options, at: str, into: str, prepare: Callable[[Options, 
     journal = open_journal(options.journal)
     history = journal.history()
     perform = prepare(options, journal, history)
-    named = _choose_fork_journal(options, at, into)
+    target = _choose_fork_journal(options, at, into)
     agent = load_recorded_agent(options, history)
-    bench = make_engine_setup(options, agent, into="" if named is None else named.address, recorded=history)
+    bench = make_engine_setup(options, agent, into="" if target is None else target.address, recorded=history)
     about = {"agent_id": agent.id, "prompt": str(history.root.get("prompt", ""))}
     origin = {"stem": options.stem or None, "at": at}
-    with RunRecording.start(options, named, command="fork", forked_from=origin, **about) as recording:
+    with RunRecording.start(options, target, command="fork", forked_from=origin, **about) as recording:
         if recording.journal is None:
             msg = "a fork needs a journal: name one with --into FILE"
             raise UsageProblem(msg)
         made = recording.journal
         run = perform(bench, {"agent": agent, "limits": resume_limits(journal, options), "into": made})
-        recording.ended(run.result)
-    stem = recording.stem if named is None else ""
+        recording.record_end(run.result)
+    stem = recording.stem if target is None else ""
     if not options.quiet:
         print_error(f"the new run is recorded {f'as {stem}' if stem else f'in {made.address}'}")
     return print_result(run, attrs.evolve(options, journal=made.address, stem=stem), bench)
@@ -197,8 +197,8 @@ def _prepare_live_fork(
 
     live: dict[str, Any] = {
         "at": at,
-        "edit": None if edit is None else _parse_edit(edit),
         "answers": parse_answers(answers),
+        "edit": None if edit is None else _parse_edit(edit),
         "allow_repeat": allow_repeat,
         "restore_files": options.cwd if restore_files else None,
     }
@@ -238,7 +238,7 @@ def _prepare_recorded_fork(
         "simulate": load_function(simulate) if simulate else None,
     }
 
-    async def forked(engine: Engine, asked: dict[str, Any]) -> RunResult:
+    async def fork_and_report(engine: Engine, asked: dict[str, Any]) -> RunResult:
         report: ForkReport = await engine.fork(journal, **given, **asked)
         if not options.quiet:
             print_error(
@@ -249,7 +249,7 @@ def _prepare_recorded_fork(
             )
         return report.result
 
-    return lambda bench, asked: perform_run(bench, lambda: forked(bench.engine, asked))
+    return lambda bench, asked: perform_run(bench, lambda: fork_and_report(bench.engine, asked))
 
 
 def _choose_fork_journal(options: Options, at: str, into: str) -> Journal | None:

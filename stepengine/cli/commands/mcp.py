@@ -190,11 +190,11 @@ async def _await_and_close_engines(serving: Coroutine[Any, Any, None], engines: 
 async def _serve_http(server: Any, engines: list[Any], host: str, port: int, token: str) -> Exit:
     """Serve over HTTP until Ctrl-C or SIGTERM."""
 
-    def tell(url: str) -> None:
+    def print_url(url: str) -> None:
         print(f"listening at {url}", file=sys.stderr, flush=True)
 
     loop = asyncio.get_running_loop()
-    serving = server.serve_http(host=host, port=port, token=token, ready=tell)
+    serving = server.serve_http(host=host, port=port, token=token, ready=print_url)
     task = asyncio.ensure_future(_await_and_close_engines(serving, engines))
     with handle_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
         try:

@@ -222,7 +222,7 @@ def _run_resume(options: Options, answers: Iterable[str], how: dict[str, Any], *
     # What has diverged was not recorded: the run is where it was.
     is_unchanged = isinstance(run.result.error, ReplayDivergence) or (extends and run.result.status is RunStatus.FAILED)
     if not is_unchanged:
-        RunRecording(journal, find_by_journal(options.journal)).ended(run.result)
+        RunRecording(journal, find_by_journal(options.journal)).record_end(run.result)
     if extends:
         _print_extension_counts(journal, run.result, options)
     return print_result(run, options, bench)

@@ -100,9 +100,9 @@ def run(
 
     Keys are read from the environment; `stepengine agents models` lists the providers and their variables.
     """
-    # `options` holds what many commands take. What stands in the signature above has a help or a default of this
-    # command's own, so it came apart from them, and is put in here: everything below then reads one value. The settings
-    # of the folder come last (`load_settings`), since `--config` says which these are.
+    # `options` holds the options that many commands share. The parameters of this function have their own help or default,
+    # so they are added to `options` here. The settings of the folder come last (`with_settings`), because `--config` selects
+    # them.
     options = attrs.evolve(
         options,
         agent=agent,
@@ -139,7 +139,7 @@ def _run_agent(options: Options, sign: str) -> Exit:
     limits = choose_limits(options, agent)
     given = None
     if options.journal:
-        # What is typed about journals is loaded for who names one, and otherwise when the run has ended.
+        # Without a named journal, this module is imported only after the run.
         from stepengine.cli.journals import create_journal
 
         given = create_journal(options.journal, sign=sign)
@@ -150,12 +150,12 @@ def _run_agent(options: Options, sign: str) -> Exit:
             agent,
             prompt,
             bench.progress,
-            started=recording.started,
+            started=recording.record_start,
             params=params,
             limits=limits,
             journal=journal,
         )
-        recording.ended(run.result)
+        recording.record_end(run.result)
     if journal is not None:
         options = attrs.evolve(options, journal=journal.address, stem="" if given else recording.stem)
     return print_result(run, options, bench)

@@ -124,7 +124,7 @@ def worker(
     }  # fmt: skip
     offered.options.update(_merge_rate_limits(offered.options.get("rate_limits"), limits))
 
-    async def run_worker() -> Exit:
+    async def open_and_run() -> Exit:
         async with _open_database(embedded_db, db) as url:
             from stepengine.durable import DurableEngine
 
@@ -132,7 +132,7 @@ def worker(
             await _run_worker(engine, drain, () if no_schedules else offered.schedules)
         return Exit.COMPLETED
 
-    return run_deployment_command(run_worker())
+    return run_deployment_command(open_and_run())
 
 
 def _merge_rate_limits(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[str, object]:

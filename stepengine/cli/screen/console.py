@@ -176,11 +176,11 @@ class TypedLines:
         loop = asyncio.get_running_loop()
         ready = loop.create_future()
 
-        def tell() -> None:
+        def set_ready() -> None:
             if not ready.done():
                 ready.set_result(None)
 
-        loop.add_reader(descriptor, tell)
+        loop.add_reader(descriptor, set_ready)
         try:
             await ready
         finally:

@@ -22,7 +22,7 @@ def handle_interrupts(stop: Callable[[], object], again: Callable[[], object] | 
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def arrived(number: int, _: FrameType | None) -> None:
+    def handle_signal(number: int, _: FrameType | None) -> None:
         received.append(number)
         if again is None:
             signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -30,7 +30,7 @@ def handle_interrupts(stop: Callable[[], object], again: Callable[[], object] | 
         (stop if again is None or len(received) == 1 else again)()
 
     for number in before:
-        signal.signal(number, arrived)
+        signal.signal(number, handle_signal)
     try:
         yield received
     finally:

@@ -520,8 +520,8 @@ def expand_attachments(said: str, folder: Path) -> tuple[str, list[str]]:
     """
     Return a message with the content of the files named ``@path`` at word starts, and a note about each file.
 
-    ``@@`` is a plain ``@``. Only files inside *folder* that the file tools would read go along, up to 64 KiB each and 256 KiB together; of a folder what
-    is in it, by name.
+    ``@@`` is a plain ``@``. Only files inside *folder* that the file tools would read are added, up to 64 KiB each and
+    256 KiB together. For a folder, the names of its entries are added.
     """
     words = [word for word in said.split() if word.startswith("@") and len(word) > 1]
     names = list(dict.fromkeys([word[1:].rstrip(",.;:)") for word in words if not word.startswith("@@")]))
