@@ -27,7 +27,7 @@ TARGET = Path(__file__).parent / "reference" / "context-costs.md"
 STEPS = 400
 WINDOW = 30_000
 CACHED, WRITTEN = 0.1, 1.25
-"""What a prompt token costs that was in the cache, and one that was not, beside an uncached one."""
+"""The cost of a prompt token that is read from the cache, and of one that is written to it, relative to an uncached token."""
 SUMMARY = "The user wants every module read and every failing test repaired. " * 40
 
 COSTS = f"""\
