@@ -771,8 +771,8 @@ class Send(_Iterated):
             self.__attrs_init__(_check_child_ref(ref), _check_prompt(value), "")
 
     def __iter__(self) -> Generator[Yieldable, StepResult, bool]:
-        is_at_work: bool = (yield self).value
-        return is_at_work
+        is_running: bool = (yield self).value
+        return is_running
 
 
 @with_keyword_hints

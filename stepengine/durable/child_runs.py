@@ -179,13 +179,13 @@ class ChildRuns:
         async def act() -> dict[str, Any]:
             run.workflow.is_live = True
             tree = run.tree
-            is_at_work = tree.background.child(effect.child).result is None
-            if is_at_work:
+            is_running = tree.background.child(effect.child).result is None
+            if is_running:
                 said = {"value": effect.value}
                 key = f"tell:{format_address(item.path, effect.seq)}"
                 topic = make_database_topic(effect.child, effect.topic)
                 await run.workflow.dbos.send_async(run.order.root, said, topic, idempotency_key=key)
-            return self._outcomes.encode(item, Value(is_at_work, run.clock.advance_time(tree.clock.elapsed())))
+            return self._outcomes.encode(item, Value(is_running, run.clock.advance_time(tree.clock.elapsed())))
 
         with run.activity.count_running():
             return (await self._outcomes.record(item, steps, act))[0]

@@ -162,8 +162,8 @@ def _message_agent(given: JsonDict, started: StartedChildren) -> Steps:
     refs = _select_children([given["id"]], started)
     if isinstance(refs, ToolResult):
         return refs
-    is_at_work = yield from Send(refs[0], given["text"])
-    if is_at_work:
+    is_running = yield from Send(refs[0], given["text"])
+    if is_running:
         return ToolResult.text(f"Told {refs[0].agent_id}; it reads it before its next step.")
     return ToolResult.error(
         f"{refs[0].agent_id} has ended already and reads nothing more; wait_agents gives its result."
