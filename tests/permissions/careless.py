@@ -78,13 +78,16 @@ def readings(text: str) -> set[str]:
 
 def read_all(given: Mapping[str, Any]) -> str:
     """
-    Return what is in every file that a call may mean.
+    Return what is in every file below the working folder that a call may mean.
+
+    A pattern such as ``/*/*/*/x`` also finds ``/proc/PID/cwd/x``: files of other tests, which are no matter of these.
     """
-    said = set()
+    said, folder = set(), Path.cwd()
     for path in {path for text in texts_of(given) for path in readings(text)}:
         for found in [path, *(glob.glob(path) if set("*?[") & set(path) else ())]:  # noqa: PTH207 - as careless programs do
             with contextlib.suppress(OSError, UnicodeDecodeError):
-                said.add(Path(found).read_text())
+                if Path(found).resolve().is_relative_to(folder):
+                    said.add(Path(found).read_text())
     return "".join(sorted(said))
 
 
