@@ -10,7 +10,7 @@ import attrs
 from attrs import frozen
 from typing_extensions import override
 
-from stepengine.context.policy import COUNT, SHARE, ContextLimits, ContextPolicy, group_positions
+from stepengine.context.policy import COUNT, SHARE, ContextLimits, ContextPolicy, group_calls_with_results
 from stepengine.data.estimate import message_tokens, transcript_tokens
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import (
@@ -25,7 +25,7 @@ from stepengine.data.messages import (
 from stepengine.data.transcript import Transcript
 
 
-def make_placeholder(message: ToolMessage, mark: str, text: str) -> ToolResult:
+def make_result_placeholder(message: ToolMessage, mark: str, text: str) -> ToolResult:
     """
     Return the placeholder *text* for a tool result, marked with the length of the replaced text.
 
@@ -52,7 +52,7 @@ def _make_mask(message: ToolMessage) -> ToolResult:
     media = sum(isinstance(part, ImagePart | DocumentPart) for part in message.content)
     what = f"{len(message.text):,} characters" + (f" and {media} images or documents" if media else "")
     text = f"[{what} of this result were left out to save space; call {message.tool_name} again if you need them.]"
-    return make_placeholder(message, MARK, text)
+    return make_result_placeholder(message, MARK, text)
 
 
 def _count_saved_tokens(message: ToolMessage) -> int:
@@ -101,13 +101,13 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
             return None
         # Counted incrementally as the history grows. Otherwise a long conversation with nothing left to mask would be
         # searched before each of its model calls.
-        left = transcript.fold((MARK, self.tools, self.max_chars), self._count_message, MaskableCounts())
+        left = transcript.fold((MARK, self.tools, self.max_chars), self._add_maskable_counts, MaskableCounts())
         if not left.long and left.named <= self.keep_last:
             return None
         total, room = transcript_tokens(transcript), limits.room
         target = int(room * (1 - self.free_ratio))
         masked: dict[str, ToolResult] = {}
-        for enough, chosen in self._list_passes(transcript, target, room):
+        for enough, chosen in self._iter_mask_passes(transcript, target, room):
             if total <= enough:
                 break
             for message in chosen:
@@ -118,15 +118,15 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
                     total -= saved
         return transcript.resolve_all(masked) if masked else None
 
-    def _count_message(self, left: MaskableCounts, message: Message) -> MaskableCounts:
+    def _add_maskable_counts(self, left: MaskableCounts, message: Message) -> MaskableCounts:
         """Return the counts of results that could still be masked, including one more message."""
         if not isinstance(message, ToolMessage) or _count_saved_tokens(message) <= 0:
             return left
         return MaskableCounts(left.long + self._is_long(message), left.named + (message.tool_name in self.tools))
 
-    def _list_passes(self, transcript: Transcript, target: int, room: int) -> Iterator[tuple[int, list[ToolMessage]]]:
+    def _iter_mask_passes(self, transcript: Transcript, target: int, room: int) -> Iterator[tuple[int, list[ToolMessage]]]:
         """Yield the passes, each as the size that makes it unnecessary and the results to mask."""
-        newest = group_positions(transcript)[-1].start if transcript else 0
+        newest = group_calls_with_results(transcript)[-1].start if transcript else 0
         seen = [m for m in transcript[:newest] if isinstance(m, ToolMessage)]
         named = [m for m in transcript if isinstance(m, ToolMessage) and m.tool_name in self.tools]
         kept = {m.tool_call_id for m in named[len(named) - self.keep_last :]} if self.keep_last else set()

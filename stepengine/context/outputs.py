@@ -11,7 +11,7 @@ from __future__ import annotations
 import attrs
 from attrs import frozen
 
-from stepengine.context.masks import is_placeholder, make_placeholder
+from stepengine.context.masks import is_placeholder, make_result_placeholder
 from stepengine.context.policy import COUNT, SHARE
 from stepengine.data.definition import HookContext
 from stepengine.data.estimate import CHARS_PER_TOKEN, MEDIA_TOKENS
@@ -149,4 +149,4 @@ def _find_unseen_start(view: Transcript) -> int:
 def _make_trim_note(message: ToolMessage) -> ToolResult:
     chars, reference = len(message.text), message.tool_call_id
     text = f"[Output trimmed: {chars:,} characters. read_output with reference_id {reference!r} shows it again.]"
-    return make_placeholder(message, MARK, text)
+    return make_result_placeholder(message, MARK, text)

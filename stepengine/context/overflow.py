@@ -5,7 +5,7 @@ from __future__ import annotations
 import attrs
 from attrs import frozen
 
-from stepengine.context.policy import TOKENS, get_prompt_limit, make_hook_limits
+from stepengine.context.policy import TOKENS, compute_prompt_limit, make_hook_limits
 from stepengine.data.definition import HookContext
 from stepengine.errors import ContextOverflow
 
@@ -26,7 +26,7 @@ class raise_on_overflow:  # noqa: N801 - a policy is called by its name, as a ho
 
     def find_prompt_limit(self, context_window: int | None) -> int:
         """Return the most tokens that a prompt may have before the run fails."""
-        return get_prompt_limit(self.max_tokens, context_window)
+        return compute_prompt_limit(self.max_tokens, context_window)
 
     def __call__(self, ctx: HookContext) -> None:
         """Raise if the next prompt does not fit."""

@@ -34,7 +34,7 @@ def read_placeholders(names: Sequence[str]) -> dict[str, Any]:
         facts="GIT_CHANGES_PROMPT" in names,
     )
     known: Mapping[str, Callable[[], str]] = {
-        **{name: partial(_describe_files, folder, tokens) for name, tokens in TREE_TOKENS.items()},
+        **{name: partial(_format_file_tree, folder, tokens) for name, tokens in TREE_TOKENS.items()},
         "GIT_CHANGES_PROMPT": lambda: _format_git_status(found["facts"]),
         "KNOWLEDGE_FILES_CONTENTS": lambda: format_instructions(found),
         "PROJECT_ROOT": lambda: str(folder),
@@ -45,7 +45,7 @@ def read_placeholders(names: Sequence[str]) -> dict[str, Any]:
     return {"texts": {name: known[name]() for name in names}, "warnings": found["warnings"]}
 
 
-def _describe_files(folder: Path, tokens: int) -> str:
+def _format_file_tree(folder: Path, tokens: int) -> str:
     from stepengine.tools.bundled.search.overview import print_tree
     from stepengine.workspace.guard import GUARD, project_guard
     from stepengine.workspace.path_policy import PathPolicy

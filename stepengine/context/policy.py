@@ -26,7 +26,7 @@ REMINDER_TOKENS = 20
 """The tokens of a step prompt in addition to its text: the message and its reminder tags."""
 
 
-def get_prompt_limit(max_tokens: int | None, context_window: int | None) -> int:
+def compute_prompt_limit(max_tokens: int | None, context_window: int | None) -> int:
     """Return the most tokens that a prompt may have."""
     if max_tokens is not None:
         return max_tokens
@@ -73,7 +73,7 @@ class ContextLimits:
         if step_prompt:
             overhead += REMINDER_TOKENS + estimate_tokens(step_prompt)
         ratio = 1.0 if size is None or not estimated else size / estimated
-        return cls(max_tokens=get_prompt_limit(max_tokens, context_window), overhead=overhead, ratio=ratio)
+        return cls(max_tokens=compute_prompt_limit(max_tokens, context_window), overhead=overhead, ratio=ratio)
 
     @property
     def room(self) -> int:
@@ -115,7 +115,7 @@ def measure_messages(transcript: Transcript) -> list[int]:
     return list(transcript.memo("message_tokens", message_tokens))
 
 
-def group_positions(transcript: Transcript) -> list[range]:
+def group_calls_with_results(transcript: Transcript) -> list[range]:
     """Return the positions of inseparable messages: a user message, or an assistant message with the results of its calls."""
     groups: list[range] = []
     for index, message in enumerate(transcript):
@@ -139,7 +139,7 @@ def find_last_tagged(transcript: Transcript, tag: str) -> int | None:
 Check: TypeAlias = Callable[[Any, "attrs.Attribute[Any]", Any], None]
 
 
-def make_option_check(test: Callable[[Any], bool], words: str) -> Check:
+def make_option_validator(test: Callable[[Any], bool], words: str) -> Check:
     """Return a validator for an option of a policy; *words* describe a valid value in its error."""
 
     def check(policy: object, field: attrs.Attribute[Any], value: object) -> None:
@@ -150,9 +150,9 @@ def make_option_check(test: Callable[[Any], bool], words: str) -> Check:
     return check
 
 
-TOKENS = make_option_check(lambda value: value is None or value >= 1, "a number of tokens from 1 on, or None")
-COUNT = make_option_check(lambda value: value is not None and value >= 0, "a number from 0 on")
-SHARE = make_option_check(lambda value: value is not None and 0 <= value < 1, "a share from 0 on and below 1")
+TOKENS = make_option_validator(lambda value: value is None or value >= 1, "a number of tokens from 1 on, or None")
+COUNT = make_option_validator(lambda value: value is not None and value >= 0, "a number from 0 on")
+SHARE = make_option_validator(lambda value: value is not None and 0 <= value < 1, "a share from 0 on and below 1")
 
 
 @frozen
@@ -187,7 +187,7 @@ class ContextPolicy(ABC):
 
     def find_prompt_limit(self, context_window: int | None) -> int:
         """Return the most tokens that a prompt may have before this policy shortens it."""
-        return get_prompt_limit(self.max_tokens, context_window)
+        return compute_prompt_limit(self.max_tokens, context_window)
 
     def get_history(self, ctx: HookContext) -> Transcript:
         """Return the history that this policy shortens."""

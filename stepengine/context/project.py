@@ -69,7 +69,7 @@ def project_context(
             ctx.logger.warning(warning)
         can_read = "skill" in ctx.agent.tool_names
         parts = [ctx.system_prompt, format_instructions(found), format_skills(found) if can_read else ""]
-        now = _format_facts(found["facts"], ctx) if facts else ""
+        now = _format_environment_facts(found["facts"], ctx) if facts else ""
         return Change(
             system_prompt="\n\n".join([part for part in parts if part]),
             tail=(UserMessage(now, ("INJECTED_CONTEXT",)),) if now else (),
@@ -103,7 +103,7 @@ def format_skills(found: Mapping[str, Any]) -> str:
     return "\n".join(["# Skills", SKILLS, "<skills>", *listed, "</skills>"]) if listed else ""
 
 
-def _format_facts(facts: Mapping[str, Any], ctx: HookContext) -> str:
+def _format_environment_facts(facts: Mapping[str, Any], ctx: HookContext) -> str:
     lines: dict[str, str] = {}
     if facts.get("branch"):
         lines["Git branch"] = _escape_tags(facts["branch"])

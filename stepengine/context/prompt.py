@@ -42,10 +42,10 @@ class Environment:
 
     def render(self, now: dt.datetime) -> str:
         """Return the block; ``""`` if it has no line. *now* is the run's recorded time."""
-        lines = [f"{name}: {' '.join(value.splitlines())}" for name, value in self._lines(now)]
+        lines = [f"{name}: {' '.join(value.splitlines())}" for name, value in self._iter_named_values(now)]
         return "\n".join(["<env>", *lines, "</env>"]) if lines else ""
 
-    def _lines(self, now: dt.datetime) -> Iterator[tuple[str, str]]:
+    def _iter_named_values(self, now: dt.datetime) -> Iterator[tuple[str, str]]:
         if self.working_directory is not None:
             yield "Working directory", self.working_directory
         if self.platform is not None:
@@ -57,11 +57,11 @@ class Environment:
         yield from self.custom_vars
 
 
-def _convert_section(value: Section) -> tuple[str, ...] | str:
+def _strip_section(value: Section) -> tuple[str, ...] | str:
     return value.strip() if isinstance(value, str) else tuple([t.strip() for t in value if t.strip()])
 
 
-def _convert_texts(value: str | Iterable[str]) -> tuple[str, ...]:
+def _strip_texts(value: str | Iterable[str]) -> tuple[str, ...]:
     texts = (value,) if isinstance(value, str) else tuple(value)
     return tuple([t.strip() for t in texts if t.strip()])
 
@@ -87,13 +87,13 @@ class SystemPrompt:
     """
 
     base: str = ""
-    identity: tuple[str, ...] | str = attrs.field(default="", converter=_convert_section, kw_only=True)
-    capabilities: tuple[str, ...] | str = attrs.field(default="", converter=_convert_section, kw_only=True)
-    constraints: tuple[str, ...] | str = attrs.field(default="", converter=_convert_section, kw_only=True)
-    tone: tuple[str, ...] | str = attrs.field(default="", converter=_convert_section, kw_only=True)
-    tool_policy: tuple[str, ...] | str = attrs.field(default="", converter=_convert_section, kw_only=True)
+    identity: tuple[str, ...] | str = attrs.field(default="", converter=_strip_section, kw_only=True)
+    capabilities: tuple[str, ...] | str = attrs.field(default="", converter=_strip_section, kw_only=True)
+    constraints: tuple[str, ...] | str = attrs.field(default="", converter=_strip_section, kw_only=True)
+    tone: tuple[str, ...] | str = attrs.field(default="", converter=_strip_section, kw_only=True)
+    tool_policy: tuple[str, ...] | str = attrs.field(default="", converter=_strip_section, kw_only=True)
     environment: Environment | None = attrs.field(default=None, kw_only=True)
-    reminders: tuple[str, ...] = attrs.field(default=(), converter=_convert_texts, kw_only=True)
+    reminders: tuple[str, ...] = attrs.field(default=(), converter=_strip_texts, kw_only=True)
 
     def render(self, ctx: HookContext, /) -> str:
         """Return the prompt of a run; the engine calls this when the run starts."""

@@ -95,7 +95,7 @@ def count_entry_tokens(entry: RememberedMessage) -> int:
     return -(-len(entry.text) // 3)
 
 
-def _parse_entries(message: UserMessage) -> list[RememberedMessage]:
+def _parse_summary_entries(message: UserMessage) -> list[RememberedMessage]:
     """Return the entries in a summary message."""
     entries = []
     for part in message.content:
@@ -105,7 +105,7 @@ def _parse_entries(message: UserMessage) -> list[RememberedMessage]:
     return entries
 
 
-def make_entry(
+def make_memory_entry(
     message: Message, calls: Mapping[str, ToolCallPart], forgotten: frozenset[str], caps: EntryCaps
 ) -> RememberedMessage | None:
     """Return the entry for a message, or ``None`` if it needs none; *calls* contains the call of a result by its id."""
@@ -143,16 +143,16 @@ def build_memory(
             calls = {call.tool_call_id: call for call in message.tool_calls}
         if isinstance(message, UserMessage):
             images = tuple([p for p in message.content if isinstance(p, ImagePart)]) or images
-            if SUMMARY_TAG in message.tags and (stored := _parse_entries(message)):
+            if SUMMARY_TAG in message.tags and (stored := _parse_summary_entries(message)):
                 entries += stored if keeps_mark else [entry._replace(live=False) for entry in stored]
                 continue
-        entry = make_entry(message, calls, forgotten, EntryCaps() if message is live else caps)
+        entry = make_memory_entry(message, calls, forgotten, EntryCaps() if message is live else caps)
         if entry is not None:
             entries.append(entry._replace(live=message is live))
     return Memory(tuple(entries), images)
 
 
-def select_fitting(
+def select_fitting_entries(
     entries: Sequence[RememberedMessage], user_budget: int, assistant_tool_budget: int
 ) -> tuple[RememberedMessage, ...]:
     """
@@ -226,10 +226,10 @@ def cut_to_tokens(text: str, tokens: int) -> str:
 
 def clip_to_line(text: str, chars: int) -> str:
     """Return *text* on one line and at most *chars* characters long."""
-    return _clip(" ".join(text.split()), chars)
+    return _cut_with_ellipsis(" ".join(text.split()), chars)
 
 
-def _format_value(value: object) -> str:
+def _format_json_value(value: object) -> str:
     """Return a JSON value as text: strings unchanged, lists of them joined by commas."""
     if isinstance(value, str):
         return value
@@ -238,71 +238,71 @@ def _format_value(value: object) -> str:
     return "" if value is None else compact(value)
 
 
-def _format_paths(given: Mapping[str, object]) -> str:
-    paths = given.get("paths") or given.get("path")
+def _format_paths(call_input: Mapping[str, object]) -> str:
+    paths = call_input.get("paths") or call_input.get("path")
     listed = paths if isinstance(paths, list) else [paths]
-    return ", ".join([_format_value(p.get("path") if isinstance(p, Mapping) else p) for p in listed])
+    return ", ".join([_format_json_value(p.get("path") if isinstance(p, Mapping) else p) for p in listed])
 
 
-def _describe_patch(given: Mapping[str, object]) -> str:
-    operation = given.get("operation")
-    return f"Edited {_format_value(operation.get('path') if isinstance(operation, Mapping) else None)}"
+def _describe_patch(call_input: Mapping[str, object]) -> str:
+    operation = call_input.get("operation")
+    return f"Edited {_format_json_value(operation.get('path') if isinstance(operation, Mapping) else None)}"
 
 
-def _describe_search(given: Mapping[str, Any]) -> str:
-    flags = _format_value(given.get("flags"))
-    return f"Searched code for {_format_value(given.get('pattern'))}" + (f" ({flags})" if flags else "")
+def _describe_search(call_input: Mapping[str, Any]) -> str:
+    flags = _format_json_value(call_input.get("flags"))
+    return f"Searched code for {_format_json_value(call_input.get('pattern'))}" + (f" ({flags})" if flags else "")
 
 
-def _describe_command(given: Mapping[str, object]) -> str:
-    command = given.get("command")
-    words = " ".join(map(_format_value, command)) if isinstance(command, list) else _format_value(command)
+def _describe_command(call_input: Mapping[str, object]) -> str:
+    command = call_input.get("command")
+    words = " ".join(map(_format_json_value, command)) if isinstance(command, list) else _format_json_value(command)
     return f"Ran {clip_to_line(words, COMMAND_CHARS)}"
 
 
-def _describe_docs_lookup(given: Mapping[str, object]) -> str:
-    return f"Read docs: {_format_value(given.get('library_title'))} - {_format_value(given.get('topic'))}"
+def _describe_docs_lookup(call_input: Mapping[str, object]) -> str:
+    return f"Read docs: {_format_json_value(call_input.get('library_title'))} - {_format_json_value(call_input.get('topic'))}"
 
 
-def _find_objects(given: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
-    value = given.get(name)
+def _get_object_list(call_input: Mapping[str, object], name: str) -> list[Mapping[str, Any]]:
+    value = call_input.get(name)
     return [item for item in value if isinstance(item, Mapping)] if isinstance(value, list) else []
 
 
-def _describe_todos(given: Mapping[str, object]) -> str:
-    todos = _find_objects(given, "todos")
-    left = [_format_value(t.get("task")) for t in todos if not t.get("completed")]
+def _describe_todos(call_input: Mapping[str, object]) -> str:
+    todos = _get_object_list(call_input, "todos")
+    left = [_format_json_value(t.get("task")) for t in todos if not t.get("completed")]
     return f"Todos: {len(todos) - len(left)} of {len(todos)} done" + (f"; left: {'; '.join(left)}" if left else "")
 
 
-def _describe_questions(given: Mapping[str, object]) -> str:
-    asked = [_format_value(q.get("question")) for q in _find_objects(given, "questions")]
+def _describe_questions(call_input: Mapping[str, object]) -> str:
+    asked = [_format_json_value(q.get("question")) for q in _get_object_list(call_input, "questions")]
     return f"Asked the user: {clip_to_line(' / '.join(asked), QUESTION_CHARS)}"
 
 
-def _describe_agents(given: Mapping[str, object]) -> str:
+def _describe_agents(call_input: Mapping[str, object]) -> str:
     shown = []
-    for agent in _find_objects(given, "agents") or [given]:
-        name = _format_value(agent.get("agent_type") or agent.get("agent"))
-        parts = [_format_value(agent.get("prompt")), compact(agent["params"]) if agent.get("params") else ""]
+    for agent in _get_object_list(call_input, "agents") or [call_input]:
+        name = _format_json_value(agent.get("agent_type") or agent.get("agent"))
+        parts = [_format_json_value(agent.get("prompt")), compact(agent["params"]) if agent.get("params") else ""]
         said = [clip_to_line(part, AGENT_CHARS) for part in parts if part]
         shown.append(f"{name} ({'; '.join(said)})" if said else name)
     return f"Delegated to {', '.join(shown)}"
 
 
 def _make_describer(verb: str, name: str) -> Callable[[Mapping[str, Any]], str]:
-    return lambda given: f"{verb} {_format_value(given.get(name))}"
+    return lambda call_input: f"{verb} {_format_json_value(call_input.get(name))}"
 
 
 LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
     {
-        "read_files": lambda given: f"Read {_format_paths(given)}",
+        "read_files": lambda call_input: f"Read {_format_paths(call_input)}",
         "write_file": _make_describer("Wrote", "path"),
         "str_replace": _make_describer("Edited", "path"),
         "apply_patch": _describe_patch,
         "propose_write_file": _make_describer("Proposed to write", "path"),
         "propose_str_replace": _make_describer("Proposed to edit", "path"),
-        "read_subtree": lambda given: f"Read the tree of {_format_paths(given) or '.'}",
+        "read_subtree": lambda call_input: f"Read the tree of {_format_paths(call_input) or '.'}",
         "code_search": _describe_search,
         "glob": _make_describer("Listed files like", "pattern"),
         "list_directory": _make_describer("Listed the directory", "path"),
@@ -324,7 +324,7 @@ LINES: Mapping[str, Callable[[Mapping[str, Any]], str]] = MappingProxyType(
 def _find_delegated_agent(call: ToolCallPart) -> str:
     """Return the agent to which a call delegates a whole task, or ``""``; its tool is ``task`` or an agent."""
     if call.tool_name == "task":
-        return _format_value(call.input.get("agent"))
+        return _format_json_value(call.input.get("agent"))
     is_agent = call.tool_name not in LINES and "prompt" in call.input and call.input.keys() <= {"prompt", "params"}
     return call.tool_name.replace("_", "-") if is_agent else ""
 
@@ -368,7 +368,7 @@ def _list_result_lines(message: ToolMessage, call: ToolCallPart, forgotten: froz
     elif message.tool_name == "ask_user":
         yield from _list_answer_lines(data)
     elif message.tool_name in EDITING:
-        yield _clip(message.text, EDIT_CHARS)
+        yield _cut_with_ellipsis(message.text, EDIT_CHARS)
     else:
         yield from _list_failure_lines(data, "")
 
@@ -381,10 +381,10 @@ def _list_failure_lines(data: object, text: str) -> Iterator[str]:
         yield f"Exit code {code}"
     said = fields.get("error_message") or fields.get("errorMessage") or ("" if code else text)
     if said:
-        yield f"Error: {clip_to_line(_format_value(said), ERROR_CHARS)}"
+        yield f"Error: {clip_to_line(_format_json_value(said), ERROR_CHARS)}"
 
 
-def _clip(text: str, chars: int) -> str:
+def _cut_with_ellipsis(text: str, chars: int) -> str:
     return text if len(text) <= chars else f"{text[: chars - 1]}…"
 
 
@@ -392,8 +392,8 @@ def _list_answer_lines(data: object) -> Iterator[str]:
     if not isinstance(data, Mapping) or data.get("skipped"):
         yield "The user skipped the question."
     else:
-        answers = [_format_value(a.get("selected") or a.get("text")) for a in _find_objects(data, "answers")]
-        yield _clip(f"The user answered: {'; '.join(answers)}", ANSWER_CHARS)
+        answers = [_format_json_value(a.get("selected") or a.get("text")) for a in _get_object_list(data, "answers")]
+        yield _cut_with_ellipsis(f"The user answered: {'; '.join(answers)}", ANSWER_CHARS)
 
 
 def _find_agent_entries(data: object) -> list[Mapping[str, Any]]:
@@ -404,10 +404,10 @@ def _find_agent_entries(data: object) -> list[Mapping[str, Any]]:
 
 def _list_agent_outputs(children: Sequence[Mapping[str, object]], forgotten: frozenset[str]) -> Iterator[str]:
     for child in children:
-        name = _format_value(child.get("agent_type"))
+        name = _format_json_value(child.get("agent_type"))
         if "error" in child:
-            yield f"{name} failed: {clip_to_line(_format_value(child['error']), ERROR_CHARS)}"
-        if name not in forgotten and (said := split_thoughts(_format_value(child.get("output"))).said.strip()):
+            yield f"{name} failed: {clip_to_line(_format_json_value(child['error']), ERROR_CHARS)}"
+        if name not in forgotten and (said := split_thoughts(_format_json_value(child.get("output"))).said.strip()):
             yield f"{name}: {cut_to_tokens(said, OUTPUT_TOKENS)}"
 
 
@@ -443,7 +443,7 @@ class PruneInput(NamedTuple):
     instructions: Message | None
 
     @property
-    def ending(self) -> Message:
+    def final_message(self) -> Message:
         """The last message of the pruned history."""
         return make_continue_message() if self.live is None or self.is_mid_turn else self.live
 
@@ -453,14 +453,14 @@ def _has_silent_tag(message: Message) -> bool:
     return isinstance(message, UserMessage) and not SILENT_TAGS.isdisjoint(message.tags)
 
 
-def _is_work(message: Message) -> bool:
+def _is_turn_work(message: Message) -> bool:
     return not isinstance(message, UserMessage) or (SILENT_TAGS | SUMMARY_TAGS).isdisjoint(message.tags)
 
 
 def _split_history(transcript: Transcript) -> PruneInput:
     at, instructions = (find_last_tagged(transcript, tag) for tag in ("USER_PROMPT", "INSTRUCTIONS_PROMPT"))
     live = None if at is None else transcript[at]
-    is_mid_turn = at is not None and any(map(_is_work, transcript[at + 1 :]))
+    is_mid_turn = at is not None and any(map(_is_turn_work, transcript[at + 1 :]))
     kept_apart = None if is_mid_turn else at
     summarised = [m for i, m in enumerate(transcript) if i != kept_apart and not _has_silent_tag(m)]
     return PruneInput(tuple(summarised), live, is_mid_turn, None if instructions is None else transcript[instructions])
@@ -507,7 +507,7 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         source, limits = self.get_history(ctx), make_hook_limits(ctx, self.max_tokens)
         at = ctx.state.context.get(LAST_REQUEST)
         last_request = datetime.fromisoformat(at) if isinstance(at, str) else None
-        reason = self.find_reason(source, limits, ctx.now, last_request)
+        reason = self.find_prune_reason(source, limits, ctx.now, last_request)
         shorter = None if reason is None else self.summarize_turns(source, limits)
         if shorter is not None:
             ctx.logger.info("pruned the history to a summary", reason=reason)
@@ -529,11 +529,11 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
             now: The run's recorded time.
             last_request: The time of the last model call; without it the prompt cache never counts as cold.
         """
-        if self.find_reason(transcript, limits, now, last_request) is None:
+        if self.find_prune_reason(transcript, limits, now, last_request) is None:
             return None
         return self.summarize_turns(transcript, limits)
 
-    def find_reason(
+    def find_prune_reason(
         self, transcript: Transcript, limits: ContextLimits, now: datetime, last_request: datetime | None
     ) -> str | None:
         """Return why to prune the history: ``context_limit``, ``cache_expiry``, both, or ``None``."""
@@ -553,14 +553,14 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         if self.cold_min_tokens is not None and limits.size(transcript) < self.cold_min_tokens:
             return False
         at = find_last_tagged(transcript, "USER_PROMPT")
-        if at is None or any(map(_is_work, transcript[at + 1 :])):
+        if at is None or any(map(_is_turn_work, transcript[at + 1 :])):
             return False
         return any(isinstance(message, AssistantMessage) for message in transcript[:at])
 
     def summarize_turns(self, transcript: Transcript, limits: ContextLimits) -> Transcript | None:
         """Return the pruned *transcript* without a check of the limits, or ``None`` if it would not be smaller."""
         scene = _split_history(transcript)
-        ending = scene.ending
+        ending = scene.final_message
         memory = self._build_fitting_memory(scene, limits.room - _count_tokens(scene.instructions, ending))
         if not memory.entries and not memory.images:
             return None
@@ -576,19 +576,19 @@ class prune_to_summary(ContextPolicy):  # noqa: N801 - a policy is called by its
         images = whole.images[-max(1, room // SUMMARY_SHARE // MEDIA_TOKENS) :]
         frame = message_tokens(make_summary_message(Memory((), images)))
         share = room // SUMMARY_SHARE - frame - sum(count_entry_tokens(e) for e in whole.entries if e.live)
-        chosen = select_fitting(whole.entries, self.user_budget, self.assistant_tool_budget)
+        chosen = select_fitting_entries(whole.entries, self.user_budget, self.assistant_tool_budget)
         needed = sum(count_entry_tokens(e) for e in chosen if not e.live)
         # The newest entry stays whatever the budgets, so it may need more than both.
         if max(self.user_budget + self.assistant_tool_budget, needed) <= share:
             return Memory(chosen, images)
-        user, assistant = self._divide_share(max(0, share), whole.entries)
+        user, assistant = self._divide_token_budget(max(0, share), whole.entries)
         caps = EntryCaps(
             user=min(UNLIMITED.user, max(NOTE_TOKENS, user)), work=max(NOTE_TOKENS, assistant // KEPT_NOTES)
         )
         small = build_memory(scene.summarised, live, self.forgotten_agents, caps, keeps_mark=keeps_mark)
-        return Memory(select_fitting(small.entries, user, assistant), images)
+        return Memory(select_fitting_entries(small.entries, user, assistant), images)
 
-    def _divide_share(self, share: int, entries: Iterable[RememberedMessage]) -> tuple[int, int]:
+    def _divide_token_budget(self, share: int, entries: Iterable[RememberedMessage]) -> tuple[int, int]:
         """
         Return the tokens for the entries of the user and for notes.
 

@@ -24,9 +24,9 @@ from stepengine.context.policy import (
     TOKENS,
     ContextLimits,
     find_last_tagged,
-    get_prompt_limit,
+    compute_prompt_limit,
     make_hook_limits,
-    make_option_check,
+    make_option_validator,
 )
 from stepengine.context.truncation import truncate
 from stepengine.data.codec import to_json
@@ -78,7 +78,7 @@ def _check_summarizer(_: object, __: attrs.Attribute[Any], given: object) -> Non
         raise DefinitionError(msg)
 
 
-WINDOW_SHARE = make_option_check(lambda value: value is not None and 0 < value <= 1, "a share above 0 and up to 1")
+WINDOW_SHARE = make_option_validator(lambda value: value is not None and 0 < value <= 1, "a share above 0 and up to 1")
 
 
 @frozen
@@ -126,7 +126,7 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
     def find_prompt_limit(self, context_window: int | None) -> int | None:
         """Return the most tokens of a prompt before it is summarized; ``None`` if that is off."""
         is_on = self.enabled and self.auto
-        return get_prompt_limit(self._get_max_tokens(context_window), context_window) if is_on else None
+        return compute_prompt_limit(self._get_max_tokens(context_window), context_window) if is_on else None
 
     def _get_max_tokens(self, context_window: int | None) -> int | None:
         if self.max_tokens is None and context_window is not None:
@@ -136,12 +136,12 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
     def _make_change(self, ctx: HookContext, limits: ContextLimits) -> Generator[Yieldable, StepResult, Change | None]:
         if ctx.overflow is None:
             limits = attrs.evolve(limits, max_tokens=ctx.context_window or UNBOUNDED_TOKENS)
-        shorter = yield from self.make_shortened(ctx.state, limits, _plain_text_settings(ctx.agent.settings))
+        shorter = yield from self.summarize_view(ctx.state, limits, _plain_text_settings(ctx.agent.settings))
         if shorter is None:
             return None
         return Change(messages=shorter) if self.replace_record else Change(view=shorter)
 
-    def make_shortened(
+    def summarize_view(
         self, state: AgentState, limits: ContextLimits | None = None, settings: ModelSettings | None = None
     ) -> Generator[Yieldable, StepResult, Transcript | None]:
         """
@@ -181,18 +181,18 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
         request = UserMessage(text, (SUMMARY_REQUEST,))
         limits = limits or ContextLimits.for_state(state, UNBOUNDED_TOKENS)
         room = attrs.evolve(limits, max_tokens=limits.max_tokens - message_tokens(request))
-        asked = _drop_oldest(old, room) or old
+        asked = _drop_oldest_messages(old, room) or old
         for _ in range(MAX_CUTS):
             try:
-                return (yield from self._ask_model(state, asked, request, settings))
+                return (yield from self._request_summary(state, asked, request, settings))
             except ContextOverflow:
-                shorter = _drop_oldest(asked, attrs.evolve(limits, max_tokens=limits.size(asked) // 2))
+                shorter = _drop_oldest_messages(asked, attrs.evolve(limits, max_tokens=limits.size(asked) // 2))
                 if shorter is None:
                     raise
                 asked = shorter
-        return (yield from self._ask_model(state, asked, request, settings))
+        return (yield from self._request_summary(state, asked, request, settings))
 
-    def _ask_model(
+    def _request_summary(
         self, state: AgentState, old: Transcript, request: UserMessage, settings: ModelSettings | None
     ) -> Generator[Yieldable, StepResult, str]:
         reply = yield from Complete(
@@ -217,7 +217,7 @@ def compact(state: AgentState, policy: summarize | None = None) -> Generator[Yie
         policy: The options; its limit and ``auto`` are ignored.
     """
     policy = policy or summarize()
-    shorter = (yield from policy.make_shortened(state)) if policy.enabled else None
+    shorter = (yield from policy.summarize_view(state)) if policy.enabled else None
     if shorter is None:
         return state
     messages = [to_json(message) for message in shorter]
@@ -258,6 +258,6 @@ def _move_before_results(view: Transcript, cut: int) -> int:
     return cut
 
 
-def _drop_oldest(old: Transcript, limits: ContextLimits) -> Transcript | None:
+def _drop_oldest_messages(old: Transcript, limits: ContextLimits) -> Transcript | None:
     """Return *old* without its oldest messages, or ``None`` if that is not possible."""
     return truncate(free_ratio=0).rewrite(old, limits, NO_TIME)

@@ -15,7 +15,7 @@ from stepengine.context.policy import (
     ContextLimits,
     ContextPolicy,
     find_last_tagged,
-    group_positions,
+    group_calls_with_results,
     measure_messages,
 )
 from stepengine.data.estimate import message_tokens, transcript_tokens
@@ -62,18 +62,18 @@ class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, a
         """Return *transcript* without its oldest messages, or ``None`` if it fits or nothing more can be removed."""
         if limits.fits(transcript):
             return None
-        groups, sizes = group_positions(transcript), measure_messages(transcript)
+        groups, sizes = group_calls_with_results(transcript), measure_messages(transcript)
         weights = [sum(sizes[group.start : group.stop]) for group in groups]
-        dropped = self._choose_dropped(transcript, groups, weights, limits.room)
+        dropped = self._choose_dropped_groups(transcript, groups, weights, limits.room)
         # If only notes of an earlier pruning would be replaced by a new note, the history would change at each step, and
         # the provider's cache would be lost each time for nothing.
         if all(_is_gap_note(transcript[groups[index].start]) for index in dropped):
             return None
-        shorter = Transcript(_drop_groups(transcript, groups, dropped))
+        shorter = Transcript(_replace_dropped_groups(transcript, groups, dropped))
         # A note is longer than a very short message, so this checks whether anything was saved.
         return shorter if transcript_tokens(shorter) < sum(weights) else None
 
-    def _choose_dropped(
+    def _choose_dropped_groups(
         self, transcript: Transcript, groups: Sequence[range], weights: Sequence[int], room: int
     ) -> frozenset[int]:
         """Return the groups to drop: the oldest ones until enough is free; the newest only if necessary."""
@@ -105,7 +105,7 @@ class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, a
         return frozenset([*users[:1], *users[-1:], *flagged, *[i for i in current if i is not None]])
 
 
-def _drop_groups(transcript: Transcript, groups: Sequence[range], dropped: frozenset[int]) -> Iterator[Message]:
+def _replace_dropped_groups(transcript: Transcript, groups: Sequence[range], dropped: frozenset[int]) -> Iterator[Message]:
     for index, group in enumerate(groups):
         if index not in dropped:
             yield from transcript[group.start : group.stop]

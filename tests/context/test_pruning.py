@@ -108,7 +108,7 @@ def test_late_request_makes_the_cache_cold(messages: Any, options: Any, since: A
     asked = None if since is None else NOW - since
     limits = ContextLimits(max_tokens=policy.max_tokens or 0)
 
-    assert reason == policy.find_reason(Transcript(messages), limits, NOW, asked)
+    assert reason == policy.find_prune_reason(Transcript(messages), limits, NOW, asked)
     assert (reason is None) == (policy.rewrite(Transcript(messages), limits, NOW, asked) is None)
     ctx = context(messages, context={} if asked is None else {LAST_REQUEST: asked.isoformat()})
     change = policy(ctx)
