@@ -60,7 +60,7 @@ from stepengine.data.thoughts import split_thoughts
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.data.visible import visible
-from stepengine.debugging.viewer.payload import _make_visible as shown_on_a_page
+from stepengine.debugging.viewer.payload import _escape_invisible as shown_on_a_page
 from stepengine.durable.deployment import parse_recorded_json
 from stepengine.durable.messages import parse_message_form
 from stepengine.durable.step_names import NAMES as NAMES_OF_STEPS

@@ -71,8 +71,8 @@ def show_state(screen: DebugScreen, _: str) -> None:
     head = [
         f"run_id {state.run_id}  agent {state.agent_id}  steps remaining {state.steps_remaining}",
         f"usage {state.usage.total_tokens:,} tokens, {format_cost(state.cost)}",
-        f"output {texts.value(state.output)}",
-        f"context {texts.value(state.context)}",
+        f"output {texts.format_value(state.output)}",
+        f"context {texts.format_value(state.context)}",
         f"{len(state.message_history)} messages",
     ]
     screen.print_messages(head, state.message_history)
@@ -93,7 +93,7 @@ def show_request(screen: DebugScreen, _: str) -> None:
     head = [
         f"model {screen.clean(request.model)}",
         f"tools {', '.join([spec.name for spec in request.tools]) or 'none'}",
-        f"settings {screen.debugger.texts.value(request.settings)}",
+        f"settings {screen.debugger.texts.format_value(request.settings)}",
         f"system {screen.clean(request.system_prompt)}",
     ]
     screen.print_messages(head, [*request.messages, *request.tail])
@@ -111,14 +111,14 @@ def show_result(screen: DebugScreen, _: str, *, reply: bool = False) -> None:
         lines = [screen.clean(text)]
     else:
         text = getattr(moment.outcome.value, "text", None)
-        lines = screen.debugger.texts.lines(moment.outcome.value, width=max(SHORT, screen.width))
+        lines = screen.debugger.texts.format_lines(moment.outcome.value, width=max(SHORT, screen.width))
     said = [screen.clean(text)] if isinstance(text, str) and text and not reply else lines
     screen.print_result("\n".join(said), {"result": said})
 
 
 def show_hooks(screen: DebugScreen, _: str) -> None:
     """Print the hooks that were called since the last outcome, with their results."""
-    called = [(h.point, h.hook, screen.debugger.texts.value(h.said)) for h in screen.debugger.moment().hooks]
+    called = [(h.point, h.hook, screen.debugger.texts.format_value(h.said)) for h in screen.debugger.moment().hooks]
     lines = [f"{point} {name}: {said}" for point, name, said in called]
     screen.print_result("\n".join(lines) or "no hook was called here", {"hooks": [list(each) for each in called]})
 

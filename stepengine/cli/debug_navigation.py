@@ -63,7 +63,7 @@ class DebugNavigation:
         if not text:
             msg = "name a place: a step such as 12, or an effect such as #5 or 3.2#1"
             raise RefusedCommand(msg)
-        return self._debugger.places.find(text)
+        return self._debugger.places.find_position(text)
 
     def move_by(self, rest: str, sign: int = 1, *, steps: bool = False) -> None:
         """
@@ -78,7 +78,7 @@ class DebugNavigation:
             RefusedCommand: at either end, or when *rest* is no count.
         """
         places = self._debugger.places
-        after = places.find_step_after if steps else places.find_after
+        after = places.find_step_position_after if steps else places.find_position_after
         target = after(self._debugger.position, sign * parse_count(rest))
         if target == self._debugger.position:
             self._raise_at_end() if sign > 0 else self._raise_at_start()
@@ -109,13 +109,13 @@ class DebugNavigation:
 
     def run_until(self, rest: str) -> None:
         """Move forward to the next position where a condition is true, or else to the last position, and report the failure."""
-        from stepengine.debugging.expressions import is_harmless
+        from stepengine.debugging.expressions import has_no_side_effects
 
         if not rest:
             msg = "until what? A line (41, file.py:41), @tool_name, error, or an expression"
             raise RefusedCommand(msg)
         start = self._debugger.position
-        if self._forked is None or is_harmless(rest):
+        if self._forked is None or has_no_side_effects(rest):
             with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
                 found = self._debugger.run_until(rest)
             self._report_search(rest, self._debugger.problem, self._debugger.looked_at, found=found)
@@ -179,7 +179,7 @@ class DebugNavigation:
             self._report_search(rest, self._debugger.problem, self._debugger.looked_at, found=found)
             self._screen.show()
         else:
-            self._forked.leave(start - 1, search=[rest, start, 0, ""])
+            self._forked.wake_nearest_and_exit(start - 1, search=[rest, start, 0, ""])
 
     def search_back(self, what: str, before: int, looked_at: int, problem: str) -> None:
         """Search backwards from *before* to here and move there. Without a match, an earlier process searches, or this one moves to the start."""
@@ -187,7 +187,7 @@ class DebugNavigation:
         told = self._search_in_child_process(what, here, before - 1, backwards=True)
         looked_at, problem = looked_at + told["looked_at"], problem or told["problem"]
         if told["found"] is None and here > 0 and self._forked is not None:
-            self._forked.leave(here - 1, search=[what, here, looked_at, problem])
+            self._forked.wake_nearest_and_exit(here - 1, search=[what, here, looked_at, problem])
         self._report_search(what, problem, looked_at, found=told["found"] is not None)
         self.move_silently(told["found"] or 0)
         self._screen.show()
@@ -197,7 +197,7 @@ class DebugNavigation:
         if not rest:
             msg = "into which child? Name its path, such as 3 or 3.2"
             raise RefusedCommand(msg)
-        self._move_and_show(self._debugger.places.follow(rest, self._debugger.position))
+        self._move_and_show(self._debugger.places.follow_child(rest, self._debugger.position))
 
     def follow_all(self, _: str) -> None:
         """Let the debugger follow all runs again."""

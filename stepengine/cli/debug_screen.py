@@ -197,7 +197,7 @@ class DebugScreen:
         """Yield lines with the variables of a frame, the output of a program and the variables that programs left."""
         texts = self.debugger.texts
         if frame is not None and frame.kind == "program":
-            said = self.debugger.printed(frame)
+            said = self.debugger.get_program_output(frame)
             nothing = "(nothing so far)" if said is not None else "(unknown: its sandbox is not installed)"
             printed = said.removesuffix("\n").split("\n") if said else [nothing]
             if len(printed) > MAX_PRINTED:
@@ -205,7 +205,7 @@ class DebugScreen:
             for name, line in zip(("printed", *[""] * len(printed)), printed, strict=False):
                 yield f" {name:<9} {truncate_text(line, self.width)}"
         elif frame is not None:
-            values = [f"{n}={texts.named(n, v, limit=SHORT)}" for n, v in frame.locals.items()]
+            values = [f"{n}={texts.format_variable(n, v, limit=SHORT)}" for n, v in frame.locals.items()]
             yield f" locals    {'  '.join(values)}"
         variables = self.debugger.variables()
         if variables:

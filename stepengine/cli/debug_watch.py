@@ -46,13 +46,13 @@ def watch_place(options: Options, at: str, *, prints: bool) -> Exit:
         JournalError: when the journal cannot be used.
     """
     from stepengine.debugging.desk import import_engine_libraries
-    from stepengine.debugging.walks import explain_no_fork
+    from stepengine.debugging.walks import find_fork_problem
     from stepengine.engine.tape import Tape
     from stepengine.tools.bundled.bundled import uncalled_tools
 
     # Not by `make_engine_setup`: that would look for agents next to the one that was typed.
     import_engine_libraries(tools=uncalled_tools(options.cwd), models=choose_models(options))
-    why = explain_no_fork()
+    why = find_fork_problem()
     if why:
         msg = f"--watch needs a process for each look, and there is none here: {why}"
         raise UsageProblem(msg)

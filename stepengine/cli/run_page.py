@@ -115,7 +115,7 @@ def _default_page_path(journal: Journal) -> Path:
 
 def _make_page_source(options: Options, wanted: PageOptions) -> PageSource:
     """Return a journal and the code of its agent, if available; with ``--force`` only the undamaged records."""
-    from stepengine.debugging.viewer.rendering import PageSource, load_stored_history, undamaged_records
+    from stepengine.debugging.viewer.rendering import PageSource, load_stored_history, copy_undamaged_records
     from stepengine.testing.cassette_runs import CassetteJournal
 
     journal = open_readable_journal(options.journal)
@@ -133,7 +133,7 @@ def _make_page_source(options: Options, wanted: PageOptions) -> PageSource:
     except JournalError as error:
         if not wanted.force:
             raise
-        whole, number = undamaged_records(journal)
+        whole, number = copy_undamaged_records(journal)
         damage = f"These are the records before the damage, {number} records. {error.message}"
         return PageSource(journal=whole, file=file, without="The journal is damaged: nothing was run.", damage=damage)
     if not wanted.code:

@@ -26,14 +26,14 @@ from stepengine.debugging.expressions import (
     call_in_fork,
     compile_expression,
     evaluate_expression,
-    is_harmless,
-    merge_frame_names,
+    has_no_side_effects,
+    merge_frame_variables,
     parse_condition,
     safe_error_text,
 )
 from stepengine.debugging.run_places import RunPlaces
 from stepengine.debugging.texts import SafeTexts
-from stepengine.debugging.walks import ForkedWalk, PausedWalk, explain_no_fork
+from stepengine.debugging.walks import ForkedWalk, PausedWalk, find_fork_problem
 from stepengine.engine.moments import Frame, Moment
 from stepengine.engine.stepper import Stepper
 from stepengine.engine.tape import Tape
@@ -62,7 +62,7 @@ def format_outcome(outcome: Any, texts: SafeTexts) -> str:
     if isinstance(value, tuple) and value and all(isinstance(answer, Answer) for answer in value):
         return texts.clean("; ".join([answer.value or "(declined)" for answer in value]), 200)
     text = getattr(value, "text", None)
-    return texts.clean(text, 200) if isinstance(text, str) and text else texts.value(value)
+    return texts.clean(text, 200) if isinstance(text, str) and text else texts.format_value(value)
 
 
 def summarize_moment(moment: Moment, texts: SafeTexts) -> dict[str, Any]:
@@ -72,10 +72,10 @@ def summarize_moment(moment: Moment, texts: SafeTexts) -> dict[str, Any]:
     return {
         "agent": moment.agent_id,
         "messages": [f"{message.role}: {texts.clean(message.text, 100)}" for message in state.message_history],
-        "context": {key: texts.named(key, value) for key, value in state.context.items()},
+        "context": {key: texts.format_variable(key, value) for key, value in state.context.items()},
         "budgets": {"steps_remaining": state.steps_remaining},
         "usage": {"tokens": state.usage.total_tokens, "cost": None if state.cost is None else str(state.cost)},
-        "locals": {} if frame is None else {name: texts.named(name, value) for name, value in frame.locals.items()},
+        "locals": {} if frame is None else {name: texts.format_variable(name, value) for name, value in frame.locals.items()},
     }
 
 
@@ -214,19 +214,19 @@ class Debugger:
                     "line": frame.line,
                     "kind": frame.kind,
                     "source": texts.clean(frame.source, 400),
-                    **({"printed": self.printed(frame)} if frame.kind == "program" else {}),
-                    "locals": {name: texts.named(name, value) for name, value in frame.locals.items()},
+                    **({"printed": self.get_program_output(frame)} if frame.kind == "program" else {}),
+                    "locals": {name: texts.format_variable(name, value) for name, value in frame.locals.items()},
                 }
                 for frame in moment.frames
                 if frame.kind != "package"
             ],
-            "hooks": [{"point": h.point, "hook": h.hook, "said": texts.value(h.said)} for h in moment.hooks],
+            "hooks": [{"point": h.point, "hook": h.hook, "said": texts.format_value(h.said)} for h in moment.hooks],
             "cost": None if moment.state.cost is None else str(moment.state.cost),
             "tokens": moment.state.usage.total_tokens,
             "variables": self.variables(),
         }
 
-    def printed(self, frame: Frame) -> str | None:
+    def get_program_output(self, frame: Frame) -> str | None:
         """Return the output of a frame's program as safe text; ``None`` if its sandbox is not installed."""
         printed = frame.printed()
         return None if printed is None else self.texts.clean(printed, MAX_TEXT)
@@ -234,7 +234,7 @@ class Debugger:
     def variables(self) -> dict[str, str]:
         """Return the variables that programs left, by name as safe texts; nothing while a program runs."""
         found, texts = self.stepper.variables(), self.texts
-        is_secret = {name for name, text in found.items() if texts.named(name, text) == "<redacted>"}
+        is_secret = {name for name, text in found.items() if texts.format_variable(name, text) == "<redacted>"}
         return {name: "<redacted>" if name in is_secret else texts.clean(text) for name, text in found.items()}
 
     # --- going --------------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ class Debugger:
             JournalError: when there is no such place.
             ReplayDivergence: when the run differs from its record before it.
         """
-        self._walk.move_to(self.places.find(at), **kept)
+        self._walk.move_to(self.places.find_position(at), **kept)
         return self.moment()
 
     def move_to(self, position: int, **kept: Any) -> Moment:
@@ -257,13 +257,13 @@ class Debugger:
 
     def next(self, count: int = 1) -> Moment:
         """Move forward by *count* positions; of a followed child, of its own."""
-        return self.move_to(self.places.find_after(self.position, count))
+        return self.move_to(self.places.find_position_after(self.position, count))
 
     def back(self, count: int = 1) -> Moment:
         """Move back by *count* positions; of a followed child, of its own."""
-        return self.move_to(self.places.find_after(self.position, -count))
+        return self.move_to(self.places.find_position_after(self.position, -count))
 
-    def run_until(self, what: str, *, backwards: bool = False) -> bool:
+    def run_until(self, condition: str, *, backwards: bool = False) -> bool:
         """
         Move to the next, *backwards* the previous, position where a condition holds; return whether there is one.
 
@@ -271,29 +271,29 @@ class Debugger:
         followed.
 
         Args:
-            what: ``"file.py:41"`` or ``"41"``, a line that waits; ``"@name"``, a call of a tool; ``"error"``, a failure or an
+            condition: ``"file.py:41"`` or ``"41"``, a line that waits; ``"@name"``, a call of a tool; ``"error"``, a failure or an
                 error result; else an expression, in the variables of the handler. One that raises does not hold.
             backwards: Search towards the start.
 
         Raises:
-            InputError: when *what* is not an expression.
+            InputError: when *condition* is not an expression.
         """
         start = self.position
         first, last = (0, start - 1) if backwards else (start + 1, self.last)
-        found = self.search(what, first, last, backwards=backwards)
+        found = self.search(condition, first, last, backwards=backwards)
         self._walk.move_to(found if found is not None else (0 if backwards else self.last))
         return found is not None
 
-    def search(self, what: str, first: int, last: int, *, backwards: bool = False) -> int | None:
+    def search(self, condition: str, first: int, last: int, *, backwards: bool = False) -> int | None:
         """
         Move from *first* to *last*, and return the first, *backwards* the last, position where a condition holds; ``None`` without one.
 
         Conditions and errors are those of ``run_until``.
         """
-        holds = parse_condition(what)
+        holds = parse_condition(condition)
         self.problem, self.looked_at = "", 0
         found: int | None = None
-        for position in filter(self.places.is_searchable, range(first, last + 1)):
+        for position in filter(self.places.is_position_searchable, range(first, last + 1)):
             self._walk.move_to(position)
             self.looked_at += 1
             try:
@@ -306,7 +306,7 @@ class Debugger:
                     self.problem = f"{type(error).__name__}: {self.texts.clean(safe_error_text(error), 200)}"
             if found is not None and not backwards:
                 break
-        if not is_harmless(what):
+        if not has_no_side_effects(condition):
             self._walk.replay_again()
         return found
 
@@ -336,12 +336,12 @@ class Debugger:
     def evaluate_in(self, frame: Frame, expression: str, *, pretty: bool = False) -> ExpressionResult:
         """Evaluate an expression in a given frame; see ``evaluate``."""
         compile_expression(expression)
-        names = merge_frame_names(frame)
-        if not explain_no_fork():
+        names = merge_frame_variables(frame)
+        if not find_fork_problem():
             said = call_in_fork(lambda: evaluate_expression(expression, names, pretty=pretty).to_text())
             return ExpressionResult.from_text(said or "")
         made = evaluate_expression(expression, names, pretty=pretty)
-        if not is_harmless(expression):
+        if not has_no_side_effects(expression):
             self._walk.replay_again()
         return made
 
@@ -359,9 +359,9 @@ class Debugger:
         values = (frame if isinstance(frame, Frame) else self.frame(frame)).locals
 
         def texts(made: SafeTexts) -> dict[str, str]:
-            return {name: made.named(name, value) for name, value in values.items()}
+            return {name: made.format_variable(name, value) for name, value in values.items()}
 
-        if explain_no_fork() or all("<" not in text for text in texts(self.texts).values()):
+        if find_fork_problem() or all("<" not in text for text in texts(self.texts).values()):
             return texts(self.texts)
         said = call_in_fork(lambda: json.dumps(texts(SafeTexts(runs_reprs=True))))
         with contextlib.suppress(ValueError, TypeError):
@@ -375,7 +375,7 @@ class Debugger:
 
         Messages and members that came (``+``), went (``-``) or changed (``~``), variables by name and safe text.
         """
-        stood, one, two = self.position, self.places.find(a), self.places.find(b)
+        stood, one, two = self.position, self.places.find_position(a), self.places.find_position(b)
         known: dict[int, dict[str, object]] = {}
         for position in sorted({one, two}):
             self._walk.move_to(position)
@@ -421,18 +421,18 @@ class Debugger:
         options: dict[str, Any] = {"agent": self._agent, "limits": limits, "trust": trust}
         with engine.override(models=models) if models is not None else contextlib.nullcontext():
             if served:
-                edited = _copy_with_edit(tape, address, edit)
+                edited = _copy_journal_with_edit(tape, address, edit)
                 return (await engine.fork(edited, tools="recorded", into=into, **options)).result
             if address in tape.history.results:
                 at = format_address(*address)
                 return await engine.fork(
                     self.journal, at=at, edit=edit, into=into, allow_repeat=allow_repeat, **options
                 )
-            target, answers = _copy_with_answers(tape, address, edit, into)
+            target, answers = _copy_journal_with_answers(tape, address, edit, into)
             return await engine.resume(target, answers=answers, **options)
 
 
-def _copy_with_edit(tape: Tape, address: Address, edit: object) -> Journal:
+def _copy_journal_with_edit(tape: Tape, address: Address, edit: object) -> Journal:
     """Return a copy of the whole journal in which the effect at *address* has the outcome *edit*."""
     history = tape.history
     known = history.results.get(address)
@@ -447,7 +447,7 @@ def _copy_with_edit(tape: Tape, address: Address, edit: object) -> Journal:
     return copy
 
 
-def _copy_with_answers(
+def _copy_journal_with_answers(
     tape: Tape, address: Address, answer: Any, into: JournalLike | None
 ) -> tuple[Journal, dict[str, Any]]:
     """Return a copy of the journal, and the answers to the questions that are open at *address*."""

@@ -25,7 +25,7 @@ from attrs import frozen
 
 from stepengine.data.definition import AgentDefinition
 from stepengine.debugging.edits import MomentPreview, WatchedMoment
-from stepengine.debugging.walks import explain_no_fork
+from stepengine.debugging.walks import find_fork_problem
 from stepengine.engine import Engine
 from stepengine.engine.tape import Tape
 from stepengine.errors import StepEngineError
@@ -60,7 +60,7 @@ class EngineSpec:
         """Return the spec in a JSON object, as ``attrs.asdict`` writes it."""
         return cls(told["make"], told["given"], tuple(told["files"]))
 
-    def engine(self) -> Engine:
+    def create_engine(self) -> Engine:
         """Import the author's code, and return its engine."""
         module, _, name = self.make.partition(":")
         if str(Path.cwd()) not in sys.path:
@@ -70,18 +70,18 @@ class EngineSpec:
         engine: Engine = getattr(made, "embedded_engine", made)
         return engine
 
-    def load(self) -> tuple[Engine, AgentLike | None]:
+    def create_engine_and_agent(self) -> tuple[Engine, AgentLike | None]:
         """Return a new engine of the author's code, and ``None`` for the agent, since the journal names it."""
-        return self.engine(), None
+        return self.create_engine(), None
 
-    def watched(self) -> Iterator[str]:
+    def iter_watched_files(self) -> Iterator[str]:
         """Yield the paths of the author's files; for a folder, those of its current Python files."""
         for one in self.files:
             path = Path(one)
             yield from map(str, sorted(path.glob("*.py"))) if path.is_dir() else [str(path.resolve())]
 
 
-def make_line_reader(descriptor: int) -> Callable[[float | None], list[Any] | None]:
+def make_json_line_reader(descriptor: int) -> Callable[[float | None], list[Any] | None]:
     """Return a function that waits up to some seconds for JSON lines on a descriptor; it returns ``None`` at the end of the input."""
     rest = bytearray()
 
@@ -113,7 +113,7 @@ def open_json_channel() -> tuple[Callable[[float | None], list[Any] | None], Cal
         while line:
             line = line[os.write(writing, line) :]
 
-    return make_line_reader(reading), write_message
+    return make_json_line_reader(reading), write_message
 
 
 def wait_for_message(read_lines: Callable[[float | None], list[Any] | None]) -> Any:
@@ -157,25 +157,25 @@ class _RunInspector:
         self._write_message = write_message
         self._file = file
         self._at = at
-        self._watched = WatchedMoment(maker.load, Tape(FileJournal(file)), at, files=maker.watched)
+        self._watched = WatchedMoment(maker.create_engine_and_agent, Tape(FileJournal(file)), at, files=maker.iter_watched_files)
 
     def serve_requests(self, read_lines: Callable[[float | None], list[Any] | None]) -> None:
         """Answer requests, and send a new preview when a file is saved, until the input ends."""
-        self._look([])
+        self._send_preview([])
         if self._watched.good is None and self._watched.at != self._at:
             # There is no such place: that was said, and the beginning is a place of every run.
-            self._look([])
+            self._send_preview([])
         while (asked := read_lines(EVERY)) is not None:
             for one in asked:
                 self._answer_request(one)
             saved = self._watched.find_saved_files()
             if saved:
-                self._look(saved)
+                self._send_preview(saved)
 
     def close(self) -> None:
         self._watched.close()
 
-    def _look(self, saved: list[str]) -> None:
+    def _send_preview(self, saved: list[str]) -> None:
         before = self._watched.good
         try:
             found, changes = self._watched.preview_position(whole=True)
@@ -205,9 +205,9 @@ class _RunInspector:
     def _answer_request(self, asked: Mapping[str, Any]) -> None:
         try:
             if asked["do"] == "next":
-                told = attrs.asdict(self._watched.next())
+                told = attrs.asdict(self._watched.find_next_request())
             else:
-                found, old = self._watched.go(str(asked.get("at", "")), whole=True)
+                found, old = self._watched.move_and_preview(str(asked.get("at", "")), whole=True)
                 told = {"now": self._preview_as_json(found), "before": self._preview_as_json(old)}
         except StepEngineError as error:
             told = {"refused": self._hide_journal_path(error.message)}
@@ -235,7 +235,7 @@ def main() -> None:
     first = wait_for_message(read_lines)
     if first is None:
         return
-    why = explain_no_fork()
+    why = find_fork_problem()
     if why:
         write_message(
             {"event": "ended", "problem": f"a desk needs processes of its own, and there are none here: {why}"}

@@ -101,7 +101,7 @@ class MomentPreview:
         is_before: Whether that is before the place that was asked for, so that this is the last one before it.
         changed: Where a model would be asked something else, and was taken to say what is recorded.
         files: The author's files that the code came from.
-        whole: What else there is at that place, where it was asked for; see ``_full_details``.
+        whole: What else there is at that place, where it was asked for; see ``_position_details_to_json``.
     """
 
     place: Mapping[str, Any] | None = None
@@ -180,7 +180,7 @@ class Walker:
         Raises:
             JournalError: when the run has no such place.
         """
-        told = self._asked({"do": "look", "at": at, "whole": whole}, seconds)
+        told = self._send_request({"do": "look", "at": at, "whole": whole}, seconds)
         if isinstance(told, str):
             return MomentPreview(problem=told)
         lines = tuple(map(tuple, told["lines"]))
@@ -188,13 +188,13 @@ class Walker:
             **{**told, **{name: tuple(told[name]) for name in ("changed", "files", "ends")}, "lines": lines}
         )
 
-    def next(self) -> NextRequest:
+    def find_next_request(self) -> NextRequest:
         """Return the first model request that the record does not answer. The process cannot be used afterwards."""
-        told = self._asked({"do": "next"}, LOOK_SECONDS)
+        told = self._send_request({"do": "next"}, LOOK_SECONDS)
         self.close()
         return NextRequest(why=told) if isinstance(told, str) else NextRequest(**told)
 
-    def _asked(self, what: Mapping[str, Any], seconds: float) -> dict[str, Any] | str:
+    def _send_request(self, what: Mapping[str, Any], seconds: float) -> dict[str, Any] | str:
         """Send the process a request, and return its reply, or a text that explains why there is none."""
         if not self.is_alive:
             return "its code ended the process"
@@ -258,7 +258,7 @@ class _WalkerProcess:
             for number in (signal.SIGINT, signal.SIGTERM, signal.SIGALRM, signal.SIGPROF):
                 signal.signal(number, signal.SIG_DFL)
             disable_bytecode()
-            _remove_keys()
+            _remove_key_variables()
             for name in ("connect", "connect_ex", "sendto", "bind"):
                 setattr(socket.socket, name, refuse_network)
             with end.makefile("rb") as asked, contextlib.redirect_stdout(sys.stderr if self._prints else io.StringIO()):
@@ -267,7 +267,7 @@ class _WalkerProcess:
                     # The parent process may have ended: then only these timers end an endless loop.
                     signal.setitimer(signal.ITIMER_PROF, what["seconds"])
                     signal.setitimer(signal.ITIMER_REAL, WAITING_SECONDS + 1)
-                    said = json.dumps(self._reply(what)).encode()
+                    said = json.dumps(self._run_request(what)).encode()
                     signal.setitimer(signal.ITIMER_PROF, 0)
                     signal.setitimer(signal.ITIMER_REAL, 0)
                     if len(said) >= MOST:
@@ -278,11 +278,11 @@ class _WalkerProcess:
         finally:
             os._exit(0)
 
-    def _reply(self, what: Mapping[str, Any]) -> dict[str, Any]:
+    def _run_request(self, what: Mapping[str, Any]) -> dict[str, Any]:
         try:
             if what["do"] == "next":
                 with report_broken_files():
-                    return attrs.asdict(asyncio.run(self._next()))
+                    return attrs.asdict(asyncio.run(self._find_next_request()))
             go = self._load_and_preview if self._debugger is None else self._preview_loaded
             with report_broken_files():
                 found = go(what["at"], whole=what["whole"])
@@ -297,7 +297,7 @@ class _WalkerProcess:
             attrs.evolve(found, files=tuple(sorted({*found.files, *files_imported_since(self._known)})))
         )
 
-    async def _next(self) -> NextRequest:
+    async def _find_next_request(self) -> NextRequest:
         engine, agent = self._load()
         async with engine:
             return await find_next_request(engine, self._tape.journal, agent)
@@ -326,7 +326,7 @@ class _WalkerProcess:
             debugger.move_to(stepper.position - 1)
             found = _make_preview(debugger, is_before=True, whole=whole)
         self._debugger, self._course = debugger, (differs, changed, ends)
-        return self._add_run_facts(found)
+        return self._add_replay_facts(found)
 
     def _preview_loaded(self, at: str, *, whole: bool) -> MomentPreview:
         """Move to another place, and return its preview."""
@@ -337,9 +337,9 @@ class _WalkerProcess:
             debugger.move_to(_find_position(debugger, at))
         except ReplayDivergence:
             is_before = True
-        return self._add_run_facts(_make_preview(debugger, is_before=is_before, whole=whole))
+        return self._add_replay_facts(_make_preview(debugger, is_before=is_before, whole=whole))
 
-    def _add_run_facts(self, found: MomentPreview) -> MomentPreview:
+    def _add_replay_facts(self, found: MomentPreview) -> MomentPreview:
         differs, changed, ends = self._course
         return attrs.evolve(_add_divergence(found, differs), changed=changed, ends=ends)
 
@@ -350,7 +350,7 @@ def _preview_to_dict(found: MomentPreview) -> dict[str, Any]:
 
 def _find_position(debugger: Debugger, at: str) -> int:
     try:
-        return debugger.places.find(at) if at else 0
+        return debugger.places.find_position(at) if at else 0
     except JournalError as error:
         raise _MissingPlace(error.message) from None
 
@@ -365,7 +365,7 @@ def disable_bytecode() -> None:
     sys.pycache_prefix = tempfile.gettempdir() + "/none-" + os.urandom(8).hex()
 
 
-def _remove_keys() -> None:
+def _remove_key_variables() -> None:
     """Remove API keys from the environment of this process, since replayed code needs none."""
     for name in os.environ.keys() - remove_secret_variables(os.environ).keys():
         del os.environ[name]
@@ -391,7 +391,7 @@ def _describe_changed_end(debugger: Debugger) -> tuple[str, ...]:
         return ()
     was, now = getattr(stepper.tape.history.outcome(known), "value", None), stepper.finished
     told = [
-        f"{ended.status.value}: {texts.value(ended.output) if is_told else texts.clean(str(ended.error), CHARS)}"
+        f"{ended.status.value}: {texts.format_value(ended.output) if is_told else texts.clean(str(ended.error), CHARS)}"
         for ended in (was, now)
         if ended is not None
         for is_told in [ended.output is not None or ended.error is None]
@@ -408,7 +408,7 @@ def _make_preview(debugger: Debugger, *, is_before: bool, whole: bool) -> Moment
         summary=summarize_moment(moment, debugger.texts),
         lines=tuple([(number, debugger.texts.clean(text)) for number, text in lines]),
         is_before=is_before,
-        whole=_full_details(debugger) if whole else None,
+        whole=_position_details_to_json(debugger) if whole else None,
     )
 
 
@@ -478,7 +478,7 @@ def is_editable_source(file: str) -> bool:
 # --- the whole of a place -------------------------------------------------------------------------------------------
 
 
-def _full_details(debugger: Debugger) -> dict[str, Any]:
+def _position_details_to_json(debugger: Debugger) -> dict[str, Any]:
     """
     Return the state, messages, model request and outcome at the debugger's position, as JSON.
 
@@ -489,8 +489,8 @@ def _full_details(debugger: Debugger) -> dict[str, Any]:
         "state": {
             "messages": _messages_to_json(moment.state.message_history, texts),
             "left_out": max(0, len(moment.state.message_history) - MESSAGES),
-            "context": {key: texts.named(key, value) for key, value in moment.state.context.items()},
-            "output": texts.value(moment.state.output),
+            "context": {key: texts.format_variable(key, value) for key, value in moment.state.context.items()},
+            "output": texts.format_value(moment.state.output),
             "steps_remaining": moment.state.steps_remaining,
         },
         "request": None if moment.request is None else _request_to_json(moment.request, texts),
@@ -518,7 +518,7 @@ def _request_to_json(request: ModelRequest, texts: SafeTexts) -> dict[str, Any]:
         "model": texts.clean(request.model, CHARS),
         "system": texts.clean(request.system_prompt, 4 * CHARS),
         "tools": [{"name": spec.name, "description": texts.clean(spec.description, CHARS)} for spec in request.tools],
-        "settings": texts.value(request.settings),
+        "settings": texts.format_value(request.settings),
         "messages": _messages_to_json(messages, texts),
         "left_out": max(0, len(messages) - MESSAGES),
     }
@@ -533,7 +533,7 @@ def _outcome_lines(moment: Moment, texts: SafeTexts) -> list[str]:
     text = getattr(value, "text", None)
     if isinstance(text, str) and text and not getattr(value, "tool_calls", ()):
         return [texts.clean(text, 4 * CHARS)]
-    return texts.lines(value)
+    return texts.format_lines(value)
 
 
 def _replaceable_outcome(moment: Moment, debugger: Debugger) -> dict[str, Any]:
@@ -670,7 +670,7 @@ class WatchedMoment:
 
     def find_saved_files(self) -> list[str]:
         """Return the files that were saved since the last preview."""
-        stamps = _file_stamps({*self._files, *self._beside()})
+        stamps = _read_file_stamps({*self._files, *self._beside()})
         changed = [file for file, stamp in stamps.items() if stamp != self._files.get(file)]
         if changed:
             time.sleep(SETTLED)
@@ -688,7 +688,7 @@ class WatchedMoment:
             JournalError: when the run has no such place; the place is the last one that it had.
         """
         began = time.monotonic()
-        before = _file_stamps({*self._files, *self._beside()})
+        before = _read_file_stamps({*self._files, *self._beside()})
         walker = Walker(self._load, self._tape, prints=self._prints)
         try:
             found = walker.preview_position(self.at, whole=whole)
@@ -697,7 +697,7 @@ class WatchedMoment:
             self.at = self._seen_at
             raise
         # A file that is saved during a preview is found before the next one.
-        self._files = {**_file_stamps({*self._files, *found.files}), **before}
+        self._files = {**_read_file_stamps({*self._files, *found.files}), **before}
         self.seconds = time.monotonic() - began
         said = self._diff_with_last(found)
         if found.place is None:
@@ -709,7 +709,7 @@ class WatchedMoment:
             self.good, self._seen_at = found, self.at
         return found, said
 
-    def go(self, at: str, *, whole: bool = False) -> tuple[MomentPreview, MomentPreview | None]:
+    def move_and_preview(self, at: str, *, whole: bool = False) -> tuple[MomentPreview, MomentPreview | None]:
         """
         Move to another place under the last loaded code; return its preview, now and under the code before.
 
@@ -733,11 +733,11 @@ class WatchedMoment:
         """Return a preview of a place under the code before the last save; ``None`` if there is no such code."""
         return None if self._before is None else self._before.preview_position(at)
 
-    def next(self) -> NextRequest:
+    def find_next_request(self) -> NextRequest:
         """Return the first model request that the record does not answer, under the current code."""
         walker = Walker(self._load, self._tape, prints=self._prints)
         try:
-            return walker.next()
+            return walker.find_next_request()
         finally:
             walker.close()
 
@@ -757,7 +757,7 @@ class WatchedMoment:
         return diff_summaries(good.summary, found.summary)
 
 
-def _file_stamps(files: Iterable[str]) -> dict[str, tuple[int, int, int]]:
+def _read_file_stamps(files: Iterable[str]) -> dict[str, tuple[int, int, int]]:
     """Return modification time, size and inode of each file, by which a save is detected."""
     found: dict[str, tuple[int, int, int]] = {}
     for file in files:

@@ -52,7 +52,7 @@ def compile_expression(expression: str) -> Any:
         raise InputError(msg) from None
 
 
-def is_harmless(expression: str) -> bool:
+def has_no_side_effects(expression: str) -> bool:
     """Return whether an expression has no side effects: names, attributes, subscripts, comparisons, some built-ins."""
     try:
         tree = ast.parse(expression.strip(), mode="eval")
@@ -79,7 +79,7 @@ def call_in_fork(act: Callable[[], str], *, seconds: float = SECONDS, network: b
     pid = os.fork()
     if pid == 0:
         os.close(reading)
-        _write_result_and_exit(act, writing, network=network)
+        _write_result_to_pipe_and_exit(act, writing, network=network)
     os.close(writing)
     said: bytes | None = None
     try:
@@ -92,7 +92,7 @@ def call_in_fork(act: Callable[[], str], *, seconds: float = SECONDS, network: b
     return None if said is None else said.decode("utf-8", "replace")
 
 
-def _write_result_and_exit(act: Callable[[], str], writing: int, *, network: bool) -> Never:
+def _write_result_to_pipe_and_exit(act: Callable[[], str], writing: int, *, network: bool) -> Never:
     try:
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGUSR1})
         for name in () if network else ("connect", "connect_ex", "sendto", "bind"):
@@ -149,7 +149,7 @@ def evaluate_expression(expression: str, names: Mapping[str, object], *, pretty:
     code, texts = compile_expression(expression), SafeTexts(runs_reprs=True)
     try:
         value = eval(code, {**names})  # noqa: S307 - the user's own expression
-        return ExpressionResult("\n".join(texts.lines(value)) if pretty else texts.value(value, limit=MAX_TEXT))
+        return ExpressionResult("\n".join(texts.format_lines(value)) if pretty else texts.format_value(value, limit=MAX_TEXT))
     except BaseException as error:  # noqa: BLE001 - whatever it raises is what is to be seen
         return ExpressionResult(f"{type(error).__name__}: {texts.clean(safe_error_text(error), 2_000)}", raised=True)
 
@@ -162,35 +162,35 @@ def safe_error_text(error: BaseException) -> str:
         return "<an error that cannot be shown>"
 
 
-def merge_frame_names(frame: Frame) -> dict[str, Any]:
+def merge_frame_variables(frame: Frame) -> dict[str, Any]:
     """Return the globals and locals of a frame in one dict, so that comprehensions see both."""
     return {"__builtins__": builtins, **frame.globals, **frame.locals}
 
 
-def parse_condition(what: str) -> Callable[[Stepper], object]:
+def parse_condition(condition: str) -> Callable[[Stepper], object]:
     """
     Return the test of a position for a condition of ``Debugger.run_until``.
 
     Raises:
-        InputError: when *what* is not an expression.
+        InputError: when *condition* is not an expression.
     """
-    what = what.strip()
-    line = LINE.fullmatch(what)
+    condition = condition.strip()
+    line = LINE.fullmatch(condition)
     if line is not None:
         file, number = line["file"] or "", int(line["line"])
         return lambda stepper: any(
             frame.line == number and (frame.file.endswith(file) if file else frame.kind != "package")
             for frame in stepper.frames()
         )
-    if what.startswith("@"):
-        return lambda stepper: getattr(stepper.effect(), "tool_name", None) == what[1:]
-    if what == "error":
+    if condition.startswith("@"):
+        return lambda stepper: getattr(stepper.effect(), "tool_name", None) == condition[1:]
+    if condition == "error":
         return _has_error_outcome
-    code = compile_expression(what)
+    code = compile_expression(condition)
 
     def evaluate(stepper: Stepper) -> object:
         frame = stepper.outermost() or Frame(function="")
-        return eval(code, merge_frame_names(frame))  # noqa: S307 - the user's own expression
+        return eval(code, merge_frame_variables(frame))  # noqa: S307 - the user's own expression
 
     return evaluate
 

@@ -129,7 +129,7 @@ async def _send_next_request(job: _JobRequest) -> dict[str, Any]:
         return {"address": coming.address, "text": "", "calls": [], "why": coming.why, "cost": None}
     budget = await job.agreed(CostEstimate(1, None if coming.price is None else Decimal(coming.price), None))
     made = await job.engine.fork(job.journal, tools="recorded", budget=budget)
-    reply = _find_live_reply(made)
+    reply = _find_first_new_reply(made)
     cost = None if made.cost is None else str(made.cost)
     if reply is None:
         return {
@@ -143,7 +143,7 @@ async def _send_next_request(job: _JobRequest) -> dict[str, Any]:
     return {"address": made.broke_at, "text": cut_end(reply.text, SHOWN), "calls": calls, "why": "", "cost": cost}
 
 
-def _find_live_reply(made: Any) -> ModelReply | None:
+def _find_first_new_reply(made: Any) -> ModelReply | None:
     history = made.journal.history()
     at = parse_address(made.broke_at)
     later = [
@@ -178,7 +178,7 @@ async def _run_job(
         return _JobBudget(agreement.get("budget"), estimate.calls, report, most)
 
     with report_broken_files():
-        engine = maker.engine()
+        engine = maker.create_engine()
         async with engine:
             job = _JobRequest(engine=engine, files=first["files"], asked=first["asked"], agreed=agreed, report=report)
             done = await KINDS[first["kind"]](job)

@@ -18,7 +18,7 @@ def main() -> None:
         return
     disable_bytecode()
     try:
-        EngineSpec.from_json(first["maker"]).engine()
+        EngineSpec.from_json(first["maker"]).create_engine()
     except (Exception, SystemExit) as error:  # noqa: BLE001 - whatever the author's code raises is what is asked for
         file, line = next(iter(reversed(list(places_in_traceback(error)))), ("", 0))
         write_message({"problem": error_text(error), "file": file, "line": line})

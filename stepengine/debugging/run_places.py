@@ -24,7 +24,7 @@ class RunPlaces:
         self.followed_path: str | None = None
         self._tape = tape
 
-    def find(self, at: int | str) -> int:
+    def find_position(self, at: int | str) -> int:
         """
         Return the position of a step such as ``3``, or of an effect such as ``"3.2#1"``; steps are those of the followed run, else of the root.
 
@@ -49,15 +49,15 @@ class RunPlaces:
             raise JournalError(msg)
         return found
 
-    def find_after(self, here: int, count: int) -> int:
+    def find_position_after(self, here: int, count: int) -> int:
         """Return the position *count* positions from *here*; if a child is followed, only its own positions count."""
         if self.followed_path is None:
             return max(0, min(here + count, self._tape.last))
-        mine = self._list_followed()
+        mine = self._list_searchable_positions()
         ahead = [n for n in mine if n > here] if count > 0 else [n for n in mine[::-1] if n < here]
         return ahead[min(abs(count), len(ahead)) - 1] if ahead and count else here
 
-    def find_step_after(self, here: int, count: int) -> int:
+    def find_step_position_after(self, here: int, count: int) -> int:
         """Return the position of the step *count* steps from *here*, in the followed run or the root run."""
         tape, path = self._tape, self.followed_path or ""
         steps = range(1, tape.count_steps(path) + 1)
@@ -67,7 +67,7 @@ class RunPlaces:
             return tape.last if count > 0 else 0
         return ahead[min(abs(count), len(ahead)) - 1]
 
-    def follow(self, path: str, here: int) -> int:
+    def follow_child(self, path: str, here: int) -> int:
         """
         Follow a child, so that only its positions count.
 
@@ -83,15 +83,15 @@ class RunPlaces:
             msg = f"there is no run at {path[:80]!r}; there are: {list_names(paths, path, none='none but the root')}"
             raise JournalError(msg)
         self.followed_path = path
-        mine = self._list_followed()
+        mine = self._list_searchable_positions()
         return next((n for n in mine if n >= here), mine[0] if mine else here)
 
-    def is_searchable(self, position: int) -> bool:
+    def is_position_searchable(self, position: int) -> bool:
         """Return whether a search looks at a position: those of the followed run, else of the root."""
         address = self._tape.address_at(position)
         if address is None:
             return self.followed_path is None
         return address[0] == (self.followed_path or "")
 
-    def _list_followed(self) -> list[int]:
-        return [n for n in range(self._tape.last + 1) if self.is_searchable(n)]
+    def _list_searchable_positions(self) -> list[int]:
+        return [n for n in range(self._tape.last + 1) if self.is_position_searchable(n)]

@@ -67,18 +67,18 @@ class SafeTexts:
         shown = visible(self._redactor.text(part) if self._redactor.suspicious(part) else part, strict=one_line)
         return shown if limit is None or (len(shown) <= limit and len(part) == len(text)) else f"{shown[:limit]}{MORE}"
 
-    def value(self, value: Any, *, limit: int = WIDTH) -> str:
+    def format_value(self, value: Any, *, limit: int = WIDTH) -> str:
         """Return *value* in one line of at most *limit* characters and a mark that it was cut."""
-        return cut_after(self._line(value, DEPTH, limit), limit, MORE)
+        return cut_after(self._format_line(value, DEPTH, limit), limit, MORE)
 
-    def named(self, name: str, value: Any, *, limit: int = WIDTH) -> str:
+    def format_variable(self, name: str, value: Any, *, limit: int = WIDTH) -> str:
         """Return the value of a variable called *name* as text; redacted if the name marks it as secret."""
-        return "<redacted>" if self._is_secret_name(name, value) else self.value(value, limit=limit)
+        return "<redacted>" if self._is_secret_name(name, value) else self.format_value(value, limit=limit)
 
-    def lines(self, value: object, *, most: int = LINES, width: int = WIDTH) -> list[str]:
+    def format_lines(self, value: object, *, most: int = LINES, width: int = WIDTH) -> list[str]:
         """Return *value* in at most *most* lines, one member a line."""
         found: list[str] = []
-        for line in self._iterate_lines(value, "", DEPTH, width):
+        for line in self._format_lines(value, "", DEPTH, width):
             if len(found) == most:
                 return [*found[:-1], MORE]
             found.append(cut_after(line, width, MORE))
@@ -96,9 +96,9 @@ class SafeTexts:
 
     def _format_member(self, name: str, value: object, depth: int, room: int) -> str:
         key = name.rstrip("=: ").strip("'")
-        return f"{name}<redacted>" if self._is_secret_name(key, value) else name + self._line(value, depth, room)
+        return f"{name}<redacted>" if self._is_secret_name(key, value) else name + self._format_line(value, depth, room)
 
-    def _line(self, value: object, depth: int, room: int) -> str:
+    def _format_line(self, value: object, depth: int, room: int) -> str:
         try:
             return self._format_value(value, depth, room)
         except Exception:  # noqa: BLE001 - however odd a value is, what stands beside it is shown
@@ -108,7 +108,7 @@ class SafeTexts:
         leaf = self._format_leaf(value)
         if leaf is not None:
             return leaf
-        opened = _open_value(value)
+        opened = _list_value_members(value)
         if opened is None:
             return self._format_object(value)
         if depth == 0:
@@ -119,15 +119,15 @@ class SafeTexts:
             if number >= ITEMS or used > room:
                 made.append(MORE)
                 break
-            made.append(self._format_member(self._key(name), member, depth - 1, room - used))
+            made.append(self._format_member(self._clean_member_name(name), member, depth - 1, room - used))
             used += len(made[-1]) + PAIR
         alone = "," if opened.begin == "(" and len(made) == 1 else ""
         return f"{opened.begin}{', '.join(made)}{alone}{opened.end}"
 
-    def _iterate_lines(self, value: object, name: str, depth: int, width: int) -> Iterator[str]:
+    def _format_lines(self, value: object, name: str, depth: int, width: int) -> Iterator[str]:
         line = self._format_member(name, value, depth, width)
         is_short = depth == 0 or len(line) <= width // 2 or line.endswith(("<redacted>", UNSHOWN))
-        opened = None if is_short or self._format_leaf(value) is not None else _open_value(value)
+        opened = None if is_short or self._format_leaf(value) is not None else _list_value_members(value)
         if opened is None:
             yield line
             return
@@ -136,11 +136,11 @@ class SafeTexts:
             if number >= ITEMS:
                 yield f"  {MORE} {opened.size - number} more"
                 break
-            for text in self._iterate_lines(member, self._key(inner), depth - 1, width - PAIR):
+            for text in self._format_lines(member, self._clean_member_name(inner), depth - 1, width - PAIR):
                 yield f"  {text}"
         yield opened.end
 
-    def _key(self, name: str) -> str:
+    def _clean_member_name(self, name: str) -> str:
         return self.clean(name, WIDTH, one_line=True)
 
     def _format_leaf(self, value: object) -> str | None:
@@ -153,13 +153,13 @@ class SafeTexts:
         if _has_type(value, enum.Enum):
             return f"{kind.__name__}.{self.clean(str(object.__getattribute__(value, '_name_')), WIDTH, one_line=True)}"
         if _has_type(value, str):
-            return self._text(str.__str__(value))
+            return self._format_string(str.__str__(value))
         for known, shown in LEAVES:
             if _has_type(value, known):
                 return self.clean(shown(value), WIDTH, one_line=True)
         return None
 
-    def _text(self, value: str) -> str:
+    def _format_string(self, value: str) -> str:
         part = value[:LONGEST]
         cleaned = self._redactor.text(part) if self._redactor.suspicious(part) else part
         more = MORE if len(value) > len(part) or len(cleaned) > WIDTH else ""
@@ -221,7 +221,7 @@ LEAVES: tuple[tuple[Any, Any], ...] = (
 """What holds no others, and how it is shown; asked in this order, of the value itself and never of a subclass's methods."""
 
 
-def _open_value(value: Any) -> _OpenedValue | None:
+def _list_value_members(value: Any) -> _OpenedValue | None:
     """Return the members of a value; ``None`` if reading them would run code of its class."""
     if _has_type(value, dict):
         return _OpenedValue(
@@ -238,7 +238,7 @@ def _open_value(value: Any) -> _OpenedValue | None:
             return _OpenedValue(
                 f"{name}{begin}", end, (("", each) for each in known.__iter__(value)), known.__len__(value)
             )
-    return _open_object(value)
+    return _list_object_fields(value)
 
 
 SEQUENCES: tuple[tuple[Any, str, str], ...] = (
@@ -259,7 +259,7 @@ def _format_key(key: Any) -> str:
     return repr(key) if key is None or type(key) in (bool, float) else f"<{type(key).__name__}>"
 
 
-def _open_object(value: Any) -> _OpenedValue | None:
+def _list_object_fields(value: Any) -> _OpenedValue | None:
     """Return the fields of an attrs class, dataclass or pydantic model that may be shown."""
     kind = type(value)
     if "__attrs_attrs__" in kind.__dict__:

@@ -34,7 +34,7 @@ MESSAGE = 1 << 24
 """The most bytes that can be handed on; memory is taken only for as many as are."""
 
 
-def explain_no_fork() -> str:
+def find_fork_problem() -> str:
     """Return the reason why this process cannot fork; ``""`` if it can."""
     if not hasattr(os, "fork"):
         return "this system has no fork"
@@ -65,7 +65,7 @@ class PausedWalk:
             ReplayDivergence: when the run differs from its record before *position*; the walk is at the last equal position.
         """
         if position < self.stepper.position or self.stepper.diverged is not None:
-            self._leave()
+            self._pause_stepper()
             before = [each for each in self._paused if each.position <= position]
             nearest = max(before, key=lambda each: each.position, default=None)
             if nearest is not None:
@@ -80,7 +80,7 @@ class PausedWalk:
                     self.move_to(good)
             raise
 
-    def _leave(self) -> None:
+    def _pause_stepper(self) -> None:
         if self.stepper.diverged is not None:
             self.stepper.close()
             return
@@ -141,9 +141,9 @@ class ForkedWalk:
         self._first = os.getpid()
         self._handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
-    def begin(self) -> int | None:
+    def fork_first_process(self) -> int | None:
         """Fork the first process: return ``None`` in the child, and the exit code in the parent at the end."""
-        self._write({"places": [], "active": 0})
+        self._write_shared_message({"places": [], "active": 0})
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGUSR1})
         # The mask is this thread's. One that a library started, such as one for numbers, lets the signal through, and
         # what it does by default is to end the process.
@@ -164,8 +164,8 @@ class ForkedWalk:
 
     def _fork_and_sleep_here(self) -> int | None:
         """Fork a process that continues, and sleep at this position; return in the child, and in the first process at the end."""
-        known = self._read()
-        self._write({**known, "places": [*known["places"], [os.getpid(), self.stepper.position]]})
+        known = self._read_shared_message()
+        self._write_shared_message({**known, "places": [*known["places"], [os.getpid(), self.stepper.position]]})
         sys.stdout.flush()
         sys.stderr.flush()
         if not known["places"]:
@@ -191,7 +191,7 @@ class ForkedWalk:
             return False
         for number in (signal.SIGINT, signal.SIGTERM):
             signal.signal(number, self._handlers[number])
-        self._write({**self._read(), "active": os.getpid()})
+        self._write_shared_message({**self._read_shared_message(), "active": os.getpid()})
         return True
 
     def _sleep_until_message(self, parent: int) -> Mapping[str, Any]:
@@ -199,13 +199,13 @@ class ForkedWalk:
         while True:
             # Whether the signal came says nothing: another thread may have got it.
             signal.sigtimedwait({signal.SIGUSR1}, NAP)
-            known = self._read()
+            known = self._read_shared_message()
             if "end" in known:
                 return known
             if known.get("to") == os.getpid():
                 message: Mapping[str, object] = known["message"]
                 # Taken, before it would be read a second time; whoever told it has left, so nobody else writes here.
-                self._write({name: said for name, said in known.items() if name not in ("to", "message")})
+                self._write_shared_message({name: said for name, said in known.items() if name not in ("to", "message")})
                 return message
             if os.getppid() != parent:
                 os._exit(1)
@@ -217,25 +217,25 @@ class ForkedWalk:
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 if ended[0] == known["active"]:
                     code = os.waitstatus_to_exitcode(ended[1])
-                    self._end(code if code >= 0 else 128 - code)
+                    self._request_end(code if code >= 0 else 128 - code)
 
     def _end_on_signal(self, *_: object) -> None:
         """Kill the active process and end all others; a signal handler."""
-        known = self._read()
+        known = self._read_shared_message()
         with contextlib.suppress(ProcessLookupError):
             os.kill(known["active"], signal.SIGKILL)
-        self._end(128 + signal.SIGTERM)
+        self._request_end(128 + signal.SIGTERM)
 
-    def _end(self, code: int) -> None:
-        known = self._read()
+    def _request_end(self, code: int) -> None:
+        known = self._read_shared_message()
         if "end" not in known:
-            self._write({**known, "end": code})
+            self._write_shared_message({**known, "end": code})
         os.kill(self._first, signal.SIGUSR1)
 
     def _wait_for_forks(self, code: int) -> int:
         """Wait for the processes forked here, then exit; the first process returns the exit code instead."""
         if os.getpid() == self._first:
-            for pid, _ in self._read()["places"]:
+            for pid, _ in self._read_shared_message()["places"]:
                 if pid != self._first:
                     with contextlib.suppress(ProcessLookupError):
                         os.kill(pid, signal.SIGUSR1)
@@ -249,7 +249,7 @@ class ForkedWalk:
 
     # --- awake --------------------------------------------------------------------------------------------------------
 
-    def _read(self) -> dict[str, Any]:
+    def _read_shared_message(self) -> dict[str, Any]:
         # Those that sleep read by the clock, too, and may do so while another one writes.
         until = time.monotonic() + WRITTEN
         while time.monotonic() < until:
@@ -260,7 +260,7 @@ class ForkedWalk:
             time.sleep(0.0005)
         return {"places": [], "active": 0, "end": 1}
 
-    def _write(self, known: Mapping[str, object]) -> None:
+    def _write_shared_message(self, known: Mapping[str, object]) -> None:
         text = json.dumps(known).encode()
         if len(text) > MESSAGE - 4:
             msg = f"the debugger cannot hand on {len(text)} bytes"
@@ -269,56 +269,56 @@ class ForkedWalk:
         self._shared[4 : 4 + len(text)] = text
         self._shared[:4] = len(text).to_bytes(4, "big")
 
-    def _place(self, position: int) -> tuple[int, int]:
+    def _find_sleeping_process(self, position: int) -> tuple[int, int]:
         """Return id and position of the sleeping process that is nearest at or before *position*."""
-        pid, stands = max(self._read()["places"], key=lambda each: each[1] if each[1] <= position else -1)
+        pid, stands = max(self._read_shared_message()["places"], key=lambda each: each[1] if each[1] <= position else -1)
         return pid, stands
 
     def move_to(self, position: int, **kept: Any) -> None:
         """
-        Move forwards, and fork sleeping processes on the way; to move backwards, wake one of them and exit as ``leave`` does.
+        Move forwards, and fork sleeping processes on the way; to move backwards, wake one of them and exit as ``wake_nearest_and_exit`` does.
 
         Raises:
             ReplayDivergence: when the run differs from its record at the start, or in a process that ``stays``.
         """
         stepper = self.stepper
         if position < stepper.position or stepper.diverged is not None:
-            self.leave(min(position, stepper.position), **kept)
-        if not self.stays and kept and self._place(position)[1] > stepper.position + self._spacing:
+            self.wake_nearest_and_exit(min(position, stepper.position), **kept)
+        if not self.stays and kept and self._find_sleeping_process(position)[1] > stepper.position + self._spacing:
             with contextlib.suppress(InputError):  # what is too long to be told is walked with
-                self.leave(position, **kept)
+                self.wake_nearest_and_exit(position, **kept)
         position = min(position, stepper.tape.last)
         while stepper.position < position:
-            if not self.stays and self._should_fork_here():
+            if not self.stays and self._needs_fork_here():
                 self._fork_and_sleep_here()
             try:
                 stepper.advance_to(min(position, stepper.position - stepper.position % SPACING + SPACING))
             except ReplayDivergence as error:
                 if stepper.position and not self.stays:
-                    self.leave(stepper.position - 1, refused=error.message)
+                    self.wake_nearest_and_exit(stepper.position - 1, refused=error.message)
                 raise
 
-    def _should_fork_here(self) -> bool:
+    def _needs_fork_here(self) -> bool:
         """Return whether a process should sleep at this position, because none does nearby."""
         here = self.stepper.position
         if here % SPACING:
             return False
-        return here - self._place(here)[1] >= self._spacing and len(self._read()["places"]) < MAX_SNAPSHOTS
+        return here - self._find_sleeping_process(here)[1] >= self._spacing and len(self._read_shared_message()["places"]) < MAX_SNAPSHOTS
 
-    def leave(self, position: int, **kept: object) -> Never:
+    def wake_nearest_and_exit(self, position: int, **kept: object) -> Never:
         """Wake the process that sleeps nearest at or before *position*, which raises ``Rewound`` with a message; exit this process."""
-        pid, _ = self._place(position)
+        pid, _ = self._find_sleeping_process(position)
         message = {**self.keeps(), **kept, "position": position}
-        self._write({**self._read(), "active": 0, "to": pid, "message": message})
+        self._write_shared_message({**self._read_shared_message(), "active": 0, "to": pid, "message": message})
         os.kill(pid, signal.SIGUSR1)
-        leave_process(0)
+        exit_forked_process(0)
 
-    def finish(self, code: int) -> Never:
+    def end_all_processes(self, code: int) -> Never:
         """End all processes with the exit code *code*."""
-        known = self._read()
-        self._write({**known, "active": 0, "end": code})
+        known = self._read_shared_message()
+        self._write_shared_message({**known, "active": 0, "end": code})
         os.kill(self._first, signal.SIGUSR1)
-        leave_process(0)
+        exit_forked_process(0)
 
     def replay_again(self) -> None:
         """Do nothing: expressions with side effects run in a child process."""
@@ -330,7 +330,7 @@ class ForkedWalk:
             self._shared.close()
 
 
-def leave_process(code: int) -> Never:
+def exit_forked_process(code: int) -> Never:
     """Exit a forked process at once, without running ``finally`` blocks of handlers."""
     with contextlib.suppress(OSError, ValueError):
         sys.stdout.flush()

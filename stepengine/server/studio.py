@@ -194,13 +194,13 @@ class RunPageData:
 
 
 def _read_followed_page_data(following: FollowedJournal, after: int | None) -> bytes:
-    following.read()
+    following.read_new_records()
     # In here, where nobody else reads: what is told are the lists themselves, which grow.
     return json.dumps(_make_whole_payload(following) if after is None else following.changes_after(after)).encode()
 
 
 def _make_whole_payload(following: FollowedJournal) -> dict[str, Any]:
-    told = following.payload()
+    told = following.make_page_data()
     # Where handlers stood is asked for by itself.
     told["missing"] = [one for one in told["missing"] if not one.get("handler")]
     return told

@@ -31,8 +31,8 @@ from stepengine import (
 from stepengine.adapters.ag_ui.asked import page_hooks
 from stepengine.debugging import debug
 from stepengine.debugging.debugger import diff_summaries
-from stepengine.debugging.expressions import is_harmless
-from stepengine.debugging.walks import explain_no_fork
+from stepengine.debugging.expressions import has_no_side_effects
+from stepengine.debugging.walks import find_fork_problem
 from stepengine.errors import InputError, JournalError, ReplayDivergence
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.testing import ScriptedModel, text
@@ -113,7 +113,7 @@ def test_evaluate_changes_no_recorded_value_with_or_without_fork(
 ) -> None:
     for forks in (True, False):
         if not forks:
-            monkeypatch.setattr("stepengine.debugging.debugger.explain_no_fork", lambda: "no")
+            monkeypatch.setattr("stepengine.debugging.debugger.find_fork_problem", lambda: "no")
         with debugger(journal) as one:
             one.goto(3)
 
@@ -130,7 +130,7 @@ def test_is_harmless_accepts_reads_and_rejects_calls_and_assignments() -> None:
     looks = ["a", "a.b[0]", "len(a) == 2 and not b", "a + 1 > -2", "x in (1, 2)"]
     acts = ["a.pop()", "f(a)", "[x for x in a]", "(a := 1)", "(yield)", "open('f')", "len(f())"]
 
-    assert [True] * len(looks) + [False] * len(acts) == [is_harmless(each) for each in looks + acts]
+    assert [True] * len(looks) + [False] * len(acts) == [has_no_side_effects(each) for each in looks + acts]
 
 
 @pytest.mark.spec("evaluation:JG21", "evaluation:JG110")
@@ -274,7 +274,7 @@ def test_process_with_threads_is_not_forked() -> None:
     thread = threading.Thread(target=ended.wait)
     thread.start()
 
-    assert "threads run" in explain_no_fork()
+    assert "threads run" in find_fork_problem()
 
     ended.set()
     thread.join()
@@ -282,7 +282,7 @@ def test_process_with_threads_is_not_forked() -> None:
     going, ended = threading.Event(), threading.Event()
     _thread.start_new_thread(lambda: (going.set(), ended.wait()), ())
     going.wait()
-    said = explain_no_fork()
+    said = find_fork_problem()
     ended.set()
 
     assert "threads run" in said
@@ -383,9 +383,9 @@ from stepengine.debugging.walks import ForkedWalk
 
 walk = ForkedWalk(SimpleNamespace(position=0, tape=SimpleNamespace(last=0), close=lambda: None))
 {}
-code = walk.begin()
+code = walk.fork_first_process()
 if code is None:
-    walk.finish(3)
+    walk.end_all_processes(3)
 print("went on with", code)
 """
 

@@ -296,9 +296,9 @@ def test_completing_the_last_line_is_no_change_for_the_page(tmp_path: Path) -> N
     path = tmp_path / "run.jsonl"
     path.write_bytes(whole[:-1])
     following = FollowedJournal(FileJournal(path), "run.jsonl")
-    page = opened(following.page())
+    page = opened(following.render_html())
     path.write_bytes(whole)
-    following.read()
+    following.read_new_records()
 
     assert {"after": page["follow"]} == following.changes_after(page["follow"])
 
@@ -316,12 +316,12 @@ def test_incremental_page_updates_equal_a_page_rendered_at_the_end(step: int, tm
     begun = whole.index(b"\n", whole.index(b"\n") + 1) + 1
     path.write_bytes(whole[:begun])
     following = FollowedJournal(FileJournal(path), "run.jsonl")
-    page = opened(following.page())
+    page = opened(following.render_html())
     ends = [*range(begun, len(whole), max(step, len(whole) // 60)), len(whole)]
     for end in ends:
         path.write_bytes(whole[:end])
         os.utime(path, ns=(end, end))
-        following.read()
+        following.read_new_records()
         news = following.changes_after(page["follow"])
         assert news["after"] <= end
         assert whole[: news["after"]].endswith((b"\n", b"}"))
@@ -360,10 +360,10 @@ def test_follower_reads_only_new_bytes_and_rereads_a_replaced_journal(
     for line in lines[3:]:
         with path.open("ab") as file:
             file.write(line)
-        following.read()
+        following.read_new_records()
     other.write_bytes(b"".join(reviewed(MemoryJournal()).lines()[:4]))
     other.replace(path)
-    following.read()
+    following.read_new_records()
 
     assert [*[len(line) for line in lines[3:]], path.stat().st_size] == read
     assert path.stat().st_size == following.offset

@@ -123,8 +123,8 @@ class Model(BaseModel):
     ],
 )
 def test_values_are_rendered_without_running_their_code(value: Any, shown: str) -> None:
-    assert shown == SafeTexts().value(value()) == SafeTexts().named("it", value())
-    assert [shown] == SafeTexts().lines(value())
+    assert shown == SafeTexts().format_value(value()) == SafeTexts().format_variable("it", value())
+    assert [shown] == SafeTexts().format_lines(value())
 
 
 @pytest.mark.spec("evaluation:JG32")
@@ -137,18 +137,18 @@ def test_custom_reprs_run_only_when_allowed() -> None:
         def __repr__(self) -> str:
             raise ValueError
 
-    assert "[<Said>, <Bad>]" == SafeTexts().value([Said(), Bad()])
-    assert "[<it said so>, <Bad: repr raised ValueError>]" == SafeTexts(runs_reprs=True).value([Said(), Bad()])
+    assert "[<Said>, <Bad>]" == SafeTexts().format_value([Said(), Bad()])
+    assert "[<it said so>, <Bad: repr raised ValueError>]" == SafeTexts(runs_reprs=True).format_value([Said(), Bad()])
 
 
 @pytest.mark.spec("evaluation:JG32", "evaluation:JG21")
 @pytest.mark.spec("evaluation:JG113")
 def test_absent_fields_and_internal_placeholders_are_not_rendered() -> None:
-    said = SafeTexts().value(Answer(text="x"))
+    said = SafeTexts().format_value(Answer(text="x"))
     assert said.startswith("Answer(selected=(), text='x', declined=False, ")
     assert "result=" not in said
-    assert not any("_Absent" in line for line in SafeTexts().lines(Answer(text="x")))
-    assert "(absent)" == SafeTexts().value(ABSENT)
+    assert not any("_Absent" in line for line in SafeTexts().format_lines(Answer(text="x")))
+    assert "(absent)" == SafeTexts().format_value(ABSENT)
 
 
 def test_rendered_texts_are_bounded_in_width_depth_and_lines() -> None:
@@ -157,24 +157,24 @@ def test_rendered_texts_are_bounded_in_width_depth_and_lines() -> None:
     for _ in range(100):
         deep = [deep]
 
-    assert WIDTH + 5 >= len(texts.value("x" * 10_000_000))
-    assert DEPTH + 1 == texts.value(deep).count("[")
-    assert WIDTH + 3 >= len(texts.value(list(range(10**6))))
-    assert LINES == len(texts.lines({str(n): "y" * 150 for n in range(200)}))
-    assert ITEMS + 3 == len(texts.lines(list(range(10_000)), most=10**6))
+    assert WIDTH + 5 >= len(texts.format_value("x" * 10_000_000))
+    assert DEPTH + 1 == texts.format_value(deep).count("[")
+    assert WIDTH + 3 >= len(texts.format_value(list(range(10**6))))
+    assert LINES == len(texts.format_lines({str(n): "y" * 150 for n in range(200)}))
+    assert ITEMS + 3 == len(texts.format_lines(list(range(10_000)), most=10**6))
 
 
 @pytest.mark.spec("evaluation:JG13", "evaluation:JG32")
 def test_secrets_are_redacted_by_shape_by_name_and_at_cuts() -> None:
     texts = SafeTexts()
     for place in range(2 * WIDTH):
-        shown = texts.value(f"{'z ' * (place // 2)}{' ' * (place % 2)}{KEY}")
+        shown = texts.format_value(f"{'z ' * (place // 2)}{' ' * (place % 2)}{KEY}")
 
         assert "aB3dE6" not in shown
-    assert "<redacted>" == texts.named("access_token", "anything") == texts.named("token", "t")
-    assert "'v'" == texts.named("key", "v")
-    assert "hunter2" not in texts.value({"password": "hunter2"}) + "".join(texts.lines({"password": "hunter2"}))
-    assert "'\\x1b[2J\\u202e'" == texts.value("\x1b[2J\u202e")
+    assert "<redacted>" == texts.format_variable("access_token", "anything") == texts.format_variable("token", "t")
+    assert "'v'" == texts.format_variable("key", "v")
+    assert "hunter2" not in texts.format_value({"password": "hunter2"}) + "".join(texts.format_lines({"password": "hunter2"}))
+    assert "'\\x1b[2J\\u202e'" == texts.format_value("\x1b[2J\u202e")
 
 
 JSON = st.recursive(
@@ -187,7 +187,7 @@ JSON = st.recursive(
 @settings(max_examples=25)
 @given(JSON)
 def test_any_json_renders_as_one_printable_line(value: Any) -> None:
-    shown = SafeTexts().value(value)
+    shown = SafeTexts().format_value(value)
 
     assert visible(shown, strict=True) == shown
     assert WIDTH + 3 >= len(shown)

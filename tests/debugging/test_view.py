@@ -419,7 +419,7 @@ def test_handler_lines_and_variables_match_the_stepper(reviewer: Journal) -> Non
             if moment.address in numbers and frames:
                 found = frames_at(data, numbers[moment.address])
                 assert [(f.function, f.line) for f in frames] == [(f["fn"], f["line"]) for f in found]
-                assert [{k: safe.named(k, v) for k, v in f.locals.items()} for f in frames] == [
+                assert [{k: safe.format_variable(k, v) for k, v in f.locals.items()} for f in frames] == [
                     f["values"] for f in found
                 ]
                 source = data["sources"][found[0]["file"]]

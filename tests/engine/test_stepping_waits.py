@@ -140,7 +140,7 @@ async def test_background_child_shows_its_own_variables(journal: MemoryJournal) 
         assert "waiting" == cancelled.frames[0].function
         told = one.goto("#7")
         assert ["a", "b", "c", "ctx", "won"] == sorted(k for k in told.frames[0].locals if k != "self")
-        one.move_to(one.places.follow("0", one.position))
+        one.move_to(one.places.follow_child("0", one.position))
         assert "0#" == one.moment().address[:2]
         one.places.followed_path = None
         assert "#0" == one.goto("#0").address

@@ -123,7 +123,7 @@ def _find_fork_problem(engine: Engine, history: History) -> str:
 def _load_and_debug(options: Options, asked: DebugOptions, tally: SharedCounters) -> Exit:
     """Load a run and debug it; return the exit code."""
     from stepengine.debugging.debugger import Debugger
-    from stepengine.debugging.walks import ForkedWalk, PausedWalk, Rewound, explain_no_fork
+    from stepengine.debugging.walks import ForkedWalk, PausedWalk, Rewound, find_fork_problem
 
     journal = open_journal(options.journal)
     try:
@@ -137,7 +137,7 @@ def _load_and_debug(options: Options, asked: DebugOptions, tally: SharedCounters
     except JournalError as error:
         # There is no run to stand in: that is not a failure of one.
         return print_error(error.message)
-    why = "--no-fork" if asked.no_fork else _find_fork_problem(bench.engine, history) or explain_no_fork()
+    why = "--no-fork" if asked.no_fork else _find_fork_problem(bench.engine, history) or find_fork_problem()
     forked = None if why else ForkedWalk(stepper)
     debugger = Debugger(bench.engine, forked or PausedWalk(stepper), agent)
     hook = sys.breakpointhook
@@ -150,7 +150,7 @@ def _load_and_debug(options: Options, asked: DebugOptions, tally: SharedCounters
         else:
             message: Mapping[str, object] | None = None
             try:
-                code = forked.begin()
+                code = forked.fork_first_process()
             except Rewound as woken:
                 code, message = None, woken.message
             if code is None:
@@ -212,7 +212,7 @@ class DebugSession:
         except BaseException as error:  # noqa: BLE001 - nothing of this process goes back to where it was forked
             print_error(f"the debugger broke: {type(error).__name__}: {error}")
         assert self._forked is not None  # noqa: S101 - it forked this process
-        self._forked.finish(code)
+        self._forked.end_all_processes(code)
 
     def serve(self, message: Mapping[str, object] | None) -> int:
         """Execute commands until there are none left; return the exit code."""
@@ -249,7 +249,7 @@ class DebugSession:
 
     def _restart_replay(self, start: int) -> None:
         if self._forked is not None:
-            self._forked.leave(start, then=None)
+            self._forked.wake_nearest_and_exit(start, then=None)
         from stepengine.debugging.walks import PausedWalk
 
         walk = self._debugger._walk  # noqa: SLF001
@@ -272,7 +272,7 @@ class DebugSession:
         """Continue a move that another process handed over."""
         self.screen.frame = message["frame"]
         if message.get("inside") is not None:
-            self._debugger.places.follow(message["inside"], self._debugger.position)
+            self._debugger.places.follow_child(message["inside"], self._debugger.position)
         else:
             self._debugger.places.followed_path = None
         then = message.get("then")
@@ -351,7 +351,7 @@ class DebugSession:
 
     def _run_in_child(self, act: Callable[[], int]) -> int:
         """Call *act* in a forked process, and return its exit code."""
-        from stepengine.debugging.walks import leave_process, wait_for_child
+        from stepengine.debugging.walks import exit_forked_process, wait_for_child
 
         sys.stdout.flush()
         pid = os.fork()
@@ -361,7 +361,7 @@ class DebugSession:
                 code = act()
             except BaseException as error:  # noqa: BLE001 - nothing of this process goes back to where it was forked
                 print_error(f"the debugger broke: {type(error).__name__}: {error}")
-            leave_process(code)
+            exit_forked_process(code)
         return wait_for_child(pid)
 
     def parent(self, rest: str) -> None:
@@ -407,7 +407,7 @@ class DebugSession:
                 return
             if line.strip() in ("quit", "q"):
                 if self._forked is not None:
-                    self._forked.finish(self.screen.tally.code)
+                    self._forked.end_all_processes(self.screen.tally.code)
                 raise SystemExit(self.screen.tally.code)
             self._run_command(line)
 

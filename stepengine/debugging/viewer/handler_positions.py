@@ -20,7 +20,7 @@ from stepengine.data.hooks import Change, StepContext
 from stepengine.data.state import AgentState
 from stepengine.data.yields import StepResult
 from stepengine.debugging.texts import SafeTexts
-from stepengine.debugging.viewer.payload import RunPayload, change_to_json
+from stepengine.debugging.viewer.payload import RunPayload, tool_change_to_json
 from stepengine.engine.moments import Frame, Moment
 from stepengine.engine.stepper import Stepper
 from stepengine.errors import DataError, ReplayDivergence, StepEngineError
@@ -104,35 +104,35 @@ class _PositionCollector:
             self.walked.hooks.setdefault(row, []).extend(self._iterate_hook_changes(moment))
         if row in self.walked.locals:
             return
-        self._add_context_changes(row, path, moment.state)
+        self._add_context_changes_of_row(row, path, moment.state)
         frames = [frame for frame in moment.frames if frame.kind in SHOWN]
         if frames:
-            self._frames(row, path, frames)
+            self._add_frames(row, path, frames)
 
     def _iterate_hook_changes(self, moment: Moment) -> Iterator[dict[str, object]]:
         for call in moment.hooks:
             if isinstance(call.said, Change):
                 with contextlib.suppress(DataError, TypeError):
-                    told = _change_as_json(call.said)
+                    told = _change_to_json(call.said)
                     if told:
                         texts = self._view.texts
                         yield {"point": call.point, "name": str(texts.clean(call.hook)), "change": texts.add(told)}
 
-    def _add_context_changes(self, row: int, path: str, state: AgentState) -> None:
+    def _add_context_changes_of_row(self, row: int, path: str, state: AgentState) -> None:
         before = self._contexts.get(path, {})
         now = dict(state.context)
         self._contexts[path] = now
         changed = {k: v for k, v in now.items() if k not in before or before[k] is not v}
         gone = before.keys() - now.keys()
         told: dict[str, int | None] = {
-            k: self._view.texts.add(self._safe.named(k, plain(v))) for k, v in changed.items()
+            k: self._view.texts.add(self._safe.format_variable(k, plain(v))) for k, v in changed.items()
         }
         if told or gone:
             self.walked.contexts[row] = {str(self._view.texts.clean(k)): v for k, v in told.items()} | dict.fromkeys(
                 gone
             )
 
-    def _frames(self, row: int, path: str, frames: list[Frame]) -> None:
+    def _add_frames(self, row: int, path: str, frames: list[Frame]) -> None:
         before_row, before, names = self._last.get(path, (-1, [], []))
         told, values, left = [], [], MAX_POSITION
         for depth, frame in enumerate(frames):
@@ -144,7 +144,7 @@ class _PositionCollector:
                     if left <= 0:
                         now["…"] = "more variables than a page keeps"
                         break
-                    now[name] = self._text((path, depth, name), value)
+                    now[name] = self._format_variable((path, depth, name), value)
                     left -= len(name) + len(now[name])
             changed = {name: self._view.texts.add(text) for name, text in now.items() if old.get(name) != text}
             self._spent += sum([len(name) + len(now[name]) for name in changed])
@@ -152,7 +152,7 @@ class _PositionCollector:
                 "fn": frame.function,
                 "kind": frame.kind,
                 "line": frame.line,
-                "file": self._file(frame),
+                "file": self._add_source_file(frame),
             }
             one |= {"set": changed} if changed else {}
             one |= {"gone": [name for name in old if name not in now]} if old.keys() - now.keys() else {}
@@ -161,16 +161,16 @@ class _PositionCollector:
         self.walked.locals[row] = {"from": before_row, "frames": told}
         self._last[path] = (row, values, [frame.function for frame in frames])
 
-    def _text(self, place: tuple[str, int, str], value: object) -> str:
+    def _format_variable(self, place: tuple[str, int, str], value: object) -> str:
         """Return the text of a variable. The text of an immutable value is cached until the variable changes."""
         before, text = self._known.get(place, (None, ""))
         if before is value and text and type(value) in UNCHANGING:
             return text
-        text = self._safe.named(place[2], value)
+        text = self._safe.format_variable(place[2], value)
         self._known[place] = (value, text)
         return text
 
-    def _file(self, frame: Frame) -> int | None:
+    def _add_source_file(self, frame: Frame) -> int | None:
         if not frame.file or not frame.line:
             return None
         if frame.file not in self._files:
@@ -185,9 +185,9 @@ class _PositionCollector:
         return self._files[frame.file]
 
 
-def _change_as_json(change: Change) -> dict[str, Any]:
+def _change_to_json(change: Change) -> dict[str, Any]:
     try:
-        return change_to_json(change)
+        return tool_change_to_json(change)
     except DataError:
         # Python objects for tools, and functions, have no JSON: their names tell enough.
         return {

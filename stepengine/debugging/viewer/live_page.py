@@ -62,9 +62,9 @@ class FollowedJournal:
         self._known: dict[int, _PageState] = {0: _PageState(0, 0, 0)}
         self._follower = Follower(journal)
         self.offset = 0
-        self.read()
+        self.read_new_records()
 
-    def read(self) -> None:
+    def read_new_records(self) -> None:
         """Read the records written since the last call; raises as the class."""
         is_behind = True
         while is_behind:
@@ -79,15 +79,15 @@ class FollowedJournal:
                 self._view.add_records(history)
         self.offset = self._follower.offset
         texts = self._view.texts
-        self._run = self._view.run()
+        self._run = self._view.header_to_json()
         self._known[self.offset] = _PageState(self._view.took, len(texts.all), len(texts.images))
 
-    def page(self) -> str:
+    def render_html(self) -> str:
         """Return the page of the records so far."""
         title = self._title or f"{self._view.agents[0]['id']} · {Path(self._view.file).name}"
-        return render_page(self.payload(), str(self._view.texts.clean(title)))
+        return render_page(self.make_page_data(), str(self._view.texts.clean(title)))
 
-    def payload(self) -> dict[str, Any]:
+    def make_page_data(self) -> dict[str, Any]:
         """Return the page's data of the records so far, and the offset for changes."""
         texts = self._view.texts
         missing = [{"text": text} for text in NOT_RECORDED] + [{"text": NO_LOCALS, "handler": True}]
@@ -105,7 +105,7 @@ class FollowedJournal:
             return {"after": offset}
         return {
             "after": self.offset, "from": known.texts, "texts": texts.all[known.texts :],
-            "images_from": known.images, "images": texts.images[known.images :], "steps": view.changed(known.took), "rows": len(view.rows),
+            "images_from": known.images, "images": texts.images[known.images :], "steps": view.list_changed_rows(known.took), "rows": len(view.rows),
             "run": self._run, "agents": view.agents, "series": view.chart_data(known.took),
         }  # fmt: skip
 
@@ -159,8 +159,8 @@ class _PageHandler(BaseHTTPRequestHandler):
         following = self.server.following
         try:
             with self.server.reading:
-                following.read()
-                text = json.dumps(following.changes_after(offset)) if what else following.page()
+                following.read_new_records()
+                text = json.dumps(following.changes_after(offset)) if what else following.render_html()
             kind = "application/json" if what else "text/html"
         except JournalError as error:
             kind, text = "application/json", json.dumps({"error": error.message})

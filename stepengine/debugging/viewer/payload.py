@@ -96,7 +96,7 @@ MAX_ORIGINS = 50
 MAX_IMAGE = 2 * 1024 * 1024
 
 
-def _make_visible(text: str) -> str:
+def _escape_invisible(text: str) -> str:
     """Return a text in which control and invisible characters are replaced by visible marks; line ends stay."""
     if ORDINARY.fullmatch(text):
         return text
@@ -124,18 +124,18 @@ class PageTexts:
     def clean(self, value: object) -> Any:
         """Return a JSON value with secrets redacted and control characters made visible."""
         if isinstance(value, str):
-            return self._make_visible(self._redactor.text(value))
+            return self._escape_invisible(self._redactor.text(value))
         written = compact(value)
-        return self._make_visible(self._redactor.value(value) if self._redactor.suspicious(written) else value)
+        return self._escape_invisible(self._redactor.value(value) if self._redactor.suspicious(written) else value)
 
-    def _make_visible(self, value: object) -> object:
+    def _escape_invisible(self, value: object) -> object:
         if isinstance(value, str):
-            return _make_visible(value)
+            return _escape_invisible(value)
         if isinstance(value, Mapping):
-            return {_make_visible(k): self._make_visible(v) for k, v in value.items()}
+            return {_escape_invisible(k): self._escape_invisible(v) for k, v in value.items()}
         if isinstance(value, int) and abs(value) > MAX_SAFE:
             return str(value)
-        return [self._make_visible(v) for v in value] if isinstance(value, list | tuple) else value
+        return [self._escape_invisible(v) for v in value] if isinstance(value, list | tuple) else value
 
     def add(self, value: Any, *, whole_at: str = "") -> int:
         """
@@ -263,7 +263,7 @@ class RunPayload:
         self._touched.append(set())
         for record in history.records[self._done :]:
             if isinstance(record, Intent):
-                self._begin(history, record)
+                self._add_effect(history, record)
             elif isinstance(record, Result):
                 self._add_result(history, record)
             elif isinstance(record, Input):
@@ -273,23 +273,23 @@ class RunPayload:
 
     # --- effects ------------------------------------------------------------------------------------------------------
 
-    def _begin(self, history: History, intent: Intent) -> None:
+    def _add_effect(self, history: History, intent: Intent) -> None:
         address = (intent.path, intent.seq)
         form = history.form(intent)
         if address == ROOT:
-            self._agent("", form)
+            self._add_agent("", form)
             return
         run = self._runs[intent.path]
         if form["type"] == "model_call":
             run.step += 1
             # Before the row has a number: a request shares with earlier ones, never with itself.
-            request = self._request(form, intent.path)
+            request = self._request_to_json(form, intent.path)
             self._add_row(run, intent, "model").update(request)
             self._steps += 1
             self._models.add(request["model"])
             run.row, run.wanted, run.ids = len(self.rows) - 1, 0, []
             return
-        call = self._call(run, intent, form)
+        call = self._call_to_json(run, intent, form)
         self._calls[address] = call
         if self._is_requested_by_model(run, form):
             self.lead[address] = run.row
@@ -300,7 +300,7 @@ class RunPayload:
         if intent.begins_run:
             call["child"] = path = child_path(intent.path, intent.seq)
             is_body = form["type"] == "tool_call"
-            self._agent(
+            self._add_agent(
                 path, {"agent_id": form["tool_name"], "prompt": "", "params": form["input"]} if is_body else form
             )
 
@@ -335,10 +335,10 @@ class RunPayload:
     def _mark_changed(self, number: int) -> None:
         self._touched[-1].add(number)
 
-    def _request(self, form: Mapping[str, Any], path: str) -> Form:
+    def _request_to_json(self, form: Mapping[str, Any], path: str) -> Form:
         request = form["request"]
         told: Form = {
-            "model": self._name(request["model"]),
+            "model": self._clean_name(request["model"]),
             "m": [self._request_item_to_json(i, path) for i in request["messages"]],
         }
         if form["purpose"] != "step":
@@ -366,38 +366,38 @@ class RunPayload:
     def _message_to_json(self, message: Message) -> Form:
         told: Form = {"role": message.role, "t": self.texts.add_parts(message.content, whole_at=self._show_command)}
         if isinstance(message, ToolMessage):
-            told |= {"name": self._name(message.tool_name)}
+            told |= {"name": self._clean_name(message.tool_name)}
             return told if message.status == "ok" else told | {"status": message.status}
-        tags = [self._name(t) for t in message.tags if t != "USER_PROMPT"]
+        tags = [self._clean_name(t) for t in message.tags if t != "USER_PROMPT"]
         return told | {"tags": tags} if tags and not isinstance(message, AssistantMessage) else told
 
     @property
     def _show_command(self) -> str:
         return f"`stepengine show {shlex.quote(self.file)} --step N`"
 
-    def _name(self, text: str) -> str:
+    def _clean_name(self, text: str) -> str:
         return visible(str(self.texts.clean(text)), strict=True)
 
-    def _call(self, run: _OpenRun, intent: Intent, form: Mapping[str, Any]) -> Form:
+    def _call_to_json(self, run: _OpenRun, intent: Intent, form: Mapping[str, Any]) -> Form:
         row, about = KINDS[form["type"]], ABOUT.get(form["type"])
         call: Form = {"kind": row.verb, "a": format_address(intent.path, intent.seq), "began": run.last}
         if form["type"] == "ask":
             questions = [restored(q) for q in form["questions"]]
-            call["name"] = self._name(", ".join([q.id for q in questions]))
+            call["name"] = self._clean_name(", ".join([q.id for q in questions]))
             asked = [{"id": q.id, "text": q.text, "options": list(q.options)} for q in questions]
             call["input"] = self.texts.add(asked[0] if len(asked) == 1 else asked)
             if form["purpose"] != "question":
                 call["purpose"] = form["purpose"]
         else:
-            call["name"] = self._name(form[row.name] if about is None else about(form))
-            call["input"] = self.texts.add(_effect_input(form))
+            call["name"] = self._clean_name(form[row.name] if about is None else about(form))
+            call["input"] = self.texts.add(_effect_input_to_json(form))
         if form.get("source") == "tool":
             call["by"] = "tool"
         if form.get("tool_call_id"):
-            call["id"] = self._name(form["tool_call_id"])
+            call["id"] = self._clean_name(form["tool_call_id"])
         if intent.gather is not None:
             call["together"] = intent.gather
-        return call | _program_call_as_json(intent, form)
+        return call | _program_line_to_json(intent, form)
 
     def _add_origins(self, history: History, record: Record) -> None:
         """Add the origins of the arguments of a call: sentences, each with whether its value is trusted."""
@@ -436,25 +436,25 @@ class RunPayload:
             return
         value = outcome.value
         if isinstance(value, ModelReply):
-            self._reply(row, self._runs[result.path], number, value)
+            self._add_model_reply(row, self._runs[result.path], number, value)
         else:
             told |= self._value_to_json(value, f"`stepengine show {shlex.quote(self.file)} --step '{told['a']}'`")
             if isinstance(value, ChildResult) or (isinstance(value, ToolResult) and child_path(*address) in self._runs):
                 self._set_run_end(child_path(*address), outcome, at)
 
-    def _reply(self, row: Form, run: _OpenRun, number: int, reply: ModelReply) -> None:
+    def _add_model_reply(self, row: Form, run: _OpenRun, number: int, reply: ModelReply) -> None:
         row["replied"] = row["at"]
         row["reply"] = self.texts.add_parts(reply.content, whole_at=self._show_command)
         row["stop"] = reply.stop_reason.value
         if reply.model is not None:
-            row["answered"] = self._name(reply.model)
+            row["answered"] = self._clean_name(reply.model)
         usage = reply.usage
         if usage is not None:
             row["usage"] = _token_counts(usage)
         row["cost"] = None if reply.cost is None else str(reply.cost)
         if run.row == number:
             run.wanted = len(reply.tool_calls) if row.get("purpose") is None else 0
-        self._add_to_series(number, row)
+        self._add_to_chart_data(number, row)
         spent = self._spent
         self._spent = Spending(usage=spent.usage + (usage or Usage()), cost=add_cost(spent.cost, reply.cost))
         agent = self.agents[run.agent]
@@ -468,7 +468,7 @@ class RunPayload:
             told: Form = {"status": value.status, "result": self.texts.add_parts(value.content, whole_at=whole_at)}
             if value.side_effects:
                 told["did"] = self.texts.add([f"{e.kind} {e.target}".rstrip() for e in value.side_effects])
-            change = {} if value.change is None else change_to_json(value.change)
+            change = {} if value.change is None else tool_change_to_json(value.change)
             return told | {"change": self.texts.add(change)} if change else told
         if isinstance(value, ChildResult):
             return {
@@ -480,12 +480,12 @@ class RunPayload:
             return {"status": "ok", "result": self.texts.add(answers)}
         return {"status": "ok", "result": self.texts.add([{"json": plain(value)}], whole_at=whole_at)}
 
-    def _agent(self, path: str, form: Mapping[str, Any]) -> None:
+    def _add_agent(self, path: str, form: Mapping[str, Any]) -> None:
         above = self._runs[path.rpartition(".")[0]] if path else None
         last = 0 if above is None else above.last
         self._runs[path] = _OpenRun(len(self.agents), last)
         parent = None if above is None else above.agent
-        told: Form = {"id": self._name(form["agent_id"]), "path": path, "parent": parent, "began": last}
+        told: Form = {"id": self._clean_name(form["agent_id"]), "path": path, "parent": parent, "began": last}
         told |= {
             "steps": 0,
             "tokens": 0,
@@ -518,14 +518,14 @@ class RunPayload:
         run = self._runs[record.path]
         run.last = max(run.last, at)
         row: Form = {"n": run.step, "a": format_address(record.path, record.seq), "path": record.path, "kind": "input"}
-        row |= {"agent": run.agent, "began": at, "at": at, "calls": [], "name": self._name(kind)}
+        row |= {"agent": run.agent, "began": at, "at": at, "calls": [], "name": self._clean_name(kind)}
         row["input"] = self.texts.add({k: v for k, v in plain(record.input).items() if k != "type"})
         self._mark_changed(len(self.rows))
         self.rows.append(row)
 
     # --- the whole ----------------------------------------------------------------------------------------------------
 
-    def run(self) -> Form:
+    def header_to_json(self) -> Form:
         """Return the header of the run: agent, status, numbers, input and output."""
         history = self._history
         root, head, add = history.root, history.head, self.texts.add
@@ -535,11 +535,11 @@ class RunPayload:
             "file": self.file,
             "fork": f"stepengine fork {shlex.quote(self.file)}",
             "resume": f"stepengine resume {shlex.quote(self.file)}",
-            "agent": self._name(root["agent_id"]),
-            "run": self._name(run_id_of(history)),
-            "status": self._name(status_of(history)),
-            "created": self._name(history.started),
-            "engine": "" if head is None else self._name(head.engine),
+            "agent": self._clean_name(root["agent_id"]),
+            "run": self._clean_name(run_id_of(history)),
+            "status": self._clean_name(status_of(history)),
+            "created": self._clean_name(history.started),
+            "engine": "" if head is None else self._clean_name(head.engine),
             "parent": None if head is None or head.parent is None else self.texts.clean(plain(head.parent)),
             "models": sorted(self._models),
             "steps": self._steps,
@@ -562,7 +562,7 @@ class RunPayload:
             told |= {"questions": add(asked)} if asked else {}
         return told
 
-    def _add_to_series(self, number: int, row: Form) -> None:
+    def _add_to_chart_data(self, number: int, row: Form) -> None:
         """Insert the tokens and cost of a reply into the chart data, in the order of rows."""
         series, usage = self._series, row.get("usage")
         at = bisect_left(series["row"], number)
@@ -589,23 +589,23 @@ class RunPayload:
         told: Form = {name: values[start:] for name, values in self._series.items()}
         return told | ({"from": start} if since else {}) | {"windows": dict(self._history.facts.context_windows)}
 
-    def changed(self, since: int) -> list[tuple[int, Form]]:
+    def list_changed_rows(self, since: int) -> list[tuple[int, Form]]:
         """Return the rows that were added or changed since call number *since* of ``add_records``, with their numbers."""
         return [(number, self.rows[number]) for number in sorted(set().union(*self._touched[since:]))]
 
     def to_dict(self) -> Form:
         """Return the run, its agents, steps and series, without the texts."""
-        return {"run": self.run(), "agents": self.agents, "steps": self.rows, "series": self.chart_data()}
+        return {"run": self.header_to_json(), "agents": self.agents, "steps": self.rows, "series": self.chart_data()}
 
 
-def _effect_input(form: Mapping[str, Any]) -> Any:
+def _effect_input_to_json(form: Mapping[str, Any]) -> Any:
     """Return the input of an effect, from its record."""
     if form["type"] == "tool_call":
         return plain(form["input"])
     return {name: plain(form[name]) for name in GIVEN.get(form["type"], form) if name != "type"}
 
 
-def _program_call_as_json(intent: Intent, form: Mapping[str, Any]) -> Form:
+def _program_line_to_json(intent: Intent, form: Mapping[str, Any]) -> Form:
     """Return the program line that requests an effect, as JSON; for the call of a program, its number of lines."""
     told: Form = {"line": intent.program_line} if intent.program_line else {}
     program = get_program(form)
@@ -632,7 +632,7 @@ def _error_to_json(error: BaseException) -> Form:
     return {"type": type(error).__name__, "message": str(plain(str(error)))}
 
 
-def change_to_json(change: object) -> Form:
+def tool_change_to_json(change: object) -> Form:
     """Return a change by a tool as JSON, with the members that are set."""
     return {k: v for k, v in plain(bare(change)).items() if k != "type" and v not in (None, {}, [], ())}
 

@@ -118,13 +118,13 @@ def render_sources(
     Raises:
         JournalError: when a journal cannot be read, or holds no run.
     """
-    made = _render_limited(source, other, locals=locals, title=title, longest=None)
+    made = _render_with_text_limit(source, other, locals=locals, title=title, longest=None)
     if most is None or len(made.html) <= most:
         return made
-    return attrs.evolve(_render_limited(source, other, locals=locals, title=title, longest=KEPT), is_cut=True)
+    return attrs.evolve(_render_with_text_limit(source, other, locals=locals, title=title, longest=KEPT), is_cut=True)
 
 
-def _render_limited(
+def _render_with_text_limit(
     source: PageSource, other: PageSource | None, *, locals: bool, title: str, longest: int | None
 ) -> RenderedPage:
     made = make_payload(source, other, locals=locals, longest=longest)
@@ -224,7 +224,7 @@ def load_stored_history(journal: Journal) -> History:
     return history
 
 
-def undamaged_records(journal: Journal) -> tuple[MemoryJournal, int]:
+def copy_undamaged_records(journal: Journal) -> tuple[MemoryJournal, int]:
     """
     Return a copy of a journal up to its first damaged record, and the number of its records.
 

@@ -63,8 +63,8 @@ def _pair_rows(a: RunPayload, b: RunPayload, removed: set[str], added: set[str])
     waiting = [("", "")]
     while waiting:
         ours, theirs = waiting.pop()
-        left = [e for e in _effects_of_run(a, ours) if format_address(*e) not in removed]
-        right = [e for e in _effects_of_run(b, theirs) if format_address(*e) not in added]
+        left = [e for e in _list_effects_of_run(a, ours) if format_address(*e) not in removed]
+        right = [e for e in _list_effects_of_run(b, theirs) if format_address(*e) not in added]
         for one, other in zip(left, right, strict=False):
             if b.lead[other] not in taken and a.lead[one] not in beside:
                 beside[a.lead[one]] = b.lead[other]
@@ -85,7 +85,7 @@ def _pair_input_rows(a: RunPayload, b: RunPayload) -> Iterator[tuple[int, int]]:
             yield number, found.pop(0)
 
 
-def _effects_of_run(view: RunPayload, path: str) -> list[tuple[str, int]]:
+def _list_effects_of_run(view: RunPayload, path: str) -> list[tuple[str, int]]:
     found: list[tuple[str, int]] = []
     while (path, len(found)) in view.lead:
         found.append((path, len(found)))
