@@ -125,8 +125,8 @@ from stepengine.testing.cassette_matching import COUNTED_MARK, MARK, find_bounda
 from stepengine.testing.cassette_requests import parse_model_call
 from stepengine.testing.httpx_exchanges import EVENT
 from stepengine.testing.package_checks import HOMES, HOSTS
-from stepengine.testing.stream_ends import stream_is_complete
-from stepengine.testing.traffic_redaction import Cleaner, clean_events, join_texts
+from stepengine.testing.stream_ends import is_stream_complete
+from stepengine.testing.traffic_redaction import Cleaner, clean_events, join_event_texts
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, search_tools, shell_tools
 from stepengine.tools.bundled.files.edits import TextReplacement, replace_all, unified_diff
@@ -355,7 +355,7 @@ def differing(prints: str) -> None:
 
 
 def cleaned_stream(text: str) -> None:
-    join_texts(text)
+    join_event_texts(text)
     clean_events(text, Redactor(KNOWN, shapes=True))
 
 
@@ -1508,7 +1508,7 @@ PLACES = (
     ),
     Place(
         "end of a recorded stream",
-        lambda text: stream_is_complete(text, read_to_end=True),
+        lambda text: is_stream_complete(text, read_to_end=True),
         (of("data: {\n"), of("\r"), of("data: [[["), of('data: {"candidates":[{}]}\n\n')),
         ("testing/stream_ends.py",),
     ),

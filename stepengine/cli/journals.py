@@ -206,10 +206,10 @@ def open_readable_journal(text: str) -> Journal:
     path = Path(text)
     if path.suffix.lower() not in CASSETTES or not path.is_file():
         return open_journal(text)
-    from stepengine.testing.cassette_runs import journal_of_cassette
+    from stepengine.testing.cassette_runs import load_cassette_as_journal
 
     try:
-        return journal_of_cassette(path)
+        return load_cassette_as_journal(path)
     except DataError as error:
         raise JournalCorrupt(error.message) from None
     except OSError as error:

@@ -16,9 +16,9 @@ def set_placeholder_keys(item: pytest.Item, *, replays: bool) -> Iterator[None]:
     """Replace the credentials of providers in the environment for a while: a replay sends nothing."""
     with pytest.MonkeyPatch.context() as patch:
         if replays:
-            from stepengine.testing.placeholders import placeholder_variables
+            from stepengine.testing.placeholders import make_replay_variables
 
-            for name, value in placeholder_variables(os.environ, _recorded_hosts(item)).items():
+            for name, value in make_replay_variables(os.environ, _recorded_hosts(item)).items():
                 if value is None:
                     patch.delenv(name)
                 else:
@@ -28,11 +28,11 @@ def set_placeholder_keys(item: pytest.Item, *, replays: bool) -> Iterator[None]:
 
 def _recorded_hosts(item: pytest.Item) -> Iterable[str]:
     from stepengine.errors import DataError
-    from stepengine.testing.placeholders import hosts_of
-    from stepengine.testing.recordings import interactions_of
+    from stepengine.testing.placeholders import list_hosts
+    from stepengine.testing.recordings import load_interactions
 
     file = recording_file(item, "cassette")
     try:
-        return hosts_of([i.request.url for i in interactions_of(file)]) if file.is_file() else ()
+        return list_hosts([i.request.url for i in load_interactions(file)]) if file.is_file() else ()
     except DataError:  # it is told by the fixture that reads it
         return ()

@@ -122,7 +122,7 @@ class SimulatedChildren:
         child = self._children[path]
         return child.plan, child.state
 
-    def list_running(self, of: str) -> list[str]:
+    def list_running_children(self, of: str) -> list[str]:
         """Return the paths of the children of the run *of* that have not ended."""
         return [
             path for path, child in self._children.items() if path.rpartition(".")[0] == of and child.result is None
@@ -151,10 +151,10 @@ class SimulatedChildren:
 
     def finish(self, of: str, recorded: Collection[str]) -> None:
         """Run the children of the run *of* that have records and did not run yet, as far as their records reach."""
-        for path in [path for path in self.list_running(of) if path in recorded]:
+        for path in [path for path in self.list_running_children(of) if path in recorded]:
             self._run_child(path)
 
-    def find_cut(self, path: str, seq: int) -> Stop | None:
+    def find_cancellation(self, path: str, seq: int) -> Stop | None:
         """Return the stop that ends the run at *path* before its effect *seq*, if it or a run above it was cancelled; ``None`` otherwise."""
         while path:
             if seq >= self.cut.get(path, seq + 1):
@@ -172,15 +172,15 @@ class SimulatedChildren:
         is_impatient = effect.timeout is not None and random.random() < IMPATIENCE
         enough = random.randrange(max(1, effect.need)) if is_impatient else random.randint(effect.need, len(paths))
         for path in paths:
-            if len(self._finished_paths(paths)) < enough:
+            if len(self._list_finished_paths(paths)) < enough:
                 self._run_child(path)
         stop = self.stopped()
         if stop is not None:
             return stop
-        done = self._finished_paths(paths)
+        done = self._list_finished_paths(paths)
         if len(done) < effect.need and effect.timeout is None:
             return Stop("suspended", now)
-        return self._await_result(effect.children, done, now)
+        return self._make_awaited_value(effect.children, done, now)
 
     def ended(self, item: Item, now: int) -> Single:
         """Return the outcome of a ``Cancel``: the results of the children, some of which ended before or run a little further."""
@@ -189,13 +189,13 @@ class SimulatedChildren:
             if self._children[path].result is None:
                 self.cut[path] = self._make_random(item, path).randrange(MAX_BEFORE_END)
                 self._run_child(path)
-        return self.stopped() or self._await_result(effect.children, self._finished_paths(effect.children), now)
+        return self.stopped() or self._make_awaited_value(effect.children, self._list_finished_paths(effect.children), now)
 
-    def _finished_paths(self, paths: Sequence[str]) -> list[str]:
+    def _list_finished_paths(self, paths: Sequence[str]) -> list[str]:
         found = [path for path in paths if self._children[path].result is not None]
         return sorted(found, key=self.order.index)
 
-    def _await_result(self, paths: Sequence[str], done: Sequence[str], now: int) -> Single:
+    def _make_awaited_value(self, paths: Sequence[str], done: Sequence[str], now: int) -> Single:
         left = [path for path in paths if path not in done]
         return Value(Awaited(tuple(done), tuple(left), {path: self._children[path].result for path in done}), now)
 

@@ -166,7 +166,7 @@ class Budgets:
             refuse("I8", f"{running.tokens} tokens are still reserved after the end of run {path or 'root'}")
         del self._nodes[path]
 
-    def is_bounded(self, path: str) -> bool:
+    def has_bounded_calls(self, path: str) -> bool:
         """Return whether the model calls of a run have to find room."""
         return self._ledgers.get_ledger(path).bounded
 
@@ -189,10 +189,10 @@ class Budgets:
             if not isinstance(effect, (CallModel, Spawn)) or (path, effect.seq) in self._refusals.errors:
                 continue
             if isinstance(effect, CallModel):
-                self._check_and_reserve(path, effect)
+                self._check_and_reserve_tokens(path, effect)
             elif isinstance(effect, Spawn):
                 together[effect.tool_call_id] += 1
-                self._count_start(path, effect, together[effect.tool_call_id])
+                self._count_and_check_child_start(path, effect, together[effect.tool_call_id])
 
     def run(self, item: Item) -> Single:
         """Run a child in the background, and count its usage."""
@@ -206,38 +206,38 @@ class Budgets:
         )
         at = (run.plan.path, effect.seq)
         if at in self._nodes[at[0]].held:
-            used = _used_tokens(outcome)
+            used = _count_used_tokens(outcome)
             held = self._release_tokens(at)
-            for node in self._lineage(at[0]):
+            for node in self._iter_run_and_ancestors(at[0]):
                 node.tokens += held if used is None else used
         child = getattr(outcome, "value", None)
         if isinstance(child, ChildResult) and not child.run_id and isinstance(effect, Spawn):
-            for node in self._lineage(at[0]):
+            for node in self._iter_run_and_ancestors(at[0]):
                 node.count(effect, -1)
         return outcome
 
-    def give_up(self, path: str, effect: Spawn) -> None:
+    def cancel_child_start(self, path: str, effect: Spawn) -> None:
         """Cancel the planned start of a child, because another child of its group failed."""
         self._refusals.refuse(path, (effect,), AgentError("given up, because another child failed"))
 
     # --- the second count ---------------------------------------------------------------------------------------------
 
-    def _lineage(self, path: str) -> Iterator[_Node]:
+    def _iter_run_and_ancestors(self, path: str) -> Iterator[_Node]:
         while True:
             yield self._nodes[path]
             if not path:
                 return
             path = path.rpartition(".")[0]
 
-    def _check_and_reserve(self, path: str, effect: CallModel) -> None:
-        nodes = [*self._lineage(path)]
+    def _check_and_reserve_tokens(self, path: str, effect: CallModel) -> None:
+        nodes = [*self._iter_run_and_ancestors(path)]
         if all(node.most is None for node in nodes):
             return
         prompt, named = estimated_tokens(effect.request), effect.request.settings.max_tokens
         call = _HeldCall(prompt + (named or 0), is_bounded=named is not None)
         for node in nodes:
             # A call may run alone if what is known of it fits, and beside others only if all of that is known.
-            is_open = bool(node.held) and not all(each.is_bounded for each in (call, *node.held.values()))
+            is_open = bool(node.held) and not all(each.has_bounded_calls for each in (call, *node.held.values()))
             reserved = sum(each.tokens for each in node.held.values())
             if node.most is not None and (is_open or node.tokens + reserved + call.tokens > node.most):
                 refuse(
@@ -248,12 +248,12 @@ class Budgets:
             node.held[path, effect.seq] = call
 
     def _release_tokens(self, at: tuple[str, int]) -> int:
-        held = [node.held.pop(at) for node in self._lineage(at[0])]
+        held = [node.held.pop(at) for node in self._iter_run_and_ancestors(at[0])]
         return held[0].tokens
 
-    def _count_start(self, path: str, effect: Spawn, together: int) -> None:
+    def _count_and_check_child_start(self, path: str, effect: Spawn, together: int) -> None:
         depth = path.count(".") + 1 + bool(path)
-        nodes = [*self._lineage(path)]
+        nodes = [*self._iter_run_and_ancestors(path)]
         for node in nodes:
             node.count(effect, 1)
         by_model = bool(effect.tool_call_id)
@@ -305,7 +305,7 @@ class _Node:
         return min(bounds, default=None)
 
 
-def _used_tokens(outcome: Single) -> int | None:
+def _count_used_tokens(outcome: Single) -> int | None:
     """Return the tokens of a model call; ``None`` if its usage is unknown."""
     if isinstance(outcome, Value) and isinstance(outcome.value, ModelReply):
         return None if outcome.value.usage is None else outcome.value.usage.total_tokens

@@ -34,7 +34,7 @@ from stepengine.testing.cassette_matching import (
     Key,
     Matcher,
     SecretPairs,
-    find_key,
+    find_mark_key,
     have_equal_counted_marks,
     have_equal_headers,
 )
@@ -43,8 +43,8 @@ from stepengine.testing.cassette_misses import (
     KnownRequest,
     Situation,
     describe_miss,
-    find_nearest,
-    miss_reason,
+    find_nearest_requests,
+    find_miss_reason,
 )
 from stepengine.testing.traffic_redaction import (
     SHAPES,
@@ -52,7 +52,7 @@ from stepengine.testing.traffic_redaction import (
     clean_url,
     find_request_secrets,
     has_binary_body,
-    secrets_in_headers,
+    find_header_secrets,
 )
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import replace_path
@@ -177,7 +177,7 @@ class Cassette:
     ) -> None:
         interactions = tuple(interactions)
         if mark_key is None:
-            mark_key = find_key(interactions) if interactions else secrets.token_hex(MARK_KEY_BYTES)
+            mark_key = find_mark_key(interactions) if interactions else secrets.token_hex(MARK_KEY_BYTES)
         self.path = None if path is None else Path(path)
         self.misses: list[CassetteMiss] = []
         self.left_out: list[LeftOut] = []
@@ -196,7 +196,7 @@ class Cassette:
         self._pairs = SecretPairs()
         self._secrets: dict[str, str] = {}
         for interaction in interactions:
-            self._add(self.reserve(), interaction)
+            self._fill_slot(self.reserve(), interaction)
 
     @classmethod
     def load(cls, path: str | os.PathLike[str], **options: Any) -> Cassette:
@@ -256,7 +256,7 @@ class Cassette:
         Raises:
             CassetteMiss: when there is none.
         """
-        clean = Cleaner(secrets_in_headers(request.headers), base=self.redactor).request(request)
+        clean = Cleaner(find_header_secrets(request.headers), base=self.redactor).request(request)
         asked = self._matcher.read(clean)
         with self._lock:
             slot = self._find_slot(asked, self._waiting.get(asked.key, ()))
@@ -274,7 +274,7 @@ class Cassette:
         # Another machine may have no use for a credential, such as the token of a session. Where the recording has requests with
         # and without it, they are different requests.
         exact = frozenset(asked.marks) in self._places_of_marks.get(asked.key, ())
-        for fits in (self._pairs.fit, self._pairs.can_stand_for_any):
+        for fits in (self._pairs.fit, self._pairs.has_no_recorded_secret):
             for slot in slots:
                 known = slot.known
                 if (
@@ -301,9 +301,9 @@ class Cassette:
         clean = _clean_interaction(interaction, Cleaner(slot.secrets, base=self.redactor))
         if "chunks" in clean.extras and clean.response.body != interaction.response.body:
             clean = attrs.evolve(clean, extras={n: v for n, v in clean.extras.items() if n != "chunks"})
-        self._add(slot, attrs.evolve(clean, mark_key=self.mark_key))
+        self._fill_slot(slot, attrs.evolve(clean, mark_key=self.mark_key))
 
-    def _add(self, slot: Slot, interaction: Interaction) -> None:
+    def _fill_slot(self, slot: Slot, interaction: Interaction) -> None:
         request = Cleaner(slot.secrets, base=self.redactor).request(interaction.request)
         asked = self._matcher.read(request)
         with self._lock:
@@ -357,7 +357,7 @@ class Cassette:
         cleaner = Cleaner(dict(self._secrets), base=self.redactor)
         kept = [_clean_interaction(i, cleaner) for i in self.interactions if i.is_playable or allow_partial]
         data = dump_cassette(kept, self.extras)
-        hits = _find_secrets(parse_cassette(data, str(target)), cleaner)
+        hits = _find_remaining_secrets(parse_cassette(data, str(target)), cleaner)
         if hits and target.exists():
             raise _make_secret_error(hits, f"{target} stays as it was")
         clean = [interaction for index, interaction in enumerate(kept) if index not in hits]
@@ -391,7 +391,7 @@ class Cassette:
             recorded = [attrs.evolve(s.known, used=s.used) for s in self._slots if s.known is not None]
         exists = self.path is None or self.path.exists()
         at = Situation(self._source_name, exists, recorded, self._matcher, self.hint, self.mode)
-        reason, candidates = miss_reason(request, at), find_nearest(request, at)
+        reason, candidates = find_miss_reason(request, at), find_nearest_requests(request, at)
         message = describe_miss(request, at, reason, candidates)
         miss = CassetteMiss(message, reason=reason, request=request, candidates=candidates)
         with self._lock:
@@ -440,11 +440,11 @@ class _Hit:
     rule: str
 
 
-def _find_secrets(interactions: Iterable[Interaction], cleaner: Cleaner) -> dict[int, _Hit]:
+def _find_remaining_secrets(interactions: Iterable[Interaction], cleaner: Cleaner) -> dict[int, _Hit]:
     """Return the first secret of each interaction that holds one, by index."""
     found = {}
     for index, interaction in enumerate(interactions):
-        for place, rule in _list_secrets(interaction, cleaner):
+        for place, rule in _iter_remaining_secrets(interaction, cleaner):
             # The URL of a request that holds a secret may be where it stands.
             url = "" if place.startswith("request") else f" {clean_url(interaction.request.url)}"
             found[index] = _Hit(f"interactions[{index}], {interaction.request.method}{url},", place, rule)
@@ -452,7 +452,7 @@ def _find_secrets(interactions: Iterable[Interaction], cleaner: Cleaner) -> dict
     return found
 
 
-def _list_secrets(interaction: Interaction, cleaner: Cleaner) -> Iterator[tuple[str, str]]:
+def _iter_remaining_secrets(interaction: Interaction, cleaner: Cleaner) -> Iterator[tuple[str, str]]:
     """Yield the place and the rule of each secret that is left."""
     yield from [(f"request/{place}", rule) for place, rule in cleaner.findings(interaction.request)]
     yield from [(f"response/{place}", rule) for place, rule in cleaner.findings(interaction.response)]

@@ -81,13 +81,13 @@ def decode_body(body: bytes, encoding: str) -> bytes:
     """Return *body* without its *encoding*, the value of ``content-encoding`` or ``""``, as far as it can be decoded."""
     for name in reversed([part.strip().lower() for part in encoding.split(",") if part.strip()]):
         if name in GZIP:
-            body = _unzip(body)
+            body = _decode_gzip(body)
         elif name in OTHER_ENCODINGS:
-            body = _decode_once(body, name)
+            body = _decode_one_encoding(body, name)
     return body
 
 
-def _unzip(body: bytes) -> bytes:
+def _decode_gzip(body: bytes) -> bytes:
     """Return the content of all members of a gzip file, up to the first error."""
     decoded: list[bytes] = []
     at = 0
@@ -101,7 +101,7 @@ def _unzip(body: bytes) -> bytes:
     return b"".join(decoded)
 
 
-def _decode_once(body: bytes, encoding: str) -> bytes:
+def _decode_one_encoding(body: bytes, encoding: str) -> bytes:
     import httpx2
 
     decoded: list[bytes] = []

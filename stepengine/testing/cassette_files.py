@@ -120,7 +120,7 @@ class Interaction:
         return error_from_json(self.extras["error"]) if "error" in self.extras else None
 
     @property
-    def is_error_of_sending(self) -> bool:
+    def has_failed_while_sending(self) -> bool:
         """Whether the program met an error before it asked for the reply."""
         return bool(self.extras.get("error", {}).get("while_sending"))
 
@@ -205,7 +205,7 @@ def parse_cassette(data: bytes, source: str) -> tuple[Interaction, ...]:
     _check_mapping(extras, source, "x_stepengine")
     key = extras.get("mark_key", "")
     if not isinstance(key, str) or not re.fullmatch(r"(?:[0-9a-f]{2})*", key):
-        raise _make_misfit_error(key, "hexadecimal digits, in quotes", source, "x_stepengine.mark_key")
+        raise _make_invalid_value_error(key, "hexadecimal digits, in quotes", source, "x_stepengine.mark_key")
     return tuple([_read_interaction(item, source, index, key) for index, item in enumerate(tree["interactions"])])
 
 
@@ -223,7 +223,7 @@ def parse_extras(data: bytes, source: str) -> dict[str, Any]:
 
 
 @functools.cache
-def safe_loader() -> Any:
+def make_yaml_loader() -> Any:
     """Return PyYAML's safe loader, the C one if it is there, that leaves dates as text: JSON has none."""
     import yaml
 
@@ -244,7 +244,7 @@ def _load_yaml(data: bytes, source: str) -> Any:
     try:
         text = data.decode()
         _check_yaml_size(text, source)
-        return yaml.load(text, Loader=safe_loader())  # noqa: S506
+        return yaml.load(text, Loader=make_yaml_loader())  # noqa: S506
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         msg = f"{source} cannot be read as plain YAML: {error}"
         raise DataError(msg) from None
@@ -298,7 +298,7 @@ def _parse_events(text: str, source: str) -> Iterator[Any]:
     import yaml
 
     try:
-        yield from yaml.parse(text, Loader=safe_loader())
+        yield from yaml.parse(text, Loader=make_yaml_loader())
     except yaml.MarkedYAMLError as error:
         if "nesting depth" not in str(error.problem):
             raise
@@ -326,7 +326,7 @@ def _read_interaction(item: Any, source: str, index: int, mark_key: str) -> Inte
     _check_mapping(extras, source, f"{at}.x_stepengine")
     status, reason = _parse_status(response.get("status"), source, f"{at}.response.status")
     body, decoded = _read_body(response, source, f"{at}.response", bare=False)
-    headers = _header_pairs(response.get("headers"), source, f"{at}.response.headers")
+    headers = _parse_header_pairs(response.get("headers"), source, f"{at}.response.headers")
     if decoded:  # the recorder took the compression away and may have left its header
         headers = tuple([(n, v) for n, v in headers if n.lower() != "content-encoding"])
     kept = {name: value for name, value in extras.items() if name not in IN_FILE}
@@ -338,7 +338,7 @@ def _read_interaction(item: Any, source: str, index: int, mark_key: str) -> Inte
         RecordedRequest(
             _parse_text(request.get("method"), source, f"{at}.request.method"),
             _parse_url(request.get("uri"), source, f"{at}.request.uri"),
-            _header_pairs(request.get("headers"), source, f"{at}.request.headers"),
+            _parse_header_pairs(request.get("headers"), source, f"{at}.request.headers"),
             _read_body(request, source, f"{at}.request", bare=True)[0],
         ),
         RecordedResponse(status, reason, headers, body),
@@ -350,12 +350,12 @@ def _read_interaction(item: Any, source: str, index: int, mark_key: str) -> Inte
 def _read_ordered_headers(value: Any, source: str, at: str) -> Headers:
     if isinstance(value, list) and all(isinstance(pair, list) and len(pair) == PAIR for pair in value):
         return tuple([(_parse_text(n, source, at), _parse_text(v, source, at)) for n, v in value])
-    raise _make_misfit_error(value, "a list of pairs of name and value", source, at)
+    raise _make_invalid_value_error(value, "a list of pairs of name and value", source, at)
 
 
 def _restore_body(body: bytes, style: Any, source: str, at: str) -> bytes:
     if not isinstance(style, str) or style not in STYLES:
-        raise _make_misfit_error(style, f"one of {list_names(STYLES)}", source, f"{at}.x_stepengine.json")
+        raise _make_invalid_value_error(style, f"one of {list_names(STYLES)}", source, f"{at}.x_stepengine.json")
     try:
         return restore_json(body.decode(), style).encode()
     except ValueError:
@@ -380,7 +380,7 @@ def _read_body(message: dict[str, object], source: str, at: str, *, bare: bool) 
         return _encode_text(body, source, at), True
     if bare and isinstance(body, bytes):
         return body, False
-    raise _make_misfit_error(
+    raise _make_invalid_value_error(
         body, "text, binary, or a mapping with type and content" if bare else "a mapping with string", source, at
     )
 
@@ -401,8 +401,8 @@ def _read_typed_body(body: dict[str, object], source: str, at: str) -> tuple[byt
             try:
                 return bytes.fromhex(content), False
             except ValueError:
-                raise _make_misfit_error(content, "hexadecimal digits", source, f"{at}.content") from None
-    raise _make_misfit_error(body["type"], "none, json, text or binary with content of that kind", source, f"{at}.type")
+                raise _make_invalid_value_error(content, "hexadecimal digits", source, f"{at}.content") from None
+    raise _make_invalid_value_error(body["type"], "none, json, text or binary with content of that kind", source, f"{at}.type")
 
 
 def _encode_json(tree: object, source: str, at: str) -> bytes:
@@ -422,10 +422,10 @@ def _parse_status(status: object, source: str, at: str) -> tuple[int, str]:
     code, message = (status.get("code"), status.get("message")) if isinstance(status, dict) else (status, "")
     if isinstance(code, int) and not isinstance(code, bool) and isinstance(message or "", str):
         return code, message or ""
-    raise _make_misfit_error(status, "a mapping with code and message", source, at)
+    raise _make_invalid_value_error(status, "a mapping with code and message", source, at)
 
 
-def _header_pairs(headers: Any, source: str, at: str) -> Headers:
+def _parse_header_pairs(headers: Any, source: str, at: str) -> Headers:
     if headers is None:
         return ()
     _check_mapping(headers, source, at)
@@ -445,14 +445,14 @@ def _parse_header_values(values: object, source: str, at: str) -> Iterator[str]:
         elif isinstance(value, str):
             yield value
         else:
-            raise _make_misfit_error(value, "a text, or a list of texts", source, at)
+            raise _make_invalid_value_error(value, "a text, or a list of texts", source, at)
 
 
 def _encode_text(text: str, source: str, at: str) -> bytes:
     try:
         return text.encode()
     except UnicodeEncodeError:
-        raise _make_misfit_error(text, "text that UTF-8 can hold", source, at) from None
+        raise _make_invalid_value_error(text, "text that UTF-8 can hold", source, at) from None
 
 
 def _parse_text(value: object, source: str, at: str) -> str:
@@ -460,7 +460,7 @@ def _parse_text(value: object, source: str, at: str) -> str:
         return value.decode("latin-1")
     if isinstance(value, str):
         return value
-    raise _make_misfit_error(value, "a text", source, at)
+    raise _make_invalid_value_error(value, "a text", source, at)
 
 
 def _parse_url(value: object, source: str, at: str) -> str:
@@ -468,13 +468,13 @@ def _parse_url(value: object, source: str, at: str) -> str:
     try:
         _ = urlsplit(text).port
     except ValueError:
-        raise _make_misfit_error(text, "an address such as 'https://host/path'", source, at) from None
+        raise _make_invalid_value_error(text, "an address such as 'https://host/path'", source, at) from None
     return text
 
 
 def _check_mapping(value: Any, source: str, at: str) -> None:
     if not isinstance(value, Mapping):
-        raise _make_misfit_error(value, "a mapping", source, at)
+        raise _make_invalid_value_error(value, "a mapping", source, at)
 
 
 def _refuse_unknown_keys(value: dict[str, object], known: set[str], source: str, at: str) -> None:
@@ -484,7 +484,7 @@ def _refuse_unknown_keys(value: dict[str, object], known: set[str], source: str,
             raise DataError(msg, path=f"{at}.{key}")
 
 
-def _make_misfit_error(value: object, fine: str, source: str, at: str) -> DataError:
+def _make_invalid_value_error(value: object, fine: str, source: str, at: str) -> DataError:
     shown = repr(value)
     shown = cut_after(shown, SHOWN_CHARACTERS)
     return DataError(f"{source}: {at} is {shown}; {fine} would be fine", path=at)
@@ -535,7 +535,7 @@ def _interaction_to_yaml(interaction: Interaction) -> dict[str, object]:
     headers = _headers_to_yaml(response)
     if style:
         extras["json"] = style
-    if response.header("content-encoding") and (text := _readable_text(response)):
+    if response.header("content-encoding") and (text := _decode_readable_text(response)):
         extras["text"] = text
     if [(n, v) for n, values in headers.items() for v in values] != [*response.headers]:
         extras["headers"] = [[*pair] for pair in response.headers]
@@ -576,7 +576,7 @@ def _body_to_yaml(message: RecordedRequest | RecordedResponse) -> tuple[str | by
     return (text, "") if is_raw else indent_json(text)
 
 
-def _readable_text(response: RecordedResponse) -> str:
+def _decode_readable_text(response: RecordedResponse) -> str:
     """Return the text of a compressed body, for readers of the file; ``""`` if it contains none."""
     try:
         text = decode_body(response.body, response.header("content-encoding")).decode()

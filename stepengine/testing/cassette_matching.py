@@ -48,12 +48,12 @@ UNCOUNTED = frozenset({
 UNCOUNTED_PREFIXES = ("amz-sdk-", "langsmith-", "sentry-", "x-b3-", "x-forwarded-", "x-stainless-")
 
 
-def is_counted(name: str) -> bool:
+def is_compared_header(name: str) -> bool:
     """Return whether the header *name*, in lower case, tells requests apart by its whole value."""
-    return not is_uncounted(name) and not is_secret_name(name, "header")
+    return not is_ignored_header(name) and not is_secret_name(name, "header")
 
 
-def is_uncounted(name: str) -> bool:
+def is_ignored_header(name: str) -> bool:
     """Return whether the header *name*, in lower case, never tells requests apart."""
     return name in UNCOUNTED or name.startswith(UNCOUNTED_PREFIXES)
 
@@ -74,22 +74,22 @@ class RequestPlace:
         return f"{self.scheme}://{self.host}:{self.port}"
 
 
-def parse_place(url: str) -> RequestPlace:
+def parse_request_place(url: str) -> RequestPlace:
     """Return the compared parts of *url*, which has no secrets."""
     parts = urlsplit(url)
     port = parts.port or PORTS.get(parts.scheme)
     return RequestPlace(
-        parts.scheme, parts.hostname or "", port, _normalize(parts.path) or "/", sort_pairs(_normalize(parts.query))
+        parts.scheme, parts.hostname or "", port, _normalize_percent_encoding(parts.path) or "/", sort_query_pairs(_normalize_percent_encoding(parts.query))
     )
 
 
-def sort_pairs(text: str) -> tuple[tuple[str, str], ...]:
+def sort_query_pairs(text: str) -> tuple[tuple[str, str], ...]:
     """Return the pairs of a query or form as they are spelled, by name; values of one name remain in their order."""
     pieces = [piece.partition("=") for piece in text.split("&")] if text else []
     return tuple(sorted([(name, f"{sign}{value}") for name, sign, value in pieces], key=lambda pair: pair[0]))
 
 
-def _normalize(text: str) -> str:
+def _normalize_percent_encoding(text: str) -> str:
     """Return *text* with one spelling of percent-encoded characters, as RFC 3986 has it."""
     return UNRESERVED.sub(_decode_unreserved, text)
 
@@ -137,7 +137,7 @@ class Matcher:
     def read(self, request: RecordedRequest) -> ComparedRequest:
         """Return the compared parts of a cleaned *request*."""
         plain = attrs.evolve(request, url=_remove_marks(request.url), body=_remove_marks_in_bytes(request.body))
-        key = (request.method, parse_place(plain.url), self._body_key(plain))
+        key = (request.method, parse_request_place(plain.url), self._make_body_key(plain))
         texts = [("url", request.url), ("body", request.body.decode(errors="replace"))]
         marks = _collect_marks(MARK, [*request.headers, *texts])
         return ComparedRequest(key, self.headers(request), marks, _collect_marks(COUNTED_MARK, request.headers))
@@ -145,39 +145,39 @@ class Matcher:
     def headers(self, request: RecordedRequest) -> tuple[tuple[str, str], ...]:
         """Return the counted headers of *request*, by name; values of one name remain in their order."""
         counted = [
-            (name, _remove_marks(_header_value(name, value)))
+            (name, _remove_marks(_normalize_header_value(name, value)))
             for name, value in request.headers
-            if is_counted(name) and name not in self.ignore_headers
+            if is_compared_header(name) and name not in self.ignore_headers
         ]
         return tuple(sorted(counted, key=lambda pair: pair[0]))
 
-    def _body_key(self, request: RecordedRequest) -> str:
+    def _make_body_key(self, request: RecordedRequest) -> str:
         if not request.body:
             return ""
         kind = request.header("content-type").lower()
         if kind.startswith("multipart/"):
-            return _digest(_replace_boundary(request.body, request.header("content-type")))
+            return _hash_bytes(_replace_boundary(request.body, request.header("content-type")))
         if kind.startswith("application/x-www-form-urlencoded"):
-            return _digest(json.dumps(sort_pairs(_normalize(request.body.decode("latin-1")))).encode())
+            return _hash_bytes(json.dumps(sort_query_pairs(_normalize_percent_encoding(request.body.decode("latin-1")))).encode())
         tree = self.json(request)
         if tree is ABSENT:
-            return _digest(request.body)
-        return _digest(json.dumps(tree, sort_keys=True, separators=(",", ":"), default=_write_decimal).encode())
+            return _hash_bytes(request.body)
+        return _hash_bytes(json.dumps(tree, sort_keys=True, separators=(",", ":"), default=_decimal_to_json).encode())
 
     def json(self, request: RecordedRequest) -> Any:
         """Return the compared part of the body as JSON; ``ABSENT`` if it is not JSON."""
-        tree = json_body(request)
+        tree = parse_json_body(request)
         for pointer in self.ignore:
             _remove_member(tree, pointer)
         return tree
 
 
-def _write_decimal(number: object) -> list[object]:
+def _decimal_to_json(number: object) -> list[object]:
     """Return a list that no JSON can contain for a number that is no float, so that it differs from a text of the same digits."""
     return [math.nan, str(number)]
 
 
-def _header_value(name: str, value: str) -> str:
+def _normalize_header_value(name: str, value: str) -> str:
     if name != "content-type":
         return value
     return re.sub(r'boundary="?[^";]+"?', "boundary=BOUNDARY", value, flags=re.IGNORECASE)
@@ -208,7 +208,7 @@ def _remove_marks_in_bytes(body: bytes) -> bytes:
     return _remove_marks(body.decode(errors="surrogateescape")).encode(errors="surrogateescape")
 
 
-def json_body(request: RecordedRequest) -> object:
+def parse_json_body(request: RecordedRequest) -> object:
     """Return the JSON value of a body, whole floats as ints; ``ABSENT`` when it is not JSON, or repeats a name."""
     if not may_be_json(request):
         return ABSENT
@@ -240,7 +240,7 @@ def _reject_repeated(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-def _digest(data: bytes) -> str:
+def _hash_bytes(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
@@ -312,7 +312,7 @@ class SecretPairs:
             for known, mark in _pair_marks(recorded.marks, now.marks)
         )
 
-    def can_stand_for_any(self, recorded: ComparedRequest, now: ComparedRequest) -> bool:
+    def has_no_recorded_secret(self, recorded: ComparedRequest, now: ComparedRequest) -> bool:
         """Return whether no credential of a request is in the recording, as if a new one were made for each request."""
         return self._recorded.isdisjoint(now.marks.values())
 
@@ -335,7 +335,7 @@ def have_equal_counted_marks(recorded: ComparedRequest, now: ComparedRequest, *,
     return all(known == mark for known, mark in _pair_marks(recorded.counted, now.counted))
 
 
-def find_key(interactions: Iterable[Interaction]) -> str:
+def find_mark_key(interactions: Iterable[Interaction]) -> str:
     """Return the key of the marks in *interactions*; ``""`` if they do not all have one and the same."""
     keys = {interaction.mark_key for interaction in interactions}
     return keys.pop() if len(keys) == 1 else ""

@@ -17,7 +17,7 @@ from attrs import frozen
 from stepengine.data.alike import list_names
 from stepengine.data.json import ABSENT, JsonDifference, differences, first_difference
 from stepengine.testing.cassette_files import RecordedRequest
-from stepengine.testing.cassette_matching import ComparedRequest, Matcher, have_equal_headers, parse_place
+from stepengine.testing.cassette_matching import ComparedRequest, Matcher, have_equal_headers, parse_request_place
 from stepengine.testing.traffic_redaction import Cleaner
 
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -80,12 +80,12 @@ class Situation:
     mode: str = "none"
 
 
-def miss_reason(request: RecordedRequest, at: Situation) -> str:
+def find_miss_reason(request: RecordedRequest, at: Situation) -> str:
     """Return the reason code of a miss; ``CassetteMiss`` lists the codes."""
     if not at.recorded:
         return "empty" if at.exists else "no_file"
-    here = parse_place(request.url)
-    same_host = [(k, place) for k in at.recorded if (place := parse_place(k.request.url)).origin == here.origin]
+    here = parse_request_place(request.url)
+    same_host = [(k, place) for k in at.recorded if (place := parse_request_place(k.request.url)).origin == here.origin]
     if not same_host:
         return "host_unknown"
     same_path = [(k, p) for k, p in same_host if p.path == here.path and k.request.method == request.method]
@@ -102,14 +102,14 @@ def miss_reason(request: RecordedRequest, at: Situation) -> str:
     return "used_up" if all(known.used for known in same) else "secret_differs"
 
 
-def find_nearest(request: RecordedRequest, at: Situation) -> tuple[Candidate, ...]:
+def find_nearest_requests(request: RecordedRequest, at: Situation) -> tuple[Candidate, ...]:
     """Return the recorded requests to the same URL that differ least, unused ones first."""
-    here = parse_place(request.url)
+    here = parse_request_place(request.url)
     now = at.matcher.json(request)
     found = []
     for index, known in enumerate(at.recorded):
         recorded = known.request
-        place = parse_place(recorded.url)
+        place = parse_request_place(recorded.url)
         if recorded.method != request.method or (place.origin, place.path) != (here.origin, here.path):
             continue
         body = at.matcher.json(recorded)
@@ -118,25 +118,25 @@ def find_nearest(request: RecordedRequest, at: Situation) -> tuple[Candidate, ..
         else:
             now_shown = now
         both = itertools.chain(
-            differences(_join_pairs(place.query), _join_pairs(here.query), "?query"),
-            _header_differences(known, at.matcher.read(request)),
+            differences(_join_values_by_name(place.query), _join_values_by_name(here.query), "?query"),
+            _diff_headers(known, at.matcher.read(request)),
             [each._replace(pointer=each.pointer or "(body)") for each in differences(body, now_shown)],
         )
         found.append(Candidate(index, known.used, tuple(itertools.islice(both, MAX_COUNTED))))
     return tuple(sorted(found, key=lambda c: (len(c.differences), c.used, c.index))[:MAX_CANDIDATES])
 
 
-def _join_pairs(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+def _join_values_by_name(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     joined: dict[str, list[str]] = {}
     for name, value in pairs:
         joined.setdefault(name, []).append(value.removeprefix("="))
     return {name: ", ".join(values) for name, values in joined.items()}
 
 
-def _header_differences(known: KnownRequest, now: ComparedRequest) -> list[JsonDifference]:
+def _diff_headers(known: KnownRequest, now: ComparedRequest) -> list[JsonDifference]:
     if have_equal_headers(known.asked, now, whole=known.whole):
         return []
-    recorded, sent = _join_pairs(known.asked.headers), _join_pairs(now.headers)
+    recorded, sent = _join_values_by_name(known.asked.headers), _join_values_by_name(now.headers)
     names = {*recorded, *sent} if known.whole else {*recorded}
     pairs = [(name, recorded.get(name, ABSENT), sent.get(name, ABSENT)) for name in sorted(names)]
     return [JsonDifference(f"header {name}", a, b) for name, a, b in pairs if a != b]
@@ -203,12 +203,12 @@ CAUSES = {
 
 
 def _describe_cause(request: RecordedRequest, at: Situation, reason: str, candidates: Sequence[Candidate]) -> str:
-    here = parse_place(request.url)
+    here = parse_request_place(request.url)
     if reason == "host_unknown":
-        known = sorted({parse_place(k.request.url).host for k in at.recorded})
+        known = sorted({parse_request_place(k.request.url).host for k in at.recorded})
         return f"another base URL: nothing was recorded for {here.host}, only for {list_names(known, here.host)}"
     if reason == "path_unknown":
-        known = sorted({f"{k.request.method} {parse_place(k.request.url).path}" for k in at.recorded})
+        known = sorted({f"{k.request.method} {parse_request_place(k.request.url).path}" for k in at.recorded})
         return f"another endpoint: recorded were {list_names(known)}"
     if reason in CAUSES:
         return CAUSES[reason]
@@ -280,7 +280,7 @@ class WorkerMiss(Exception):
         return WorkerMiss, (self.miss,)
 
 
-def wrap_for_pool(miss: CassetteMiss) -> BaseException:
+def wrap_miss_for_pool(miss: CassetteMiss) -> BaseException:
     """Return *miss*, as a ``WorkerMiss`` if a worker of ``multiprocessing.pool`` is to raise it."""
     pool: Any = sys.modules.get("multiprocessing.pool")
     frame = None if pool is None else sys._getframe()  # noqa: SLF001 - `inspect` has no cheaper way

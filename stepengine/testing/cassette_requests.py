@@ -180,7 +180,7 @@ def parse_model_call(request: RecordedRequest) -> ModelCall | None:
     made = ModelRequest(
         label.model,
         "\n\n".join(conversation.system),
-        Transcript(_pair_calls(conversation.entries, provider)),
+        Transcript(_pair_calls_with_results(conversation.entries, provider)),
         specs,
         choice,
         settings=_pop_settings(rest),
@@ -193,18 +193,18 @@ def _parse_body(content: bytes) -> dict[str, Any] | None:
     if is_deep_text(content, MAX_DEPTH):
         return None
     try:
-        value = _make_storable(read_json(content))
+        value = _stringify_large_numbers(read_json(content))
     except ValueError:
         return None
     return value if isinstance(value, dict) else None
 
 
-def _make_storable(value: Any) -> Any:
+def _stringify_large_numbers(value: Any) -> Any:
     """Return a JSON value with numbers that are too large as text."""
     if isinstance(value, dict):
-        return {name: _make_storable(member) for name, member in value.items()}
+        return {name: _stringify_large_numbers(member) for name, member in value.items()}
     if isinstance(value, list):
-        return [_make_storable(item) for item in value]
+        return [_stringify_large_numbers(item) for item in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else str(value)
     return str(value) if isinstance(value, int) and not MIN_NUMBER <= value <= MAX_NUMBER else value
@@ -262,7 +262,7 @@ class RequestMessages:
 
     def add_result(self, call_id: str, name: str, content: object, source: Json, known: frozenset[str]) -> None:
         """Add the result of a tool call; members of its *source* that are not *known* are added to it as JSON."""
-        more = _unknown_members(source, known)
+        more = _get_unknown_members(source, known)
         parts = (*_result_parts(content), *([JsonPart(more)] if more else []))
         self.entries.append(ToolOutput(call_id, name, parts, source.get("is_error") is True, source))
 
@@ -287,7 +287,7 @@ class RequestMessages:
         return (OpaquePart(label.provider, JsonDict(freeze(data)), text=compact(items[0])),)
 
 
-def _pair_calls(entries: Sequence[Entry], provider: str) -> list[Message]:
+def _pair_calls_with_results(entries: Sequence[Entry], provider: str) -> list[Message]:
     """
     Return messages in which each call has its result, as a transcript demands.
 
@@ -319,9 +319,9 @@ def _make_turn(said: Sequence[AssistantPart], outputs: _Outputs, provider: str, 
     results: list[Message] = []
     for part in said:
         if not isinstance(part, ToolCallPart):
-            parts.append(_without_marks(part))
+            parts.append(_remove_provider_data(part))
         elif (output := outputs.take(part)) is None:
-            parts.append(_opaque_call(part, provider))
+            parts.append(_make_opaque_call(part, provider))
         else:
             call_id = f"c{calls + len(results) + 1}"
             parts.append(attrs.evolve(part, tool_call_id=call_id, provider_data=None))
@@ -363,12 +363,12 @@ class _Outputs:
         return None
 
 
-def _opaque_call(call: ToolCallPart, provider: str) -> OpaquePart:
+def _make_opaque_call(call: ToolCallPart, provider: str) -> OpaquePart:
     data = {"call": call.tool_name, "input": call.input if call.raw_input is None else call.raw_input}
     return OpaquePart(provider, JsonDict(freeze(data)), tool=call.tool_name, text=compact(data["input"]))
 
 
-def _without_marks(part: AssistantPart) -> AssistantPart:
+def _remove_provider_data(part: AssistantPart) -> AssistantPart:
     """Return a part of a request without its provider data. A signature stays: it distinguishes thoughts without text."""
     match part:
         case ThinkingPart():
@@ -377,10 +377,10 @@ def _without_marks(part: AssistantPart) -> AssistantPart:
         case TextPart() | RefusalPart() | ImagePart() | DocumentPart():
             return attrs.evolve(part, provider_data=None)
         case _:
-            return with_json(part)
+            return add_json_as_text(part)
 
 
-def with_json(part: AssistantPart) -> AssistantPart:
+def add_json_as_text(part: AssistantPart) -> AssistantPart:
     """Return a part; an opaque one without text gets its JSON as text."""
     if isinstance(part, OpaquePart) and not part.text:
         return attrs.evolve(part, text=compact(part.data))
@@ -506,7 +506,7 @@ def _read_chat(body: Json, conversation: RequestMessages) -> dict[str, Any]:
         if role in SYSTEM_ROLES:
             conversation.add_system(message.get("content"))
         elif role == "user":
-            conversation.add_user(message.get("content"), _unknown_members(message, IN_MESSAGE))
+            conversation.add_user(message.get("content"), _get_unknown_members(message, IN_MESSAGE))
         elif role == "assistant":
             conversation.add_assistant([message])
         elif role in ("tool", "function"):
@@ -525,11 +525,11 @@ def _read_responses(body: Json, conversation: RequestMessages) -> dict[str, Any]
         if isinstance(item, str):
             conversation.add_user(item)
         else:
-            _read_item(item, conversation)
+            _add_responses_item(item, conversation)
     return rest
 
 
-def _read_item(item: Any, conversation: RequestMessages) -> None:
+def _add_responses_item(item: Any, conversation: RequestMessages) -> None:
     """Add an item of the Responses API: a message, a tool result, or output of the model."""
     kind, role = find_text(item, "type"), find_text(item, "role")
     if kind == f"function_call{OUTPUT}":
@@ -537,7 +537,7 @@ def _read_item(item: Any, conversation: RequestMessages) -> None:
     elif role in SYSTEM_ROLES:
         conversation.add_system(item.get("content"))
     elif role == "user":
-        conversation.add_user(item.get("content"), _unknown_members(item, IN_MESSAGE))
+        conversation.add_user(item.get("content"), _get_unknown_members(item, IN_MESSAGE))
     elif role == "assistant":
         content = item.get("content")
         said = [{"type": "output_text", "text": content}] if isinstance(content, str) else content
@@ -564,7 +564,7 @@ def _read_anthropic(body: Json, conversation: RequestMessages) -> dict[str, Any]
                 call_id, content = find_text(block, "tool_use_id"), block.get("content")
                 conversation.add_result(call_id, "", content, block, IN_ANTHROPIC_RESULT)
             others = [block for block in blocks if find_text(block, "type") != "tool_result"]
-            conversation.add_user(others, _unknown_members(message, IN_MESSAGE))
+            conversation.add_user(others, _get_unknown_members(message, IN_MESSAGE))
         elif role in SYSTEM_ROLES:
             conversation.add_system(message.get("content"))
         else:
@@ -602,7 +602,7 @@ def _as_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else [value]
 
 
-def _unknown_members(source: Json, known: frozenset[str]) -> Json:
+def _get_unknown_members(source: Json, known: frozenset[str]) -> Json:
     """Return the members of *source* that are neither *known* nor null."""
     return {name: member for name, member in source.items() if name not in known and member is not None}
 
@@ -662,25 +662,25 @@ def _pop_tools(rest: dict[str, Any]) -> tuple[ToolSpec, ...]:
     specs: list[ToolSpec] = []
     left: list[Any] = []
     for entry in _as_list(rest.pop("tools", None)):
-        functions = _declared_functions(entry)
+        functions = _list_declared_functions(entry)
         if not functions:
             left.append(entry)
         for function in functions:
             name = find_text(function, "name")
             schema = next((function[key] for key in SCHEMAS if function.get(key)), {"type": "object", "properties": {}})
             specs.append(ToolSpec(name, find_text(function, "description"), schema))
-            if more := _unknown_members(function, IN_TOOL):
+            if more := _get_unknown_members(function, IN_TOOL):
                 left.append({"name": name, **more})
     if left:
         rest["tools"] = left
     return tuple(specs)
 
 
-def _declared_functions(entry: Any) -> list[Json]:
+def _list_declared_functions(entry: Any) -> list[Json]:
     """Return the functions that an entry of the tools declares; none for a tool of the provider."""
     kind = find_text(entry, "type")
     if find_object(entry, "function"):
-        found: list[Any] = [{**entry["function"], **_unknown_members(entry, frozenset({"type", "function"}))}]
+        found: list[Any] = [{**entry["function"], **_get_unknown_members(entry, frozenset({"type", "function"}))}]
     elif isinstance(entry, dict) and entry.keys() == {"functionDeclarations"}:
         found = _as_list(entry["functionDeclarations"])
     else:

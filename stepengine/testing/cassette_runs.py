@@ -31,9 +31,9 @@ from stepengine.models._failures import error_from_body, find_request_id, make_p
 from stepengine.models._json import read_json
 from stepengine.models.pricing import LIST_PRICES
 from stepengine.testing.cassette_files import Interaction, RecordedResponse, is_stream
-from stepengine.testing.cassette_requests import ModelCall, parse_model_call, with_json
-from stepengine.testing.recordings import display_path, interactions_of
-from stepengine.testing.traffic_redaction import Cleaner, secrets_in_headers
+from stepengine.testing.cassette_requests import ModelCall, parse_model_call, add_json_as_text
+from stepengine.testing.recordings import display_path, load_interactions
+from stepengine.testing.traffic_redaction import Cleaner, find_header_secrets
 
 PROGRAM = "program"
 """The id of the agent in such a journal."""
@@ -66,7 +66,7 @@ class CassetteJournal(MemoryJournal):
         return display_path(self._path)
 
 
-def journal_of_cassette(path: Path) -> CassetteJournal:
+def load_cassette_as_journal(path: Path) -> CassetteJournal:
     """
     Return the cassette at *path* as a journal of one run.
 
@@ -77,7 +77,7 @@ def journal_of_cassette(path: Path) -> CassetteJournal:
         OSError: for a file that cannot be read.
     """
     written = datetime.fromtimestamp(int(path.stat().st_mtime), UTC)
-    return CassetteJournal(path, list(_make_records(interactions_of(path), path.name, written)))
+    return CassetteJournal(path, list(_make_records(load_interactions(path), path.name, written)))
 
 
 def _make_records(interactions: Iterable[Interaction], name: str, written: datetime) -> list[Record]:
@@ -92,7 +92,7 @@ def _make_records(interactions: Iterable[Interaction], name: str, written: datet
         interaction = _clean_interaction(recorded)
         call = parse_model_call(interaction.request)
         if call is None:
-            records += _http_records(seq, interaction)
+            records += _make_http_records(seq, interaction)
             continue
         request = attrs.evolve(call.request, messages=transcripts.share(call.request.messages))
         records.append(Intent("", seq, CallModel(seq, request)))
@@ -103,7 +103,7 @@ def _make_records(interactions: Iterable[Interaction], name: str, written: datet
 
 def _clean_interaction(interaction: Interaction) -> Interaction:
     """Return an interaction decompressed and without secrets, which other recorders leave in."""
-    cleaner = Cleaner(secrets_in_headers(interaction.request.headers))
+    cleaner = Cleaner(find_header_secrets(interaction.request.headers))
     return attrs.evolve(
         interaction,
         request=cleaner.request(interaction.request),
@@ -133,7 +133,7 @@ def _decompress(response: RecordedResponse) -> RecordedResponse:
     return attrs.evolve(response, headers=headers, body=bytes(content))
 
 
-def _http_records(seq: int, interaction: Interaction) -> tuple[Record, Record]:
+def _make_http_records(seq: int, interaction: Interaction) -> tuple[Record, Record]:
     request = interaction.request
     name = f"{request.method} {request.url}"
     effect = {"type": "perform", "name": name, "args": [], "kwargs": {}}
@@ -170,7 +170,7 @@ def _make_outcome(call: ModelCall, response: RecordedResponse, at: datetime) -> 
         reply = _decode_reply(call, response)
     except ModelError as error:
         return Failure(error.with_traceback(None), 0)
-    parts = tuple([with_json(part) for part in reply.content])
+    parts = tuple([add_json_as_text(part) for part in reply.content])
     cost = LIST_PRICES.price_reply(call.label.model, reply, at) if reply.cost is None else reply.cost
     return attrs.evolve(reply, content=parts, cost=cost)
 
@@ -181,7 +181,7 @@ def _decode_reply(call: ModelCall, response: RecordedResponse) -> ModelReply:
     if not OK <= response.status < MULTIPLE_CHOICES:
         raise error_from_body(content, response.status, headers, call.label)
     request_id = find_request_id(headers)
-    events = _to_events(response, content)
+    events = _to_event_stream(response, content)
     if events is not None:
         reader = ReplyReader(call.protocol.accumulator(call.label, call.model, request_id), call.label)
         reader.feed(events)
@@ -204,7 +204,7 @@ def _decode_reply(call: ModelCall, response: RecordedResponse) -> ModelReply:
         return ModelReply((part,), usage=error.usage)
 
 
-def _to_events(response: RecordedResponse, content: bytes) -> bytes | None:
+def _to_event_stream(response: RecordedResponse, content: bytes) -> bytes | None:
     """Return a streamed body as events, or None for a whole reply; Google can stream a JSON array."""
     if is_stream(response) or content.startswith((b"data:", b"event:")):
         return content

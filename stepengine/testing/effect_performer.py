@@ -86,7 +86,7 @@ class EffectPerformer:
         effect, at = item.effect, item.address
         self.clock.start_effect(at, HOURS if "lost_wake" in kinds else MINUTES if {"slow", "late"} & {*kinds} else 1)
         now = self.clock.elapsed
-        stopped = self.backstage.find_cut(*at) or self.backstage.stopped()
+        stopped = self.backstage.find_cancellation(*at) or self.backstage.stopped()
         if stopped is not None and not isinstance(effect, RunInBackground) and not self.effects.is_recorded(at):
             return attrs.evolve(stopped, at=now)
         if at in self.effects.lost:
@@ -114,29 +114,29 @@ class EffectPerformer:
     # --- waits --------------------------------------------------------------------------------------------------------
 
     def _sleep(self, item: Item) -> Single:
-        self._end_wait(item)
+        self._advance_clock_past_wait(item)
         return Value(None, self.clock.elapsed)
 
     def _receive(self, item: Item) -> Single:
         made = self.backstage.received(item, self.clock.elapsed)
         if isinstance(made, Value) and made.value is None:
-            self._end_wait(item)
+            self._advance_clock_past_wait(item)
         return attrs.evolve(made, at=self.clock.elapsed)
 
     def _wait_for_children(self, item: Item) -> Single:
         made = self.backstage.waited(item, self.clock.elapsed)
         if isinstance(made, Value) and len(made.value.done) < cast("AwaitRuns", item.effect).need:
-            self._end_wait(item)
+            self._advance_clock_past_wait(item)
         return attrs.evolve(made, at=self.clock.elapsed)
 
-    def _end_wait(self, item: Item) -> None:
+    def _advance_clock_past_wait(self, item: Item) -> None:
         effect = cast("AwaitTime", item.effect)
         self.clock.end_wait(item.address, max(0, (effect.wakes or 0) - effect.asked))
 
     def _send(self, item: Item) -> Single:
         return Value(self.backstage.send_to_child(item), self.clock.elapsed)
 
-    def _end_children(self, item: Item) -> Single:
+    def _cancel_children(self, item: Item) -> Single:
         return attrs.evolve(self.backstage.ended(item, 0), at=self.clock.elapsed)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
@@ -152,7 +152,7 @@ class EffectPerformer:
             return Value(child, self.clock.elapsed)
         return self._find_stop(finished, child=child) or Value(child, self.clock.elapsed)
 
-    def _call_body(self, item: Item) -> Single:
+    def _run_tool_body(self, item: Item) -> Single:
         """Run the body of a tool that yields."""
         effect = cast("CallBody", item.effect)
         try:
@@ -191,13 +191,13 @@ class EffectPerformer:
 
 HAPPENS: Mapping[type[Leaf], Callable[[EffectPerformer, Item], Single]] = {
     **dict.fromkeys((CallModel, CallTool, CallFunction, AskPerson), EffectPerformer._get_canned_outcome),  # noqa: SLF001 - its own table
-    CallBody: EffectPerformer._call_body,  # noqa: SLF001
+    CallBody: EffectPerformer._run_tool_body,  # noqa: SLF001
     Spawn: EffectPerformer._spawn,  # noqa: SLF001
     AwaitTime: EffectPerformer._sleep,  # noqa: SLF001
     AwaitMessage: EffectPerformer._receive,  # noqa: SLF001
     AwaitRuns: EffectPerformer._wait_for_children,  # noqa: SLF001
     SendToRun: EffectPerformer._send,  # noqa: SLF001
-    EndRuns: EffectPerformer._end_children,  # noqa: SLF001
+    EndRuns: EffectPerformer._cancel_children,  # noqa: SLF001
     RunInBackground: EffectPerformer._run_background_child,  # noqa: SLF001
 }
 """How an effect happens that gives more than an empty value."""

@@ -141,9 +141,9 @@ class _Wake:
     def now(self) -> None:
         """Wake the task; nothing happens if its event loop is closed."""
         with suppress(RuntimeError):
-            self._loop.call_soon_threadsafe(self._end_wait)
+            self._loop.call_soon_threadsafe(self._resolve_future)
 
-    def _end_wait(self) -> None:
+    def _resolve_future(self) -> None:
         if not self.future.done():
             self.future.set_result(None)
 
@@ -164,7 +164,7 @@ class SeededEngine(Engine):
         self._launcher.seed = SEED
 
 
-def recorded_models(transport: Callable[[], object], key: str | None) -> Models:
+def make_models_with_transport(transport: Callable[[], object], key: str | None) -> Models:
     """
     Return a registry with the package's providers, each with its own transport, and URLs as in an ordinary engine.
 
@@ -245,13 +245,13 @@ class EngineFactory:
         options.setdefault("clock", Clock())
         if models is None and self._cassette is not None:
             cassette = self._cassette
-            models = recorded_models(cassette.transport, "replay" if cassette.replaying else None)
-            options["observers"] = (*options.get("observers", ()), self._note_event)
+            models = make_models_with_transport(cassette.transport, "replay" if cassette.replaying else None)
+            options["observers"] = (*options.get("observers", ()), self._count_model_call)
         engine = SeededEngine(agents, tools, models, **options)
         self._made.append(engine)
         return engine
 
-    def _note_event(self, event: object) -> None:
+    def _count_model_call(self, event: object) -> None:
         if isinstance(event, ModelFinished) and event.reply is not None and self._cassette is not None:
             self._cassette.calls += 1
             cost = event.reply.cost

@@ -20,15 +20,15 @@ from stepengine.data.json import JsonDict
 from stepengine.testing.cassette import LeftOut, OpenExchange, Slot
 from stepengine.testing.cassette_bodies import decode_body
 from stepengine.testing.cassette_files import Headers, Interaction, RecordedRequest, RecordedResponse, is_stream
-from stepengine.testing.cassette_misses import CassetteMiss, wrap_for_pool
+from stepengine.testing.cassette_misses import CassetteMiss, wrap_miss_for_pool
 from stepengine.testing.recorded_errors import error_to_json
-from stepengine.testing.stream_ends import stream_is_complete
+from stepengine.testing.stream_ends import is_stream_complete
 from stepengine.testing.traffic_redaction import (
     clean_url,
     is_credential_exchange,
     is_presigned,
     is_telemetry,
-    secrets_in_headers,
+    find_header_secrets,
 )
 
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -100,7 +100,7 @@ class Exchange:
         self._record_errors = record_errors
         self._keep_chunks = keep_chunks
         self._about: dict[str, object] = {"transport": transport} if transport else {}
-        self._slot: Slot | None = cassette.reserve(secrets_in_headers(request.headers))
+        self._slot: Slot | None = cassette.reserve(find_header_secrets(request.headers))
         cassette.open_exchanges.add(self)
         self._head = RecordedResponse(200)
         self.pieces: list[bytes] = []
@@ -132,7 +132,7 @@ class Exchange:
         if slot is None:
             return
         self._cassette.open_exchanges.discard(self)
-        reply, complete = self._read_reply(read_to_end=read_to_end)
+        reply, complete = self._assemble_reply(read_to_end=read_to_end)
         extras = {**self._about} if complete else {**self._about, "complete": False}
         form = None if complete or error is None or not self._record_errors else error_to_json(error)
         if form is not None:
@@ -160,10 +160,10 @@ class Exchange:
 
     def finish_if_complete(self) -> None:
         """Store the exchange if nothing is missing, although the client has not closed the reply yet."""
-        if self._read_reply(read_to_end=False)[1]:
+        if self._assemble_reply(read_to_end=False)[1]:
             self.finish(read_to_end=False)
 
-    def _read_reply(self, *, read_to_end: bool) -> tuple[RecordedResponse, bool]:
+    def _assemble_reply(self, *, read_to_end: bool) -> tuple[RecordedResponse, bool]:
         """Return the reply as far as it has arrived, and whether that is all of it."""
         body, whole = b"".join(self.pieces), read_to_end
         if self.unframe is not None:
@@ -176,7 +176,7 @@ class Exchange:
             whole = len(body) >= int(length)
         if is_stream(reply):
             text = decode_body(body, reply.header("content-encoding")).decode(errors="replace")
-            whole = stream_is_complete(text, read_to_end=whole, with_errors=self._record_errors)
+            whole = is_stream_complete(text, read_to_end=whole, with_errors=self._record_errors)
         return reply, whole
 
     def _report_left_out(self, reason: str) -> None:
@@ -249,7 +249,7 @@ class Exchanges:
         Raises:
             CassetteMiss: if there is none and nothing is recorded.
         """
-        _note_seen(request.url)
+        _append_seen_address(request.url)
         if is_telemetry(request):
             return Interaction(request, NO_TELEMETRY) if self.replaying else None
         if is_credential_exchange(request) and not is_presigned(request):
@@ -260,7 +260,7 @@ class Exchanges:
             return self._known.take(request)
         except CassetteMiss as miss:
             if self._fresh is None:
-                raise wrap_for_pool(miss) from None
+                raise wrap_miss_for_pool(miss) from None
             self._known.forget(miss)
             return None
 
@@ -270,7 +270,7 @@ class Exchanges:
 
     def leave_out_connection(self, address: str) -> None:
         """Store that a connection to *address* was opened by a client that is not recorded, such as one on plain sockets."""
-        _note_seen(address)
+        _append_seen_address(address)
         if self._fresh is not None:
             self._fresh.leave_out(LeftOut("CONNECT", address, 0, "other_client"))
 
@@ -281,7 +281,7 @@ class Exchanges:
         return start_exchange(self._fresh, request, record_errors=self._record_errors, transport=transport)
 
 
-def _note_seen(what: str) -> None:
+def _append_seen_address(what: str) -> None:
     seen = SEEN.get()
     if seen is not None:
         seen.append(what)

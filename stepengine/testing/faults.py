@@ -99,7 +99,7 @@ RATES = (0.05, 0.15, 0.4)
 COUNTS = (0, 1, 1, 2, 3)
 
 
-def check_kind(kind: str) -> str:
+def validate_fault_kind(kind: str) -> str:
     """
     Return *kind* if there is such a kind of fault.
 
@@ -133,7 +133,7 @@ class Fault:
     """
 
     seq: int
-    kind: str = attrs.field(converter=check_kind)
+    kind: str = attrs.field(converter=validate_fault_kind)
     path: str = ""
 
     def __repr__(self) -> str:
@@ -151,7 +151,7 @@ class RandomFaults:
 
     def __init__(self, seed: int, kinds: Iterable[str]) -> None:
         self._seed = seed
-        self._kinds = tuple([check_kind(kind) for kind in kinds])
+        self._kinds = tuple([validate_fault_kind(kind) for kind in kinds])
         random = Random(f"{seed}:faults")  # noqa: S311
         self._left = random.choice(COUNTS) if self._kinds else 0
         self._rate = random.choice(RATES)
@@ -208,7 +208,7 @@ def apply_faults(kinds: Iterable[str], effect: Leaf, outcome: Single) -> Single:
         return outcome
     value = outcome.value
     if "other_answer" in kinds and isinstance(effect, AskPerson) and isinstance(value, tuple):
-        other = [_change_answer(question, answer) for question, answer in zip(effect.questions, value, strict=True)]
+        other = [_make_other_answer(question, answer) for question, answer in zip(effect.questions, value, strict=True)]
         return attrs.evolve(outcome, value=tuple(other))
     if isinstance(value, ModelReply) and "empty" in kinds:
         return attrs.evolve(outcome, value=attrs.evolve(value, content=(), stop_reason=StopReason.END_TURN))
@@ -219,7 +219,7 @@ def apply_faults(kinds: Iterable[str], effect: Leaf, outcome: Single) -> Single:
     return outcome
 
 
-def _change_answer(question: Question, answer: Answer) -> Answer:
+def _make_other_answer(question: Question, answer: Answer) -> Answer:
     """Return a different answer: another option, no for yes, or nothing."""
     given = answer.value
     others = [option for option in question.options if option != given]

@@ -73,14 +73,14 @@ def headers_to_raw(headers: Headers) -> list[tuple[bytes, bytes]]:
     ]
 
 
-def split_events(reply: RecordedResponse) -> list[bytes]:
+def split_body_into_events(reply: RecordedResponse) -> list[bytes]:
     """Return the body of a reply in pieces: one per event of a stream, else one."""
     if is_stream(reply):
         return [piece for piece in EVENT.findall(reply.body) if piece]
     return [reply.body] if reply.body else []
 
 
-def make_break_off(module: Any, found: Interaction) -> Exception | None:
+def make_cut_reply_error(module: Any, found: Interaction) -> Exception | None:
     """Return the error of *module* behind a reply that was recorded without its end; None for a complete one."""
     if found.complete:
         return None
@@ -114,7 +114,7 @@ class PlayedBody:
 
 
 @contextlib.contextmanager
-def _store_end(exchange: Exchange) -> Iterator[None]:
+def _finish_exchange_at_end(exchange: Exchange) -> Iterator[None]:
     """Store the end of a body behind the block, or the error that ends it."""
     try:
         yield
@@ -132,13 +132,13 @@ class WatchedBody:
         self._exchange = exchange
 
     def __iter__(self) -> Iterator[bytes]:
-        with _store_end(self._exchange):
+        with _finish_exchange_at_end(self._exchange):
             for piece in self._stream:
                 self._exchange.add(piece)
                 yield piece
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
-        with _store_end(self._exchange):
+        with _finish_exchange_at_end(self._exchange):
             async for piece in self._stream:
                 self._exchange.add(piece)
                 yield piece

@@ -256,7 +256,7 @@ def _check_agents(settings: Settings) -> Iterator[Finding]:
             )
     local = Path(os.path.realpath("agents"))  # a link may lead in a circle
     own = [one for one in found if local in one.source.parents]
-    yield from _report_own_agents(len(found), len(own))
+    yield from _report_agent_counts(len(found), len(own))
     yield from _find_undeclared_tools(found)
     for folder in settings.agent_folders:
         if not folder.is_dir():
@@ -268,7 +268,7 @@ def _check_agents(settings: Settings) -> Iterator[Finding]:
             yield Finding(area, "note", f"`import agents` means the installed package in {spec.origin}", repair)
 
 
-def _report_own_agents(count: int, own: int) -> Iterator[Finding]:
+def _report_agent_counts(count: int, own: int) -> Iterator[Finding]:
     foreign = find_untrusted_folder(LOCAL)
     if foreign is not None:
         how = f"look at it, then: {foreign.how}"
@@ -286,7 +286,7 @@ def _find_undeclared_tools(found: Iterable[ListedAgent]) -> Iterator[Finding]:
         for tool in one.agent.tools if one.agent is not None else ():
             if not isinstance(tool, ToolLike) or not isinstance(tool.binding().runs, Ordinary):
                 continue
-            if _is_third_party(tool) and not names_files(tool.spec):
+            if _has_third_party_body(tool) and not names_files(tool.spec):
                 tools.setdefault(one.source, {})[tool.spec.name] = None
     for source, names in tools.items():
         yield Finding(
@@ -297,7 +297,7 @@ def _find_undeclared_tools(found: Iterable[ListedAgent]) -> Iterator[Finding]:
         )
 
 
-def _is_third_party(tool: object) -> bool:
+def _has_third_party_body(tool: object) -> bool:
     """Return whether the body of a tool is third-party code; bundled tools check each file themselves."""
     module = getattr(getattr(tool, "fn", None), "__module__", None)
     return not (

@@ -84,7 +84,7 @@ def refuse(row: str, message: str) -> NoReturn:
     raise Violation(row, message)
 
 
-def find_unpaired(messages: Sequence[Message]) -> str | None:
+def find_pairing_problem(messages: Sequence[Message]) -> str | None:
     """Return the problem with calls and results in *messages*; ``None`` if all are paired (I1)."""
     seen: set[str] = set()
     waiting: list[str] = []
@@ -118,24 +118,24 @@ def expect_same_end(row: str, when: str, finished: Finished, due: Finished) -> N
         refuse(row, f"{when}, {problem}")
 
 
-def without_lost_requests(finished: Finished) -> Finished:
+def remove_request_counts(finished: Finished) -> Finished:
     """Return the end of a run without numbers of requests, which grow by those that a crash cut off."""
-    children = [attrs.evolve(child, spending=_without_requests(child.spending)) for child in finished.children]
-    state = attrs.evolve(finished.state, usage=_clear_requests(finished.state.usage))
-    spending = _without_requests(finished.spending)
+    children = [attrs.evolve(child, spending=_remove_request_counts(child.spending)) for child in finished.children]
+    state = attrs.evolve(finished.state, usage=_clear_request_count(finished.state.usage))
+    spending = _remove_request_counts(finished.spending)
     return attrs.evolve(finished, spending=spending, children=tuple(children), state=state)
 
 
-def _clear_requests(usage: Usage) -> Usage:
+def _clear_request_count(usage: Usage) -> Usage:
     return attrs.evolve(usage, requests=0, at_least=False)
 
 
-def _without_requests(spending: Spending) -> Spending:
-    by_agent = {key: _clear_requests(used) for key, used in spending.by_agent.items() if used.total_tokens}
-    by_model = {key: _clear_requests(used) for key, used in spending.by_model.items() if used.total_tokens}
+def _remove_request_counts(spending: Spending) -> Spending:
+    by_agent = {key: _clear_request_count(used) for key, used in spending.by_agent.items() if used.total_tokens}
+    by_model = {key: _clear_request_count(used) for key, used in spending.by_model.items() if used.total_tokens}
     return attrs.evolve(
         spending,
-        usage=_clear_requests(spending.usage),
+        usage=_clear_request_count(spending.usage),
         by_agent=by_agent,
         by_model=by_model,
         agent_costs={key: cost for key, cost in spending.agent_costs.items() if key in by_agent},
@@ -148,11 +148,11 @@ def _describe_difference(whose: str, one: Any, other: object, *but: str) -> str:
         name = field.name
         ours, theirs = getattr(one, name), getattr(other, name)
         if name not in but and ours != theirs and (name != "error" or repr(ours) != repr(theirs)):
-            return f"the {whose}{name} of the run is {_shorten(ours)}, and was {_shorten(theirs)}"
+            return f"the {whose}{name} of the run is {_shorten_repr(ours)}, and was {_shorten_repr(theirs)}"
     return ""
 
 
-def _shorten(value: object) -> str:
+def _shorten_repr(value: object) -> str:
     said = repr(value)
     return cut_after(said, WIDTH, f"... ({len(said)} characters)")
 
@@ -238,7 +238,7 @@ class WatchedRun:
             names = [r.tool_name for r in result.tool_results]
             if names != [asked.tool]:
                 self._add_violation("I1", f"the handler's call of {asked.tool!r} was answered with results of {names}")
-        self._check_sent(result)
+        self._check_sent_tool_results(result)
         if isinstance(asked, Parallel) and len(result.value or ()) != len(asked.calls):
             self._add_violation(
                 "I1", f"a Parallel of {len(asked.calls)} was answered with {len(result.value or ())} values"
@@ -248,12 +248,12 @@ class WatchedRun:
         if isinstance(asked, AgentCall) and getattr(result.value, "agent_id", None) is None:
             self._add_violation("I1", f"the child {asked.agent_id!r} was answered with {result.value!r}")
 
-    def check_thrown(self, error: BaseException) -> None:
+    def check_thrown_error(self, error: BaseException) -> None:
         """Check the error that is thrown into the handler. A stop is never thrown."""
         if not isinstance(error, StepEngineError | LimitReached | GeneratorExit):
             self._add_violation("I12", f"the handler was thrown {error!r}, which it must not see")
 
-    def _check_sent(self, result: StepResult) -> None:
+    def _check_sent_tool_results(self, result: StepResult) -> None:
         for given in () if self.plan.hooks else result.tool_results:
             due = self._results.get(given.tool_call_id)
             if due is not None and due.content != given.content:
@@ -264,12 +264,12 @@ class WatchedRun:
     def _check_state(self, state: AgentState) -> None:
         history, view = [*state.message_history], [*state.view]
         for messages in (history, view):
-            problem = find_unpaired(messages)
+            problem = find_pairing_problem(messages)
             if problem:
                 self._add_violation("I1", problem)
         if self._states:
             before = self._states[-1][0]
-            if not _has_grown(before.usage, state.usage):
+            if not _has_not_shrunk(before.usage, state.usage):
                 self._add_violation("I4", f"usage went from {before.usage} to {state.usage}")
             if before.cost is None and state.cost is not None:
                 self._add_violation("I4", "an unknown cost became known")
@@ -285,7 +285,7 @@ class WatchedRun:
         """Check an effect that the machine emits."""
         if self.found:
             raise self.found[0]
-        self._advance_phases(protocol_token(effect))
+        self._advance_protocol_state(protocol_token(effect))
         if isinstance(effect, Notify):
             self._check_event(effect.event)
             return
@@ -313,7 +313,7 @@ class WatchedRun:
                 refuse("I8", f"a step began after {self._steps} of {limit} that are allowed")
         if isinstance(event, PhaseChanged) and event.phase in (RunPhase.DONE, RunPhase.FAILED):
             self._is_over = True
-            self.expect_closed()
+            self.expect_handler_closed()
             if self._step is not None:
                 refuse("I9", f"the run is over, and step {self._step} has no end")
 
@@ -326,12 +326,12 @@ class WatchedRun:
         elif event.status not in (RunStatus.COMPLETED, RunStatus.FAILED):
             refuse("I9", f"step {event.step} ended as {event.status.value}, and nothing stopped it")
 
-    def expect_closed(self) -> None:
+    def expect_handler_closed(self) -> None:
         """Check that every handler that was entered was left once (I6)."""
         if self.entered != self.left or self.entered > 1:
             refuse("I6", f"the handler was entered {self.entered} times and left {self.left} times")
 
-    def _advance_phases(self, token: str) -> None:
+    def _advance_protocol_state(self, token: str) -> None:
         before, self._places = self._places, _advanced(self._places, token)
         if not self._places:
             over = self._is_over and token not in AT_THE_END
@@ -342,7 +342,7 @@ class WatchedRun:
         kinds = set()
         for effect, outcome in zip(effects, outcomes, strict=True):
             kinds.add(type(outcome).__name__)
-            self._count_outcome(effect, outcome)
+            self._add_outcome_to_totals(effect, outcome)
             if isinstance(outcome, Stop):
                 self._stop = outcome
                 continue
@@ -352,9 +352,9 @@ class WatchedRun:
         if self._stop is not None:
             self._places = frozenset([STOPPED])
         elif self._places <= {"asking", "asking_last"}:
-            self._advance_phases(*kinds)
+            self._advance_protocol_state(*kinds)
 
-    def _new_child_results(self, awaited: object) -> list[ChildResult]:
+    def _take_new_child_results(self, awaited: object) -> list[ChildResult]:
         """Return the results of background children that are reported to the run for the first time."""
         if not isinstance(awaited, Awaited):
             return []
@@ -362,14 +362,14 @@ class WatchedRun:
         self._told.update(news)
         return [awaited.ended[path] for path in news]
 
-    def _count_outcome(self, effect: Leaf, outcome: Single) -> None:
+    def _add_outcome_to_totals(self, effect: Leaf, outcome: Single) -> None:
         child = outcome.child if isinstance(outcome, Stop) else getattr(outcome, "value", None)
         body = None if isinstance(outcome, Failure) else outcome.body
         if body is not None:
             self._bodies.append(body)
             self._ran += body.children
             self._inputs += [change for change in body.changes if isinstance(change, UserMessage)]
-        ended = [child] if isinstance(child, ChildResult) else self._new_child_results(child)
+        ended = [child] if isinstance(child, ChildResult) else self._take_new_child_results(child)
         self._children += ended
         self._ran += ended
         if isinstance(effect, CallModel):
@@ -396,18 +396,18 @@ class WatchedRun:
         Raises:
             Violation: when something does not hold.
         """
-        self._advance_phases("Finished")
+        self._advance_protocol_state("Finished")
         if self._places != {LAST}:
             refuse("I9", f"the run ended in the state {' or '.join(sorted(self._places))}")
         self._check_state(finished.state)
         if self.found:
             raise self.found[0]
-        self.expect_closed()
+        self.expect_handler_closed()
         self._check_status(finished)
         self._check_sums(finished)
-        self._check_results(finished.state.message_history)
-        self._check_versions()
-        self._check_handler(finished)
+        self._check_history_results(finished.state.message_history)
+        self._check_old_states_unchanged()
+        self._check_handler_error(finished)
 
     def _check_status(self, finished: Finished) -> None:
         if isinstance(finished.error, TranscriptError):
@@ -441,7 +441,7 @@ class WatchedRun:
         if listed != ran:
             refuse("I10", f"{len(ran)} children ran, and the run tells of {len(listed)}")
 
-    def _check_results(self, history: Iterable[Message]) -> None:
+    def _check_history_results(self, history: Iterable[Message]) -> None:
         """Check that each call has its own result, and that no input is lost; runs that may change both, such as those with hooks, are skipped."""
         if self.plan.hooks or self._replaced or self.plan.body is not None:
             return
@@ -455,7 +455,7 @@ class WatchedRun:
             if held[sent] != times:
                 refuse("R1", f"{sent!r} was sent to the run and is not in its history")
 
-    def _check_versions(self) -> None:
+    def _check_old_states_unchanged(self) -> None:
         """Append to every state that was seen, and check that no state has changed (I5)."""
         for state, _, _ in self._states:
             state.message_history.extend(LATER)
@@ -464,7 +464,7 @@ class WatchedRun:
             if [*state.message_history] != history or [*state.view] != view:
                 refuse("I5", f"a state of step {state.step_index} has changed since it was seen")
 
-    def _check_handler(self, finished: Finished) -> None:
+    def _check_handler_error(self, finished: Finished) -> None:
         error = finished.error
         if isinstance(error, AUTHORS_ERRORS) and not isinstance(error.__cause__ or error, self.may_raise):
             refuse("handler", str(error))
@@ -522,7 +522,7 @@ class _Spy:
         return self._asked
 
     def throw(self, *error: Any) -> Any:
-        self._run.check_thrown(error[0])
+        self._run.check_thrown_error(error[0])
         self._asked = self._steps.throw(*error)
         return self._asked
 
@@ -533,7 +533,7 @@ class _Spy:
 _numbers: Callable[[Usage], tuple[int, ...]] = attrgetter(*NUMBERS)
 
 
-def _has_grown(before: Usage, after: Usage) -> bool:
+def _has_not_shrunk(before: Usage, after: Usage) -> bool:
     return all(a <= b for a, b in zip(_numbers(before), _numbers(after), strict=True))
 
 
@@ -549,7 +549,7 @@ def format_address(at: tuple[str, int]) -> str:
 
 def describe_effect(effect: Leaf) -> str:
     """Describe an effect in one line."""
-    return _cut_text(SHOWN.get(type(effect), summarize_effect)(effect))
+    return _shorten_line(SHOWN.get(type(effect), summarize_effect)(effect))
 
 
 def _describe_call(effect: CallTool) -> str:
@@ -576,17 +576,17 @@ def describe_outcome(outcome: Single) -> str:
     if isinstance(outcome, Stop):
         return f"stop: {outcome.kind}"
     if isinstance(outcome, Failure):
-        return _cut_text(f"{type(outcome.error).__name__}: {outcome.error}")
+        return _shorten_line(f"{type(outcome.error).__name__}: {outcome.error}")
     value = outcome.value
     if isinstance(value, ModelReply):
-        return _cut_text(" ".join([p for p in (value.text, *[f"[{c.tool_name}]" for c in value.tool_calls]) if p]))
+        return _shorten_line(" ".join([p for p in (value.text, *[f"[{c.tool_name}]" for c in value.tool_calls]) if p]))
     if isinstance(value, ToolResult):
-        return _cut_text(f"{value.status}: {value.text}")
+        return _shorten_line(f"{value.status}: {value.text}")
     if isinstance(value, Awaited):
-        return _cut_text(f"ended: {', '.join(value.done) or 'none'}; at work: {', '.join(value.open) or 'none'}")
-    return _cut_text(f"{value.status.value}: {value.text}" if isinstance(value, ChildResult) else repr(value))
+        return _shorten_line(f"ended: {', '.join(value.done) or 'none'}; at work: {', '.join(value.open) or 'none'}")
+    return _shorten_line(f"{value.status.value}: {value.text}" if isinstance(value, ChildResult) else repr(value))
 
 
-def _cut_text(said: str) -> str:
+def _shorten_line(said: str) -> str:
     said = said.replace("\n", "\\n")
     return cut_after(said, TOLD_WIDTH)

@@ -352,7 +352,7 @@ def _check_loaded_package(scratch: Path, path: Path, told: Mapping[str, Any], fo
         found.problems.append(error.message)
         return
     package = Package(name="", version="", publisher=told["publisher"], value=told["module"], folder=folder, **said)
-    found.problems += _find_differences(package.agents, told["agents"])
+    found.problems += _find_declaration_differences(package.agents, told["agents"])
     found.problems += _find_missing_scopes(said, told["agents"])
     found.problems += _find_leaked_data(site, path)
     found.notes += _find_undeclared_hosts(folder, said["hosts"])
@@ -364,7 +364,7 @@ def _check_loaded_package(scratch: Path, path: Path, told: Mapping[str, Any], fo
         _replay_recorded_runs(package, scratch, site, found)
 
 
-def _find_differences(said: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[str]:
+def _find_declaration_differences(said: Mapping[str, Any], there: Mapping[str, Any]) -> Iterator[str]:
     """Yield the differences between the declaration and the code."""
     for agent_id in sorted({*said, *there}):
         if agent_id not in there or agent_id not in said:

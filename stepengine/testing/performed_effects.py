@@ -87,13 +87,13 @@ class PlannedFaults:
             self.happened += [Fault(item.effect.seq, kind, item.path) for kind in kinds]
         return self._kinds[at]
 
-    def known_at(self, at: Address) -> Sequence[str]:
+    def get_known_faults(self, at: Address) -> Sequence[str]:
         """Return the faults of an effect that was performed; nothing for others."""
         return self._kinds.get(at, ())
 
-    def take_crash(self, at: Address, kind: str) -> bool:
+    def consume_planned_crash(self, at: Address, kind: str) -> bool:
         """Return whether the process has to crash at an effect; each crash happens once."""
-        if kind not in self.known_at(at) or (at, kind) in self._crashes:
+        if kind not in self.get_known_faults(at) or (at, kind) in self._crashes:
             return False
         self._crashes.add((at, kind))
         return True
@@ -158,25 +158,25 @@ class EffectRecords:
         """Return whether the journal must have the outcome of an effect, which it has unless the effect was stopped."""
         return at in self.performed and not isinstance(self.performed[at][1], Stop)
 
-    def expect_due(self, item: Item) -> None:
+    def expect_performable(self, item: Item) -> None:
         """Check that the effect may be performed now; runs of children always may, since they replay their own records."""
         at = item.address
         if isinstance(item.effect, (*RUNS, RunInBackground)):
             return
         if self.is_replay or self.is_recorded(at):
-            refuse("I3", f"{self.moment} {_describe(item)} happens although its outcome is recorded")
+            refuse("I3", f"{self.moment} {_describe_item(item)} happens although its outcome is recorded")
         if at in self._doubtful and not is_repeatable(item):
-            refuse("R3", f"{self.moment} {_describe(item)} happens although it may have happened before")
+            refuse("R3", f"{self.moment} {_describe_item(item)} happens although it may have happened before")
 
     def check(self, item: Item, outcome: Single) -> bool:
         """Check the outcome that the recorder sends to a run; return whether it is new."""
         at, effect = item.address, item.effect
         self._met.add(at)
         if self.is_recorded(at) or (self.is_replay and at in self.performed):
-            self._expect_same(item, outcome)
+            self._expect_recorded_outcome(item, outcome)
             return False
         if self.is_replay:
-            refuse("I3", f"{self.moment} the run asks for {_describe(item)} which it did not do before")
+            refuse("I3", f"{self.moment} the run asks for {_describe_item(item)} which it did not do before")
         if len(self.performed) >= MAX_EFFECTS:
             refuse("R1", f"the run does not end: {MAX_EFFECTS} effects, the last of them {describe_effect(effect)}")
         self._expect_world_outcome(item, outcome)
@@ -185,15 +185,15 @@ class EffectRecords:
             self._open.discard(at)
         return True
 
-    def _expect_same(self, item: Item, outcome: Single) -> None:
+    def _expect_recorded_outcome(self, item: Item, outcome: Single) -> None:
         """Check that a repeated effect is the same as before and has the same outcome; all stops of one type are equal."""
         recorded, due = self.performed[item.address]
-        if not _is_same(recorded, item.effect):
+        if not _is_same_effect(recorded, item.effect):
             place, now = format_address(item.address), describe_effect(item.effect)
             refuse("I3", f"{self.moment} {place} is {now}, and was {describe_effect(recorded)}")
-        if not _is_equal(outcome, due):
+        if not _is_equal_outcome(outcome, due):
             given = f"gives {describe_outcome(outcome)}, and gave {describe_outcome(due)}"
-            refuse("I3", f"{self.moment} {_describe(item)} {given}")
+            refuse("I3", f"{self.moment} {_describe_item(item)} {given}")
 
     def _expect_world_outcome(self, item: Item, outcome: Single) -> None:
         """Check that a new outcome equals that of the world. It may be unknown only after a crash."""
@@ -201,35 +201,35 @@ class EffectRecords:
         given, is_doubtful = self._given.get(at), at in self._doubtful
         if given is not None:
             was_lost = is_doubtful and isinstance(item.effect, CallModel)
-            if not _is_equal(_without_lost_requests(outcome, given) if was_lost else outcome, given):
+            if not _is_equal_outcome(_with_last_request_usage(outcome, given) if was_lost else outcome, given):
                 sent = f"gave {describe_outcome(given)}, and the run is sent {describe_outcome(outcome)}"
-                refuse("R1", f"{_describe(item)} {sent}")
-        elif (at in self.lost and was_given_up(outcome)) or (isinstance(outcome, Stop) and self._has_ended(at[0])):
+                refuse("R1", f"{_describe_item(item)} {sent}")
+        elif (at in self.lost and was_given_up(outcome)) or (isinstance(outcome, Stop) and self._has_recorded_end(at[0])):
             self._clock.now += 1  # that another one has won, or that the run was ended there, stands in the record
         elif is_doubtful and not is_repeatable(item) and isinstance(getattr(outcome, "error", None), UnknownOutcome):
             self._clock.now += 1
             self.has_unknown = True
         else:
-            refuse("R1", f"{_describe(item)} did not happen, and the run is sent {describe_outcome(outcome)}")
+            refuse("R1", f"{_describe_item(item)} did not happen, and the run is sent {describe_outcome(outcome)}")
 
-    def _has_ended(self, path: str) -> bool:
+    def _has_recorded_end(self, path: str) -> bool:
         """Return whether the end of the run at *path*, as a child in the background or below one, is recorded."""
         while path and (path, -1) not in self.performed:
             path = path.rpartition(".")[0]
         return bool(path)
 
 
-def _describe(item: Item) -> str:
+def _describe_item(item: Item) -> str:
     return f"{format_address(item.address)}, {describe_effect(item.effect)},"
 
 
-def _is_same(a: Leaf, b: Leaf) -> bool:
+def _is_same_effect(a: Leaf, b: Leaf) -> bool:
     if isinstance(a, CallFunction) and isinstance(b, CallFunction):
         return a.seq == b.seq and is_same_yield(a.call, b.call)
     return type(a) is type(b) and a == b
 
 
-def _is_equal(a: Single, b: Single) -> bool:
+def _is_equal_outcome(a: Single, b: Single) -> bool:
     """Return whether two outcomes are equal; a stop is compared less strictly, since it is not recorded."""
     if isinstance(a, Stop) or isinstance(b, Stop):
         return type(a) is type(b)
@@ -238,7 +238,7 @@ def _is_equal(a: Single, b: Single) -> bool:
     return outcome_members(a) == outcome_members(b)
 
 
-def _without_lost_requests(outcome: Single, given: Single) -> Single:
+def _with_last_request_usage(outcome: Single, given: Single) -> Single:
     """Return the outcome of a repeated model call with only the usage of the last request, from *given*."""
     if isinstance(outcome, Value) and isinstance(given, Value) and isinstance(outcome.value, ModelReply):
         return attrs.evolve(outcome, value=attrs.evolve(outcome.value, usage=given.value.usage, cost=given.value.cost))

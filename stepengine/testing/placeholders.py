@@ -40,12 +40,12 @@ def key_variables() -> frozenset[str]:
     return frozenset({*SDK_KEYS, *AWS_KEYS, *FURTHER_KEYS, *of_presets, "GOOGLE_APPLICATION_CREDENTIALS"})
 
 
-def hosts_of(urls: Iterable[str]) -> frozenset[str]:
+def list_hosts(urls: Iterable[str]) -> frozenset[str]:
     """Return the host names of *urls*."""
     return frozenset({urlsplit(url).hostname or "" for url in urls})
 
 
-def placeholder_variables(environ: Mapping[str, str], hosts: Iterable[str] = ()) -> dict[str, str | None]:
+def make_replay_variables(environ: Mapping[str, str], hosts: Iterable[str] = ()) -> dict[str, str | None]:
     """
     Return changes to an environment for a replay: a placeholder for each credential, ``None`` for a variable to remove.
 
@@ -53,7 +53,7 @@ def placeholder_variables(environ: Mapping[str, str], hosts: Iterable[str] = ())
     provider by the keys that are set. Where that is not known, the keys of the three SDKs are added.
     """
     known = key_variables()
-    needed = {name for host in hosts for name in _variables_of_host(host)} if hosts else {*SDK_KEYS}
+    needed = {name for host in hosts for name in _list_key_variables_of_host(host)} if hosts else {*SDK_KEYS}
     if "GOOGLE_API_KEY" in environ:  # the SDK takes one of the two, and warns of both
         needed.discard("GEMINI_API_KEY")
     if AWS_KEYS[0] not in environ and "AWS_BEARER_TOKEN_BEDROCK" in environ:
@@ -64,7 +64,7 @@ def placeholder_variables(environ: Mapping[str, str], hosts: Iterable[str] = ())
     return {**changes, **{name: None for name in REMOVED if name in environ}}
 
 
-def _variables_of_host(host: str) -> tuple[str, ...]:
+def _list_key_variables_of_host(host: str) -> tuple[str, ...]:
     for preset in PRESETS.values():
         if preset.key_variable and preset.base_url and urlsplit(preset.base_url).hostname == host:
             return (preset.key_variable,)

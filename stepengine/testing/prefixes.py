@@ -44,27 +44,27 @@ def assert_prefix_stable(run: JournalLike | RunResult, *, cut_at: Collection[str
     for (path, seq), intent in sorted(history.intents.items(), key=lambda item: item[0]):
         if intent.type != "model_call" or history.form(intent)["purpose"] != "step":
             continue
-        now = list(_iter_pieces(requests, intent))
+        now = list(_iter_request_parts(requests, intent))
         before = last.get(path)
         if before is not None and format_address(path, seq) not in cut_at:
-            _check_prefix(made.name, *before, intent, now)
+            _require_prefix(made.name, *before, intent, now)
         last[path] = (intent, now)
 
 
-def _iter_pieces(requests: RecordedRequests, intent: Intent) -> Iterator[tuple[str, str]]:
+def _iter_request_parts(requests: RecordedRequests, intent: Intent) -> Iterator[tuple[str, str]]:
     """Yield the path and text of each part of a request, in the order in which they are sent."""
     request = requests.history.form(intent)["request"]
-    yield "/system_prompt", _to_text(request.get("system_prompt", ""))
-    yield "/tools", _to_text(request.get("tools", []))
+    yield "/system_prompt", _to_compact_json(request.get("system_prompt", ""))
+    yield "/tools", _to_compact_json(request.get("tools", []))
     for index, message in enumerate(requests.messages(intent)):
-        yield f"/messages/{index}", _to_text({k: v for k, v in message.items() if k != "tags"})
+        yield f"/messages/{index}", _to_compact_json({k: v for k, v in message.items() if k != "tags"})
 
 
-def _to_text(value: object) -> str:
+def _to_compact_json(value: object) -> str:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"), default=dict)
 
 
-def _check_prefix(
+def _require_prefix(
     name: str, earlier: Intent, old: list[tuple[str, str]], later: Intent, new: list[tuple[str, str]]
 ) -> None:
     sent = 0
@@ -80,13 +80,13 @@ def _check_prefix(
             f"the request of effect {second} in {name} does not begin with that of {first}, so the provider's prompt cache is "
             f"lost from byte {sent + len(text[:same].encode())} on\n"
             f"  first difference in {place}{'' if is_gone else f', character {same}'}\n"
-            f"    {first:<6} {_cut_window(text, same)}\n"
-            f"    {second:<6} {'(absent)' if is_gone else _cut_window(other, same)}\n"
+            f"    {first:<6} {_cut_around(text, same)}\n"
+            f"    {second:<6} {'(absent)' if is_gone else _cut_around(other, same)}\n"
             f"  a request may only grow at its end; where history is cut on purpose, say cut_at=({second!r},)"
         )
         raise AssertionError(msg)
 
 
-def _cut_window(text: str, at: int) -> str:
+def _cut_around(text: str, at: int) -> str:
     start, stop = max(0, at - WINDOW), at + WINDOW
     return f"{'...' if start else ''}{text[start:stop]}{'...' if stop < len(text) else ''}"

@@ -34,7 +34,7 @@ from stepengine.journal.runs import SelfOpeningJournal
 from stepengine.journal.store import Writer
 from stepengine.testing.cassette import Cassette, CassetteUnused
 from stepengine.testing.cassette_files import CASSETTE_FILE, Interaction, RecordedRequest, parse_cassette, read_cassette
-from stepengine.testing.cassette_matching import find_key
+from stepengine.testing.cassette_matching import find_mark_key
 from stepengine.testing.cassette_misses import CassetteMiss
 
 if TYPE_CHECKING:
@@ -141,10 +141,10 @@ class CassetteFixture(Cassette):
         self.existed = path.exists()
         if mode == "rewrite":
             CASSETTE_FILE.check(path)  # before the test, whose recording would be lost
-        known: Iterable[Interaction] = interactions_of(path) if mode != "rewrite" and self.existed else ()
+        known: Iterable[Interaction] = load_interactions(path) if mode != "rewrite" and self.existed else ()
         hint = f"{command} --stepengine-record={'extend' if self.existed else 'once'}"
         # A file that is recorded again keeps its key, so that what has not changed looks the same.
-        key = find_key(interactions_of(path)) or None if mode == "rewrite" and self.existed else None
+        key = find_mark_key(load_interactions(path)) or None if mode == "rewrite" and self.existed else None
         super().__init__(known, path=path, hint=hint, mark_key=key, **options)
         self.mode: Mode = mode
         self.allow_unused = allow_unused
@@ -157,7 +157,7 @@ class CassetteFixture(Cassette):
         self._command = command
         self._chunks = chunks
         self._keeps = keeps
-        self._extra = [Cassette(interactions_of(file), path=file, **options) for file in extra]
+        self._extra = [Cassette(load_interactions(file), path=file, **options) for file in extra]
         self._shared: dict[str, CassetteFixture] = {}
         self._may_share = ""
 
@@ -286,7 +286,7 @@ class CassetteFixture(Cassette):
             )
             raise AssertionError(msg)
         if self._requested and self._keeps and not self.allow_unused and (self.mode == "rewrite" or not self.existed):
-            raise AssertionError(self._nothing_recorded_text())
+            raise AssertionError(self._explain_nothing_recorded())
 
     @property
     def has_entries(self) -> bool:
@@ -294,7 +294,7 @@ class CassetteFixture(Cassette):
         entries = self._played_count or self.fresh.complete
         return bool(entries) or any(shared.has_entries for shared in self._shared.values())
 
-    def _nothing_recorded_text(self) -> str:
+    def _explain_nothing_recorded(self) -> str:
         if self.fresh.left_out:
             return "\n".join([f"nothing was recorded in {self._source_name}", *self.remarks()])
         return (
@@ -376,14 +376,14 @@ class CassetteFixture(Cassette):
         )
 
 
-def interactions_of(path: Path) -> tuple[Interaction, ...]:
+def load_interactions(path: Path) -> tuple[Interaction, ...]:
     """Return the interactions in the file at *path*. A file that several tests read is parsed once."""
     status = path.stat()
-    return _parse_file(path, status.st_mtime_ns, status.st_size)
+    return _parse_cassette_file(path, status.st_mtime_ns, status.st_size)
 
 
 @lru_cache(maxsize=MAX_SHARED)
-def _parse_file(path: Path, changed: int, size: int) -> tuple[Interaction, ...]:  # noqa: ARG001 - another file is another key
+def _parse_cassette_file(path: Path, changed: int, size: int) -> tuple[Interaction, ...]:  # noqa: ARG001 - another file is another key
     return tuple(parse_cassette(read_cassette(path), str(path)))
 
 
@@ -484,13 +484,13 @@ class JournalFixture(SelfOpeningJournal):
             msg = (
                 f"{self.name} holds one run, and this is the second one of its test; give it a name: journal('second')"
             )
-            raise self._note_problem(msg)
+            raise self._record_problem(msg)
         if self.replaying and not self.existed:
             msg = (
                 f"there is no journal {self.name}, and in the mode {self.mode!r} nothing is recorded\n"
                 f"  to record it: {self._command} --stepengine-record=once"
             )
-            raise self._note_problem(msg)
+            raise self._record_problem(msg)
         self.begun = run = self._make_run(answers)
         run.raises = run.notifies_providers = True
         return run
@@ -506,7 +506,7 @@ class JournalFixture(SelfOpeningJournal):
             return JournaledRun.replay(self, leeway=leeway)
         return JournaledRun.record(self, answers)
 
-    def _note_problem(self, message: str) -> AssertionError:
+    def _record_problem(self, message: str) -> AssertionError:
         problem = AssertionError(message)
         self.problem = self.problem or problem
         return problem
@@ -556,7 +556,7 @@ class JournalFixture(SelfOpeningJournal):
     @property
     def calls(self) -> int:
         """The number of model calls that were made and recorded in this test."""
-        return sum([len(_model_replies(one.new_results(), one.history())) for one in (self, *self._others.values())])
+        return sum([len(_list_model_replies(one.list_new_results(), one.history())) for one in (self, *self._others.values())])
 
     def check(self) -> None:
         """
@@ -618,7 +618,7 @@ class JournalFixture(SelfOpeningJournal):
         """Return the summary of replayed and recorded effects of this journal."""
         past = None if self.begun is None else self.begun.recorded_part
         history = self.history()
-        new = self.new_results()
+        new = self.list_new_results()
         held = [result for address, result in history.results.items() if address != ROOT]
         left = len(held) if self.begun is None else past.left if past is not None and self.mode != "extend" else 0
         return Account(
@@ -630,7 +630,7 @@ class JournalFixture(SelfOpeningJournal):
             cost=_sum_cost(new or held, history),
         )
 
-    def new_results(self) -> list[Result]:
+    def list_new_results(self) -> list[Result]:
         """Return the results that were recorded in this test."""
         if self._fresh is None or self.begun is None or self.replaying:
             return []
@@ -639,7 +639,7 @@ class JournalFixture(SelfOpeningJournal):
         return [r for a, r in results if a != ROOT and (past is None or past.result(a) is None)]
 
 
-def _model_replies(results: Iterable[Result], history: History) -> list[ModelReply]:
+def _list_model_replies(results: Iterable[Result], history: History) -> list[ModelReply]:
     """Return the model replies among *results*."""
     values = [
         history.outcome(result) for result in results if history.intents[result.path, result.seq].type == "model_call"
@@ -649,5 +649,5 @@ def _model_replies(results: Iterable[Result], history: History) -> list[ModelRep
 
 def _sum_cost(results: Iterable[Result], history: History) -> Decimal | None:
     """Return the total cost of the replies; ``None`` if no cost is known."""
-    known = [reply.cost for reply in _model_replies(results, history) if reply.cost is not None]
+    known = [reply.cost for reply in _list_model_replies(results, history) if reply.cost is not None]
     return sum(known, Decimal(0)) if known else None

@@ -81,9 +81,9 @@ def run_with(
     walk = Walk(agent, prompt, params, state, model=model)
     try:
         for index, line in enumerate(lines):
-            _check_yield(walk, lines, index)
-            _send_answer(walk, line)
-        _check_end(walk, lines)
+            _require_expected_yield(walk, lines, index)
+            _send_or_throw_reply(walk, line)
+        _require_handler_end(walk, lines)
     except BaseException as error:
         if walk.raised is error or not isinstance(error, AssertionError):
             error.add_note(_format_log(walk, lines))
@@ -106,19 +106,19 @@ def _parse_line(item: object, index: int) -> _ScriptLine:
     raise DataError(msg)
 
 
-def _check_yield(walk: Walk, lines: list[_ScriptLine], index: int) -> None:
+def _require_expected_yield(walk: Walk, lines: list[_ScriptLine], index: int) -> None:
     if walk.finished:
-        raise _make_failure(walk, lines, f"the handler returned {_shorten(walk.returned)} before its script was over")
+        raise _make_script_error(walk, lines, f"the handler returned {_shorten_repr(walk.returned)} before its script was over")
     if not lines[index].fits(walk.asked):
-        raise _make_failure(walk, lines, "the handler yielded something else")
+        raise _make_script_error(walk, lines, "the handler yielded something else")
 
 
-def _check_end(walk: Walk, lines: list[_ScriptLine]) -> None:
+def _require_handler_end(walk: Walk, lines: list[_ScriptLine]) -> None:
     if not walk.finished:
-        raise _make_failure(walk, lines, "the script is over, and the handler goes on")
+        raise _make_script_error(walk, lines, "the script is over, and the handler goes on")
 
 
-def _send_answer(walk: Walk, line: _ScriptLine) -> None:
+def _send_or_throw_reply(walk: Walk, line: _ScriptLine) -> None:
     reply = line.answer(walk.asked)
     # A bare yield gets the error of a failed ``Perform`` as a value; it raises every other error.
     is_value = isinstance(walk.asked, Perform) and isinstance(reply, PerformError)
@@ -128,14 +128,14 @@ def _send_answer(walk: Walk, line: _ScriptLine) -> None:
         walk.send(reply)
 
 
-def _make_failure(walk: Walk, lines: list[_ScriptLine], what: str) -> AssertionError:
+def _make_script_error(walk: Walk, lines: list[_ScriptLine], what: str) -> AssertionError:
     return AssertionError(f"{what}\n{_format_log(walk, lines)}")
 
 
 def _format_log(walk: Walk, lines: list[_ScriptLine]) -> str:
     """Return the log: matched lines, the expected and the actual yield, and the remaining lines."""
     done = walk.history
-    told = [f"  {i}  {_shorten(e.asked)}\n     <- {_shorten(e.answer, of=lines[i])}" for i, e in enumerate(done)]
+    told = [f"  {i}  {_shorten_repr(e.asked)}\n     <- {_shorten_repr(e.answer, of=lines[i])}" for i, e in enumerate(done)]
     shown = ["exchange so far:", *(told or ["  nothing"])]
     rest = lines[len(done) :]
     expected = _describe_expected(rest[0].expected) if rest else "the end of the handler"
@@ -150,19 +150,19 @@ def _format_log(walk: Walk, lines: list[_ScriptLine]) -> str:
 
 def _describe_actual(walk: Walk) -> str:
     if walk.raised is not None:
-        return f"the handler raised {_shorten(walk.raised)}"
-    return f"the handler returned {_shorten(walk.returned)}" if walk.finished else _shorten(walk.asked)
+        return f"the handler raised {_shorten_repr(walk.raised)}"
+    return f"the handler returned {_shorten_repr(walk.returned)}" if walk.finished else _shorten_repr(walk.asked)
 
 
 def _describe_expected(expected: Any) -> str:
     if isinstance(expected, type):
         return f"any {expected.__name__}"
     if isinstance(expected, YIELDABLES):
-        return _shorten(expected)
+        return _shorten_repr(expected)
     return f"what {getattr(expected, '__qualname__', repr(expected))} accepts"
 
 
-def _shorten(value: object, of: _ScriptLine | None = None) -> str:
+def _shorten_repr(value: object, of: _ScriptLine | None = None) -> str:
     """Return *value* in one line; an answer is shown as the script has it, since a ``StepResult`` holds a whole state."""
     if of is not None and not isinstance(value, BaseException) and not callable(of.reply):
         value = of.reply

@@ -102,9 +102,9 @@ def advance_time(yielded: object, value: object, now: datetime) -> datetime:
 
 
 def _answer_parallel(yielded: Parallel[Any], answer: object, place: HandlerPlace) -> StepResult:
-    answers = _check_items(yielded, answer)
+    answers = _require_list(yielded, answer)
     if len(answers) != len(yielded.calls):
-        raise _make_misfit_error(
+        raise _make_invalid_answer_error(
             yielded, answer, f"a list with one answer for each of its {len(yielded.calls)} members"
         )
     value = tuple([_answer_member(call, given, place) for call, given in zip(yielded.calls, answers, strict=True)])
@@ -118,13 +118,13 @@ def _answer_member(yielded: object, answer: object, place: HandlerPlace) -> Any:
     if isinstance(yielded, ToolCall):
         return ToolResult.error(str(answer), tool_name=yielded.tool)
     if isinstance(yielded, AgentCall):
-        return ChildResult(agent_id=yielded.agent_id, status=RunStatus.FAILED, error=_as_child_error(answer))
+        return ChildResult(agent_id=yielded.agent_id, status=RunStatus.FAILED, error=_to_child_error(answer))
     if isinstance(yielded, Perform):
-        return _as_perform_error(yielded, answer)
-    raise _make_misfit_error(yielded, answer, "an answer, since it does not fail")
+        return _to_perform_error(yielded, answer)
+    raise _make_invalid_answer_error(yielded, answer, "an answer, since it does not fail")
 
 
-def _as_child_error(error: Exception) -> StepEngineError:
+def _to_child_error(error: Exception) -> StepEngineError:
     """Return *error* as the error of a child whose handler let it out."""
     if isinstance(error, StepEngineError):
         return error
@@ -133,7 +133,7 @@ def _as_child_error(error: Exception) -> StepEngineError:
     return known
 
 
-def _as_perform_error(yielded: Perform[Any], error: Exception) -> PerformError:
+def _to_perform_error(yielded: Perform[Any], error: Exception) -> PerformError:
     if isinstance(error, PerformError):
         return error
     kind = type(error).__name__
@@ -145,18 +145,18 @@ def _as_perform_error(yielded: Perform[Any], error: Exception) -> PerformError:
 def _answer_value(yielded: Any, answer: Any, place: HandlerPlace) -> Any:
     """Return the value for a yield from a short *answer*, alone or as a member of others."""
     if answer is ABSENT and not isinstance(yielded, MAY_BE_EMPTY):
-        raise _make_misfit_error(yielded, answer, FORMS.get(type(yielded), "a value"))
-    return VALUES.get(type(yielded), _answer_plain)(yielded, answer, place)
+        raise _make_invalid_answer_error(yielded, answer, FORMS.get(type(yielded), "a value"))
+    return VALUES.get(type(yielded), _answer_single_effect)(yielded, answer, place)
 
 
-def _answer_plain(yielded: object, answer: object, _: HandlerPlace) -> object:
+def _answer_single_effect(yielded: object, answer: object, _: HandlerPlace) -> object:
     """Return the answer to a yield that becomes one effect: a value of that effect's type, by default an empty one."""
     kind: Any = ROWS[EFFECT_OF[type(yielded)]].outcome
     if answer is ABSENT:
         return kind()
     if isinstance(answer, kind):
         return answer
-    raise _make_misfit_error(yielded, answer, FORMS[type(yielded)])
+    raise _make_invalid_answer_error(yielded, answer, FORMS[type(yielded)])
 
 
 def _answer_ask(yielded: Ask, answer: Any, _: HandlerPlace) -> Any:
@@ -178,7 +178,7 @@ def _answer_sleep(yielded: Sleep, answer: object, place: HandlerPlace) -> dateti
         return max(place.now, yielded.until.astimezone(UTC)) if yielded.until is not None else due
     if isinstance(answer, datetime) and answer.utcoffset() is not None and answer >= place.now:
         return answer.astimezone(UTC)
-    raise _make_misfit_error(
+    raise _make_invalid_answer_error(
         yielded, answer, f"nothing, or a date with a time zone that is not before {place.now.isoformat()}"
     )
 
@@ -186,12 +186,12 @@ def _answer_sleep(yielded: Sleep, answer: object, place: HandlerPlace) -> dateti
 def _answer_receive(yielded: Receive[Any], answer: Any, _: HandlerPlace) -> Any:
     if answer is None:
         if yielded.timeout is None:
-            raise _make_misfit_error(yielded, answer, "a message, since it has no timeout")
+            raise _make_invalid_answer_error(yielded, answer, "a message, since it has no timeout")
         return None
     message = freeze(answer)
     problem = make_message_checker(yielded.topic, yielded.schema)(message)
     if problem:
-        raise _make_misfit_error(yielded, answer, f"what fits its schema ({problem})")
+        raise _make_invalid_answer_error(yielded, answer, f"what fits its schema ({problem})")
     return message
 
 
@@ -208,7 +208,7 @@ def _answer_start(yielded: Start[Any], answer: Any, place: HandlerPlace) -> Any:
     fits = all(isinstance(ref, ChildRef) for ref in given) and len({ref.path for ref in given}) == len(yielded.calls)
     if not fits or [ref.agent_id for ref in given] != [call.agent_id for call in yielded.calls]:
         of = ", ".join([repr(call.agent_id) for call in yielded.calls])
-        raise _make_misfit_error(yielded, answer, f"nothing, or a ChildRef for each of {of}, with a path of its own")
+        raise _make_invalid_answer_error(yielded, answer, f"nothing, or a ChildRef for each of {of}, with a path of its own")
     return given[0] if len(given) == 1 else tuple(given)
 
 
@@ -216,44 +216,44 @@ def _answer_wait(yielded: Wait[Any], answer: object, _: HandlerPlace) -> Waited[
     if isinstance(answer, Waited):
         waited: Waited[Any] = answer
     else:
-        given = _results_by_ref(yielded, answer)
+        given = _map_results_to_children(yielded, answer)
         done = tuple([_child_result(ref, came, yielded) for ref, came in given.items()])
         waited = Waited(done, tuple([ref for ref in yielded.refs if ref not in given]))
     ids = [*[child.run_id for child in waited.done], *[ref.id for ref in waited.open]]
     if sorted(ids) != sorted([ref.id for ref in yielded.refs]):
-        raise _make_misfit_error(
+        raise _make_invalid_answer_error(
             yielded, answer, "a Waited with each of its children once, by the ids of their references"
         )
     if len(waited.done) < yielded.need and yielded.timeout is None:
-        raise _make_misfit_error(yielded, answer, f"how {yielded.need} of them ended, since it has no timeout")
+        raise _make_invalid_answer_error(yielded, answer, f"how {yielded.need} of them ended, since it has no timeout")
     return waited
 
 
-def _results_by_ref(yielded: Wait[Any], answer: Any) -> Mapping[ChildRef[Any], Any]:
+def _map_results_to_children(yielded: Wait[Any], answer: Any) -> Mapping[ChildRef[Any], Any]:
     """Return the results by child, in the order in which they ended. Missing children are still running."""
     if answer is ABSENT:
         return {}
     if isinstance(answer, Mapping) and answer and all(isinstance(ref, ChildRef) for ref in answer):
         if not {*answer} <= {*yielded.refs}:
-            raise _make_misfit_error(yielded, answer, "no child that it does not wait for")
+            raise _make_invalid_answer_error(yielded, answer, "no child that it does not wait for")
         return answer
     answers = [answer] if len(yielded.refs) == 1 else answer
     if not isinstance(answers, list | tuple) or len(answers) != len(yielded.refs):
-        raise _make_misfit_error(yielded, answer, FORMS[Wait])
+        raise _make_invalid_answer_error(yielded, answer, FORMS[Wait])
     return dict(zip(yielded.refs, answers, strict=True))
 
 
 def _child_result(ref: ChildRef[Any], answer: object, yielded: object) -> ChildResult[Any]:
     """Return the result of a child in the background."""
     if isinstance(answer, Exception):
-        return ChildResult(agent_id=ref.agent_id, run_id=ref.id, status=RunStatus.FAILED, error=_as_child_error(answer))
+        return ChildResult(agent_id=ref.agent_id, run_id=ref.id, status=RunStatus.FAILED, error=_to_child_error(answer))
     if isinstance(answer, ChildResult) and answer.run_id not in ("", ref.id):
-        raise _make_misfit_error(yielded, answer, f"a ChildResult whose run_id is {ref.id!r}, or that has none")
+        raise _make_invalid_answer_error(yielded, answer, f"a ChildResult whose run_id is {ref.id!r}, or that has none")
     return attrs.evolve(_make_child_result(yielded, ref.agent_id, answer), run_id=ref.id)
 
 
 def _answer_send(yielded: Send, answer: object, _: HandlerPlace) -> bool:
-    return True if answer is ABSENT else bool(_checked_answer(bool, yielded, answer))
+    return True if answer is ABSENT else bool(_require_type(bool, yielded, answer))
 
 
 def _answer_cancel(yielded: Cancel, answer: object, _: HandlerPlace) -> ChildResult[Any]:
@@ -266,7 +266,7 @@ def _answer_cancel(yielded: Cancel, answer: object, _: HandlerPlace) -> ChildRes
 def _answer_race(yielded: Race[Any], answer: Any, place: HandlerPlace) -> tuple[int, Any]:
     is_pair = isinstance(answer, list | tuple) and len(answer) == 2  # noqa: PLR2004
     if not is_pair or type(answer[0]) is not int or not 0 <= answer[0] < len(yielded.members):
-        raise _make_misfit_error(yielded, answer, FORMS[Race])
+        raise _make_invalid_answer_error(yielded, answer, FORMS[Race])
     return answer[0], _answer_member(yielded.members[answer[0]], answer[1], place)
 
 
@@ -289,7 +289,7 @@ def _make_child_result(yielded: object, agent_id: str, answer: object) -> ChildR
     if isinstance(answer, ChildResult):
         return answer
     if isinstance(answer, BaseException):
-        raise _make_misfit_error(yielded, answer, "a ChildResult, or its output; throw an error that ends it")
+        raise _make_invalid_answer_error(yielded, answer, "a ChildResult, or its output; throw an error that ends it")
     return ChildResult(agent_id=agent_id, output=answer, text=answer if isinstance(answer, str) else "")
 
 
@@ -301,7 +301,7 @@ def _answer_step(yielded: object, answer: object, place: HandlerPlace) -> StepRe
         return StepResult(answer, steps_complete=yielded is Sentinel.STEP_ALL)
     reply = _make_reply(yielded, answer)
     if reply.tool_calls:
-        raise _make_misfit_error(
+        raise _make_invalid_answer_error(
             yielded, answer, "a StepResult, since the results of tool calls belong into its history"
         )
     history = state.message_history.append(AssistantMessage(reply.content))
@@ -311,24 +311,24 @@ def _answer_step(yielded: object, answer: object, place: HandlerPlace) -> StepRe
 
 
 def _make_reply(yielded: object, answer: object) -> ModelReply:
-    return ModelReply(answer) if isinstance(answer, str) else _checked_answer(ModelReply, yielded, answer)
+    return ModelReply(answer) if isinstance(answer, str) else _require_type(ModelReply, yielded, answer)
 
 
-def _check_items(yielded: object, answer: object, *, empty: bool = False) -> Sequence[Any]:
+def _require_list(yielded: object, answer: object, *, empty: bool = False) -> Sequence[Any]:
     if answer is ABSENT and empty:
         return ()
     if isinstance(answer, list | tuple):
         return answer
-    raise _make_misfit_error(yielded, answer, "a list")
+    raise _make_invalid_answer_error(yielded, answer, "a list")
 
 
-def _checked_answer(kind: type[object], yielded: object, answer: object) -> Any:
+def _require_type(kind: type[object], yielded: object, answer: object) -> Any:
     if isinstance(answer, kind):
         return answer
-    raise _make_misfit_error(yielded, answer, "a string" if kind is str else f"a string or a {kind.__name__}")
+    raise _make_invalid_answer_error(yielded, answer, "a string" if kind is str else f"a string or a {kind.__name__}")
 
 
-def _make_misfit_error(yielded: object, answer: object, fine: str) -> DataError:
+def _make_invalid_answer_error(yielded: object, answer: object, fine: str) -> DataError:
     given = "nothing" if answer is ABSENT else repr(answer)
     return DataError(f"{given}{MISFIT}{yielded!r}; send {fine}, or a StepResult")
 
@@ -338,12 +338,12 @@ def _answer_tool_call(yielded: ToolCall, answer: object, place: HandlerPlace) ->
 
 
 def _answer_step_text(yielded: StepText, answer: object, place: HandlerPlace) -> StepResult:
-    return StepResult(place.state, tuple([to_tool_result(r) for r in _check_items(yielded, answer, empty=True)]))
+    return StepResult(place.state, tuple([to_tool_result(r) for r in _require_list(yielded, answer, empty=True)]))
 
 
 def _answer_generate_n(yielded: GenerateN, answer: object, place: HandlerPlace) -> StepResult:
     return StepResult(
-        place.state, n_responses=tuple([_checked_answer(str, yielded, t) for t in _check_items(yielded, answer)])
+        place.state, n_responses=tuple([_require_type(str, yielded, t) for t in _require_list(yielded, answer)])
     )
 
 

@@ -35,7 +35,7 @@ from stepengine.testing.faults import (
     ON_RECORD,
     Fault,
     RandomFaults,
-    check_kind,
+    validate_fault_kind,
 )
 from stepengine.testing.invariants import (
     Violation,
@@ -43,7 +43,7 @@ from stepengine.testing.invariants import (
     expect_same_end,
     format_address,
     refuse,
-    without_lost_requests,
+    remove_request_counts,
 )
 from stepengine.testing.recorded import RecordedOutcomes, RecordedRunIndex
 from stepengine.testing.world import GeneratedOutcomes, Invariant, Replies, SimulationSetting, World, make_stand_in_tool
@@ -220,9 +220,9 @@ def simulate(
     for seed, due, order in _repeat_in_orders(_iter_worlds(setting, seeds, given, history), orders):
         world = World(setting, seed, due, order)
         try:
-            finished = _run_checked(setting, world)
+            finished = _run_and_check_world(setting, world)
         except Violation as violation:
-            raise _failure_of_seed(setting, seed, world, violation) from None
+            raise _make_shrunk_failure(setting, seed, world, violation) from None
         runs += 1
         effects += len(world.effects.performed)
         statuses[finished.status] += 1
@@ -242,7 +242,7 @@ def _iter_worlds(
     if history is None and seeds is not None:
         return ((seed, exact or RandomFaults(seed, kinds)) for seed in seeds)
     worlds = _iter_single_faults_and_crash_pairs if history is None else _iter_recorded_worlds
-    return ((0, faults) for faults in worlds(setting, exact, [check_kind(kind) for kind in kinds]))
+    return ((0, faults) for faults in worlds(setting, exact, [validate_fault_kind(kind) for kind in kinds]))
 
 
 def _repeat_in_orders(
@@ -304,7 +304,7 @@ def _find_unlisted_tools(agents: Iterable[AgentDefinition], history: History | N
     return dict.fromkeys([name for name in names if name not in own])
 
 
-def _single_faults(calm: World, kinds: Sequence[str]) -> list[Fault]:
+def _list_single_faults(calm: World, kinds: Sequence[str]) -> list[Fault]:
     """Return one fault for each effect of a run and each kind that fits the effect."""
     return [
         Fault(seq, kind, path)
@@ -323,7 +323,7 @@ def _iter_recorded_worlds(
         return
     calm = World(setting, 0, ())
     calm.run()
-    places = _single_faults(calm, kinds)
+    places = _list_single_faults(calm, kinds)
     if len(calm.effects.performed) > MAX_RECORDED and len(places) > MAX_PLACES:
         places = Random(0).sample(places, MAX_PLACES)  # noqa: S311
     for fault in places:
@@ -351,12 +351,12 @@ def _make_catalog(
     return Catalog(agents, given.values(), Hooks(), Limits())
 
 
-def _run_checked(setting: SimulationSetting, world: World) -> Finished:
+def _run_and_check_world(setting: SimulationSetting, world: World) -> Finished:
     """Run *world* to its end. After crashes, compare the end with that of a run without crashes (I11)."""
     finished = world.run()
     if world.resumed and not world.effects.has_unknown:
         due = _run_without_crash(setting, world)
-        expect_same_end("I11", "after a crash", without_lost_requests(finished), without_lost_requests(due))
+        expect_same_end("I11", "after a crash", remove_request_counts(finished), remove_request_counts(due))
     if world.seed % REPEATED == 0:
         world.repeat(finished)
     if setting.is_same_in_any_order:
@@ -387,7 +387,7 @@ def _iter_single_faults_and_crash_pairs(
             f"through runs of at most {MAX_EFFECTS}; give a shorter conversation with replies=[...], or seeds=range(1_000)"
         )
         raise DataError(msg)
-    single = _single_faults(calm, kinds)
+    single = _list_single_faults(calm, kinds)
     for fault in single:
         yield [*exact, fault]
     for two in itertools.combinations([fault for fault in single if fault.kind in CRASHES], 2):
@@ -397,14 +397,14 @@ def _iter_single_faults_and_crash_pairs(
 # --- what is told -------------------------------------------------------------------------------------------------------
 
 
-def _failure_of_seed(setting: SimulationSetting, seed: int, world: World, violation: Violation) -> SimulationFailed:
+def _make_shrunk_failure(setting: SimulationSetting, seed: int, world: World, violation: Violation) -> SimulationFailed:
     """Return the error for a seed that failed, with the fewest faults that still make it fail in the same way."""
     faults = tuple(world.faults.happened)
     for size in range(len(faults) if len(faults) <= MAX_SHRUNK else 0):
         for fewer in itertools.combinations(faults, size):
             again = World(setting, seed, fewer, world.order)
             try:
-                _run_checked(setting, again)
+                _run_and_check_world(setting, again)
             except Violation as same:
                 if same.row == violation.row:
                     return _make_error(setting, seed, fewer, again, same)
@@ -419,7 +419,7 @@ def _make_error(
     dropped = len(world.lines) - MAX_SHOWN
     lines = [f"  ... {dropped} lines before"] * (dropped > 0) + world.lines[-MAX_SHOWN:]
     happened = "\n".join(lines) or "  nothing"
-    hint = _hint_text(world, violation)
+    hint = _format_hint(world, violation)
     msg = (
         f"agent {setting.agent.id!r} breaks {violation}\n"
         f"{violation.row} says: {RULES[violation.row]}\n"
@@ -430,14 +430,14 @@ def _make_error(
     return SimulationFailed(msg, seed=seed, faults=faults, row=violation.row)
 
 
-def _hint_text(world: World, violation: Violation) -> str:
+def _format_hint(world: World, violation: Violation) -> str:
     """Return a hint for the author of the agent, as a line; ``""`` if there is none."""
     if violation.row == "I3":
         return (
             "hint: a handler may depend only on its context and on what it is sent; chance is ctx.random, time is ctx.now, and "
             "everything else comes through Perform\n"
         )
-    made_up = world.list_unscripted() if violation.row == "handler" else ()
+    made_up = world.list_unscripted_names() if violation.row == "handler" else ()
     if not made_up:
         return ""
     example = f"results={{{made_up[0]!r}: ...}}"

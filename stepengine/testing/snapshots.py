@@ -24,7 +24,7 @@ from stepengine.journal import Journal, as_journal
 from stepengine.journal.records import format_address
 from stepengine.journal.show import clean_tree, render, result_tree, run_tree
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
-from stepengine.testing.traffic_redaction import Cleaner, secrets_in_headers
+from stepengine.testing.traffic_redaction import Cleaner, find_header_secrets
 
 if TYPE_CHECKING:
     from syrupy.types import PropertyFilter, PropertyMatcher
@@ -115,7 +115,7 @@ class RequestSnapshot(_TextSnapshot):
             kept = tuple([(n.lower(), v) for n, v in body.headers.items()])
             body = RecordedRequest(body.method, str(body.url), kept, body.read())
         if isinstance(body, RecordedRequest):
-            body = Cleaner(secrets_in_headers(body.headers)).request(body).body
+            body = Cleaner(find_header_secrets(body.headers)).request(body).body
         text = body.decode(errors="backslashreplace") if isinstance(body, bytes) else body
         if not isinstance(text, str):
             return clean_tree(text)

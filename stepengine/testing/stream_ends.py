@@ -24,7 +24,7 @@ ENDS = frozenset({
 CHUNKS = frozenset({"chat.completion.chunk", "text_completion"})
 
 
-def stream_is_complete(body: str, *, read_to_end: bool, with_errors: bool = False) -> bool:
+def is_stream_complete(body: str, *, read_to_end: bool, with_errors: bool = False) -> bool:
     """
     Return True if no event is missing from a stream of server-sent events.
 
@@ -35,35 +35,35 @@ def stream_is_complete(body: str, *, read_to_end: bool, with_errors: bool = Fals
     """
     *events, rest = EVENT_END.split(body)
     if read_to_end and rest.strip():  # some servers leave out the empty line behind the last event
-        if _is_cut(rest):
+        if _is_cut_event(rest):
             return False
         events.append(rest)
     found = [data for event in events if (data := _event_data(event))]
     if any(data.startswith("[DONE]") for data in found):
         return True
-    trees = [_json_object(data) for data in found]
-    if any(map(_is_last, trees)):
+    trees = [_parse_json_object(data) for data in found]
+    if any(map(_is_last_event, trees)):
         return True
-    if any(map(_is_error, trees)):
+    if any(map(_is_error_event, trees)):
         return with_errors or read_to_end
-    candidates = {index: done for tree in trees for index, done in _google_candidates(tree).items()}
+    candidates = {index: done for tree in trees for index, done in _find_google_candidates(tree).items()}
     if candidates:
         return all(candidates.values())
     if not found:  # only comments, with which a server keeps the connection open
         return read_to_end and not body.strip()
     # Several servers of chat completions never send `[DONE]`: a finish reason and the end of the body are enough.
-    return read_to_end and (any(map(_has_finish_reason, trees)) or not any(map(_is_of_known_protocol, trees)))
+    return read_to_end and (any(map(_has_finish_reason, trees)) or not any(map(_is_known_protocol_event, trees)))
 
 
-def _is_last(tree: dict[str, Any]) -> bool:
+def _is_last_event(tree: dict[str, Any]) -> bool:
     return _event_type(tree) in ENDS or _is_blocked_by_google(tree) or _is_rpc_answer(tree)
 
 
-def _is_error(tree: dict[str, Any]) -> bool:
+def _is_error_event(tree: dict[str, Any]) -> bool:
     return "error" in tree and (_event_type(tree) == "error" or len(tree) == 1)
 
 
-def _is_of_known_protocol(tree: dict[str, Any]) -> bool:
+def _is_known_protocol_event(tree: dict[str, Any]) -> bool:
     return tree.get("object") in CHUNKS or _event_type(tree) in STARTS
 
 
@@ -76,15 +76,15 @@ def _event_data(event: str) -> str:
     return "\n".join(lines).strip()
 
 
-def _is_cut(event: str) -> bool:
+def _is_cut_event(event: str) -> bool:
     """Return True if the last event of a body ends in the middle of a field, as far as that shows."""
     data = _event_data(event)
     if not data:
         return not event.startswith(":")
-    return data.startswith("{") and not _json_object(data)
+    return data.startswith("{") and not _parse_json_object(data)
 
 
-def _json_object(data: str) -> dict[str, Any]:
+def _parse_json_object(data: str) -> dict[str, Any]:
     try:
         tree = json.loads(data)
     except (ValueError, RecursionError):
@@ -92,7 +92,7 @@ def _json_object(data: str) -> dict[str, Any]:
     return tree if isinstance(tree, dict) else {}
 
 
-def _google_candidates(tree: dict[str, Any]) -> dict[object, bool]:
+def _find_google_candidates(tree: dict[str, Any]) -> dict[object, bool]:
     found = tree.get("candidates")
     listed = [c for c in found if isinstance(c, dict)] if isinstance(found, list) else []
     return {str(c.get("index", 0)): bool(c.get("finishReason")) for c in listed}

@@ -47,7 +47,7 @@ from stepengine.redaction import (
 )
 from stepengine.testing.cassette_bodies import decode_body
 from stepengine.testing.cassette_files import Headers, RecordedRequest, RecordedResponse, is_stream
-from stepengine.testing.cassette_matching import PORTS, find_boundary, is_counted, is_uncounted
+from stepengine.testing.cassette_matching import PORTS, find_boundary, is_compared_header, is_ignored_header
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 
@@ -62,7 +62,7 @@ class Piece(NamedTuple):
     text: str
 
 
-def join_texts(stream: str) -> dict[str, str]:
+def join_event_texts(stream: str) -> dict[str, str]:
     """Return the joined texts of a stream's JSON events by their JSON path."""
     pieces = _collect_pieces(_parse_event_trees(LINE.split(stream)))
     return {"".join(f"/{step}" for step in path): "".join([p.text for p in found]) for path, found in pieces.items()}
@@ -79,9 +79,9 @@ def clean_events(stream: str, redactor: Redactor) -> str:
         def hide(span: Span, joined: str = joined) -> str:
             return redactor.placeholder(joined[span.start : span.end], span.name)
 
-        for piece, changed in _cut_spans(pieces, redactor.spans(joined), hide):
-            _set_text(trees[piece.line], path, changed)
-    rows = [row for row in _find_data_rows(lines) if not trees.keys() & row and _clean_row(lines, row, redactor)]
+        for piece, changed in _replace_spans(pieces, redactor.spans(joined), hide):
+            _set_text_at_path(trees[piece.line], path, changed)
+    rows = [row for row in _find_multiline_events(lines) if not trees.keys() & row and _clean_data_lines(lines, row, redactor)]
     done = {number for row in rows for number in row}
     for number, line in enumerate(lines):
         if number in done:
@@ -93,7 +93,7 @@ def clean_events(stream: str, redactor: Redactor) -> str:
     return "".join([mark, *lines])
 
 
-def _find_data_rows(lines: list[str]) -> Iterator[set[int]]:
+def _find_multiline_events(lines: list[str]) -> Iterator[set[int]]:
     """Yield the numbers of the lines of data of each event that has several, which are one text."""
     row: set[int] = set()
     for number in range(0, len(lines) + 1, 2):
@@ -105,7 +105,7 @@ def _find_data_rows(lines: list[str]) -> Iterator[set[int]]:
         row = set()
 
 
-def _clean_row(lines: list[str], row: set[int], redactor: Redactor) -> bool:
+def _clean_data_lines(lines: list[str], row: set[int], redactor: Redactor) -> bool:
     """Take the secrets out of the *lines* of data of one event; return False if the text of one goes over their ends."""
     numbers = sorted(row)
     cleaned = redactor.json_text("\n".join([lines[number][5:] for number in numbers])).split("\n")
@@ -142,7 +142,7 @@ def _iter_texts(value: object, path: Path) -> Iterator[tuple[Path, str]]:
         yield from _iter_texts(member, (*path, step))
 
 
-def _cut_spans(pieces: list[Piece], spans: list[Span], hide: Callable[[Span], str]) -> Iterator[tuple[Piece, str]]:
+def _replace_spans(pieces: list[Piece], spans: list[Span], hide: Callable[[Span], str]) -> Iterator[tuple[Piece, str]]:
     """Yield each piece with its spans replaced: by the result of *hide* at the start of a span, and by nothing where it continues."""
     begin = first = 0
     for piece in pieces if spans else ():
@@ -161,7 +161,7 @@ def _cut_spans(pieces: list[Piece], spans: list[Span], hide: Callable[[Span], st
         begin = end
 
 
-def _set_text(tree: Any, path: Path, text: str) -> None:
+def _set_text_at_path(tree: Any, path: Path, text: str) -> None:
     *steps, last = path
     for step in steps:
         tree = tree[step]
@@ -223,7 +223,7 @@ TEXT_KINDS = (FORM, "application/json", "text/")
 SHAPES = ANY
 
 
-def secrets_in_headers(headers: Headers) -> dict[str, str]:
+def find_header_secrets(headers: Headers) -> dict[str, str]:
     """Return the secret values in a request's *headers*, with the names of their headers."""
     found: dict[str, str] = {}
     for name, value in headers:
@@ -239,11 +239,11 @@ def secrets_in_headers(headers: Headers) -> dict[str, str]:
             continue
         found[credential or value] = name
         if scheme.lower() == "basic":
-            found.update(dict.fromkeys(_basic_auth_values(credential), name))
+            found.update(dict.fromkeys(_decode_basic_auth(credential), name))
     return {value: name for value, name in found.items() if len(value) >= MIN_KNOWN}
 
 
-def _basic_auth_values(credential: str) -> Iterable[str]:
+def _decode_basic_auth(credential: str) -> Iterable[str]:
     """Return the password, and the user name where it is the key, as for services that expect no password."""
     try:
         user, _, password = base64.b64decode(credential).decode().partition(":")
@@ -280,10 +280,10 @@ def _find_body_secrets(body: bytes, content_type: str, level: int) -> Iterator[t
     kind = content_type.lower()
     if level < MOST_NESTED and kind.startswith("multipart/") and (boundary := find_boundary(content_type)):
         for part in _split_parts(body, boundary)[::2]:
-            head, content = _split_part(part)
+            head, content = _split_part_head(part)
             text = content.decode(errors="replace")
             yield from [(name, text) for name in _find_part_names(head) if may_differ(name, text, "parameter")]
-            yield from _find_body_secrets(content, _find_part_kind(head), level + 1)
+            yield from _find_body_secrets(content, _parse_part_content_type(head), level + 1)
     elif _is_form(kind, body.decode("latin-1")):
         yield from _find_form_secrets(body.decode("latin-1"))
     else:
@@ -296,18 +296,18 @@ def _split_parts(body: bytes, boundary: str) -> list[bytes]:
     return re.split(rb"((?:^|\r?\n)--%b(?=--|[ \t]*\r?\n|$))" % re.escape(boundary.encode()), body)
 
 
-def _split_part(part: bytes) -> tuple[bytes, bytes]:
+def _split_part_head(part: bytes) -> tuple[bytes, bytes]:
     """Return the headers and the content of a part of a multipart message; no headers if nothing ends them."""
     end = HEAD_END.search(part)
     return (b"", part) if end is None else (part[: end.end()], part[end.end() :])
 
 
-def _find_part_kind(head: bytes) -> str:
+def _parse_part_content_type(head: bytes) -> str:
     kind = PART_KIND.search(head)
     return kind[1].decode("latin-1") if kind else ""
 
 
-def _find_encoding(body: bytes, kind: str) -> str:
+def _detect_text_encoding(body: bytes, kind: str) -> str:
     """Return how the text of *body* is encoded; "" if it is no text."""
     found = CHARSET.search(kind)
     is_text = kind.startswith(TEXT_KINDS) or "json" in kind
@@ -326,7 +326,7 @@ def _find_encoding(body: bytes, kind: str) -> str:
 def has_binary_body(message: RecordedRequest | RecordedResponse) -> bool:
     """Return True if the body of *message* is no text, so that only known values are searched in it."""
     body = decode_body(message.body, message.header("content-encoding"))
-    return message.body != b"" and (not body or not _find_encoding(body, message.header("content-type").lower()))
+    return message.body != b"" and (not body or not _detect_text_encoding(body, message.header("content-type").lower()))
 
 
 def _find_part_names(head: bytes) -> list[str]:
@@ -376,7 +376,7 @@ def _add_to_length(length: str, more: int) -> str:
     return str(int(length) + more) if length.isdecimal() else length
 
 
-def _is_host_of(value: str, url: str) -> bool:
+def _repeats_host(value: str, url: str) -> bool:
     """Return whether a header Host only repeats the host of *url*."""
     parts = urlsplit(url)
     port = f":{PORTS.get(parts.scheme, '')}"
@@ -386,7 +386,7 @@ def _is_host_of(value: str, url: str) -> bool:
 
 def is_recorded_request_header(name: str) -> bool:
     """Return whether a header of a request, in lower case, is stored: matching compares its value, or that it has a secret."""
-    return is_counted(name) or (is_secret_name(name, "header") and not is_uncounted(name))
+    return is_compared_header(name) or (is_secret_name(name, "header") and not is_ignored_header(name))
 
 
 def is_kept_response_header(name: str) -> bool:
@@ -421,10 +421,10 @@ def clean_url(url: str, redactor: Redactor = SHAPES) -> str:
 
 def clean_pairs(text: str, redactor: Redactor) -> str:
     """Return a query or form with placeholders for the values of secret names. All other text stays unchanged."""
-    return "&".join([_clean_pairs_at_semicolons(piece, redactor) for piece in text.split("&")])
+    return "&".join([_clean_pair_at_semicolons(piece, redactor) for piece in text.split("&")])
 
 
-def _clean_pairs_at_semicolons(piece: str, redactor: Redactor) -> str:
+def _clean_pair_at_semicolons(piece: str, redactor: Redactor) -> str:
     """Return a pair without its secret. Some servers also parse the text after a semicolon in a value as a pair."""
     clean = _clean_pair(piece, redactor)
     if clean != piece or ";" not in piece:
@@ -476,7 +476,7 @@ class Cleaner:
         headers = [
             (n, self.header(n, v))
             for n, v in request.headers
-            if is_recorded_request_header(n) and not (n == "host" and _is_host_of(v, request.url))
+            if is_recorded_request_header(n) and not (n == "host" and _repeats_host(v, request.url))
         ]
         kind, encoding = request.header("content-type"), request.header("content-encoding")
         plain = decode_body(request.body, encoding)
@@ -485,11 +485,11 @@ class Cleaner:
             body = request.body
         elif encoding:
             headers = [(n, v) for n, v in headers if n != "content-encoding"]
-        return RecordedRequest(request.method, clean_url(request.url, self.redactor), self._allowed(headers), body)
+        return RecordedRequest(request.method, clean_url(request.url, self.redactor), self._drop_excluded_headers(headers), body)
 
     def response(self, response: RecordedResponse) -> RecordedResponse:
         """Return *response* without secrets."""
-        headers = self._allowed([(n, self.header(n, v)) for n, v in response.headers])
+        headers = self._drop_excluded_headers([(n, self.header(n, v)) for n, v in response.headers])
         body = self._clean_reply_body(response)
         if body != response.body:
             grown = len(body) - len(response.body)
@@ -497,7 +497,7 @@ class Cleaner:
             headers = [(n, v) for n, v in headers if n.lower() != "content-encoding"]
         return RecordedResponse(response.status, self.text(response.reason), headers, body)
 
-    def _allowed(self, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
+    def _drop_excluded_headers(self, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         left_out = self.base.rules.headers
         return [(name, value) for name, value in headers if name.lower() not in left_out]
 
@@ -505,27 +505,27 @@ class Cleaner:
         """Return the value of a header without secrets."""
         low = name.lower()
         if low == "cookie":
-            return ";".join([self._cookie(one) for one in value.split(";")])
+            return ";".join([self._clean_cookie(one) for one in value.split(";")])
         if low in SET_COOKIES:
-            return ",".join([self._set_cookie(one) for one in NEXT_COOKIE.split(value)])
+            return ",".join([self._clean_set_cookie(one) for one in NEXT_COOKIE.split(value)])
         if is_secret(low, value, "header"):
             scheme, space, credential = value.rpartition(" ") if value.count(" ") == 1 else value.partition(" ")
             return (
-                f"{scheme}{space}{self._hide(credential, low, 'header')}" if space else self._hide(value, low, "header")
+                f"{scheme}{space}{self._replace_secret(credential, low, 'header')}" if space else self._replace_secret(value, low, "header")
             )
         if low in ACCOUNT_HEADERS:
-            return self._hide(value, low, "header")
+            return self._replace_secret(value, low, "header")
         clean = self.address(value) if low in ADDRESS_HEADERS or "://" in value else value
         return self.redactor.json_text(clean)
 
-    def _set_cookie(self, text: str) -> str:
+    def _clean_set_cookie(self, text: str) -> str:
         cookie, end, attributes = text.partition(";")
-        return f"{self._cookie(cookie)}{end}{attributes}"
+        return f"{self._clean_cookie(cookie)}{end}{attributes}"
 
-    def _cookie(self, text: str) -> str:
+    def _clean_cookie(self, text: str) -> str:
         name, sign, value = text.partition("=")
         if not sign:
-            return self._hide(text, "cookie", "header") if text else ""
+            return self._replace_secret(text, "cookie", "header") if text else ""
         # aiohttp sends the placeholder that it received in a replayed `Set-Cookie` in quotes.
         if not value or PLACEHOLDER.fullmatch(value.strip('"')):
             return name + sign + value.strip('"')
@@ -533,7 +533,7 @@ class Cleaner:
         may_differ = is_credential_cookie(name_alone, value)
         return f"{name}{sign}{self.redactor.placeholder(value, name_alone, may_differ=may_differ)}"
 
-    def _hide(self, secret: str, name: str, place: Place) -> str:
+    def _replace_secret(self, secret: str, name: str, place: Place) -> str:
         return secret if PLACEHOLDER.fullmatch(secret) else self.redactor.replace_by_name(secret, name, place)
 
     def body(self, body: bytes, content_type: str = "", level: int = 0) -> bytes:
@@ -543,7 +543,7 @@ class Cleaner:
             return self._clean_parts(body, boundary, level)
         if level < MOST_NESTED and kind.startswith(HTTP_KINDS):
             return self._clean_http(body, level)
-        encoding = _find_encoding(body, kind)
+        encoding = _detect_text_encoding(body, kind)
         if not encoding:
             return self.redactor.binary(body)
         text = body.decode(encoding)
@@ -563,20 +563,20 @@ class Cleaner:
         )
 
     def _clean_part(self, part: bytes, level: int) -> bytes:
-        head, content = _split_part(part)
+        head, content = _split_part_head(part)
         text = content.decode("latin-1")
         field = next((name for name in _find_part_names(head) if is_secret(name, text, "parameter")), "")
         if content and field:
-            return head + self._hide(text, field, "parameter").encode("latin-1")
-        return head + self.body(content, _find_part_kind(head), level + 1)
+            return head + self._replace_secret(text, field, "parameter").encode("latin-1")
+        return head + self.body(content, _parse_part_content_type(head), level + 1)
 
     def _clean_http(self, message: bytes, level: int) -> bytes:
         """Return a request or reply that is a body itself, without secrets."""
-        head, content = _split_part(message)
+        head, content = _split_part_head(message)
         first, *lines = LINE.split((head or content).decode("latin-1"))
         made = "".join([self.address(first), *map(self._clean_header_line, lines)])
         clean = made.encode("latin-1", errors="backslashreplace")
-        return clean + self.body(content, _find_part_kind(head), level + 1) if head else clean
+        return clean + self.body(content, _parse_part_content_type(head), level + 1) if head else clean
 
     def _clean_header_line(self, line: str) -> str:
         name, _, value = line.partition(":")
@@ -619,7 +619,7 @@ class Cleaner:
         if self.redactor.suspicious(text):
             yield from self.redactor.findings(parse_if_json(text), "body")
         if is_stream(message):
-            for place, joined in join_texts(text).items():
+            for place, joined in join_event_texts(text).items():
                 rules = self.redactor.secrets(joined).values()
                 yield from ((f"body (joined events){place}", rule) for rule in rules)
 
@@ -657,11 +657,11 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
     redactor = make_redactor("all", os.environ, secrets)
 
     def clean_request(request: Any) -> Any:
-        headers = [(name.lower(), _text(value)) for name, value in request.headers.items()]
-        cleaner = Cleaner(secrets_in_headers(tuple(headers)), base=redactor)
+        headers = [(name.lower(), _header_to_text(value)) for name, value in request.headers.items()]
+        cleaner = Cleaner(find_header_secrets(tuple(headers)), base=redactor)
         request.uri = clean_url(request.uri, cleaner.redactor)
         request.headers = {
-            n: cleaner.header(n, _text(v)) for n, v in request.headers.items() if n.lower() in KEPT_REQUEST_HEADERS
+            n: cleaner.header(n, _header_to_text(v)) for n, v in request.headers.items() if n.lower() in KEPT_REQUEST_HEADERS
         }
         given = request.body
         clean = _clean_vcr_body(cleaner, _read_vcr_body(given), dict(headers).get("content-type", ""))
@@ -684,7 +684,7 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
     return {
         "match_on": MATCH_ON,
         "decode_compressed_response": True,
-        "ignore_hosts": _provider_hosts(),
+        "ignore_hosts": _list_provider_hosts(),
         "before_record_request": clean_request,
         "before_record_response": clean_response,
     }
@@ -712,11 +712,11 @@ def _as_list(values: Any) -> list[Any]:
     return values if isinstance(values, list) else [values]
 
 
-def _text(value: Any) -> str:
+def _header_to_text(value: Any) -> str:
     return value.decode("latin-1") if isinstance(value, bytes) else str(value)
 
 
-def _provider_hosts() -> list[str]:
+def _list_provider_hosts() -> list[str]:
     from stepengine.models.presets import PRESETS
 
     hosts = {urlsplit(preset.base_url).hostname or "" for preset in PRESETS.values() if preset.base_url}

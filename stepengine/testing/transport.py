@@ -21,7 +21,7 @@ from stepengine.testing.cassette import Cassette
 from stepengine.testing.cassette_files import Interaction, is_json
 from stepengine.testing.cassette_misses import CassetteMiss
 from stepengine.testing.exchanges import Exchange, bypass_patches, start_exchange
-from stepengine.testing.httpx_exchanges import HttpxExchanges, split_events
+from stepengine.testing.httpx_exchanges import HttpxExchanges, split_body_into_events
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 
@@ -68,14 +68,14 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
     def handle_request(self, request: httpx2.Request) -> httpx2.Response:
         """Answer a sync client."""
         request.read()
-        return self._answer(request)
+        return self._play_interaction(request)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
         """Answer an async client."""
         await request.aread()
-        return self._answer(request)
+        return self._play_interaction(request)
 
-    def _answer(self, request: httpx2.Request) -> httpx2.Response:
+    def _play_interaction(self, request: httpx2.Request) -> httpx2.Response:
         interaction = self.cassette.take(OURS.read_request(request))
         recorded = interaction.response
         stops = [n for n in (self._cut, self._reset_after) if n is not None]
@@ -89,11 +89,11 @@ class ReplayTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         if isinstance(self._chunks, int):
             return [body[i : i + self._chunks] for i in range(0, len(body), self._chunks)]
         if self._chunks == "random":
-            return _random_pieces(body, self._random)
+            return _split_randomly(body, self._random)
         if self._chunks == "recorded":
-            return _recorded_pieces(body, interaction)
+            return _split_as_recorded(body, interaction)
         if self._chunks == "events":
-            return split_events(attrs.evolve(interaction.response, body=body))
+            return split_body_into_events(attrs.evolve(interaction.response, body=body))
         return [body] if body else []
 
 
@@ -169,7 +169,7 @@ def _make_reset_error(request: httpx2.Request, sent: int) -> httpx2.RemoteProtoc
     return httpx2.RemoteProtocolError(msg, request=request)
 
 
-def _random_pieces(body: bytes, random: Random) -> list[bytes]:
+def _split_randomly(body: bytes, random: Random) -> list[bytes]:
     pieces, start = [], 0
     while start < len(body):
         size = random.randint(1, MAX_RANDOM_CHUNK)
@@ -178,7 +178,7 @@ def _random_pieces(body: bytes, random: Random) -> list[bytes]:
     return pieces
 
 
-def _recorded_pieces(body: bytes, interaction: Interaction) -> list[bytes]:
+def _split_as_recorded(body: bytes, interaction: Interaction) -> list[bytes]:
     sizes = interaction.extras.get("chunks")
     if sizes is None:
         if is_json(interaction.response) or not body:

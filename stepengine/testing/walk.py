@@ -148,10 +148,10 @@ class Walk:
         self._steps = steps(self._context)
         self._program: RunningProgram | None = None
         self._asked: Any = None
-        self._advance(lambda: self._steps.send(None))
+        self._run_to_next_yield(lambda: self._steps.send(None))
 
     def __repr__(self) -> str:
-        return f"Walk({self._name}, {len(self._history)} answers, asked={self._asked!r})"
+        return f"Walk({self._handler_name}, {len(self._history)} answers, asked={self._asked!r})"
 
     @property
     def asked(self) -> Any:
@@ -174,7 +174,7 @@ class Walk:
         if isinstance(self._asked, HandlerReturned):
             return self._asked.value
         how = f"raised {self._error!r}" if self._error else f"waits at {self.location} with {self._asked!r}"
-        msg = f"{self._name} has not returned: it {how}"
+        msg = f"{self._handler_name} has not returned: it {how}"
         raise AssertionError(msg)
 
     @property
@@ -222,14 +222,14 @@ class Walk:
             DataError: when *answer* does not fit what was asked.
             AssertionError: when the handler has finished.
         """
-        self._expect_open("send")
+        self._require_unfinished("send")
         now = self._context.now()
         result = make_step_result(self._asked, answer, HandlerPlace(self.state, now, self._children))
         self._history.append(WalkStep(self._asked, result))
         self.state = result.agent_state
         self._waited_ms += (advance_time(self._asked, result.value, now) - now) // timedelta(milliseconds=1)
         self._children += len(self._asked.calls) if isinstance(self._asked, Start) else 0
-        return self._advance(lambda: self._steps.send(result))
+        return self._run_to_next_yield(lambda: self._steps.send(result))
 
     def throw(self, error: BaseException) -> Walk:
         """
@@ -239,9 +239,9 @@ class Walk:
             BaseException: what the handler raises; *error* itself if it does not catch it.
             AssertionError: when the handler has finished.
         """
-        self._expect_open("throw")
+        self._require_unfinished("throw")
         self._history.append(WalkStep(self._asked, error))
-        return self._advance(lambda: self._steps.throw(error))
+        return self._run_to_next_yield(lambda: self._steps.throw(error))
 
     def fork(self) -> Walk:
         """
@@ -252,10 +252,10 @@ class Walk:
         """
         other = Walk(*self._start, **self._options)
         for index, exchange in enumerate(self._history):
-            _check_same(self._name, index, exchange.asked, other)
+            _require_same_yield(self._handler_name, index, exchange.asked, other)
             other._repeat_step(exchange)
         if self._error is None:
-            _check_same(self._name, len(self._history), self._asked, other)
+            _require_same_yield(self._handler_name, len(self._history), self._asked, other)
         return other
 
     def close(self) -> None:
@@ -264,7 +264,7 @@ class Walk:
         self._kept.close()
 
     @property
-    def _name(self) -> str:
+    def _handler_name(self) -> str:
         return getattr(self._steps, "__qualname__", type(self._steps).__name__)
 
     def _repeat_step(self, exchange: WalkStep) -> None:
@@ -278,13 +278,13 @@ class Walk:
             if error is not self._error:
                 raise
 
-    def _advance(self, resume: Callable[[], object]) -> Walk:
+    def _run_to_next_yield(self, resume: Callable[[], object]) -> Walk:
         try:
             asked = resume()
             while isinstance(asked, Compute):
                 asked = self._run_compute(asked)
             if type(asked) not in self._accepted:
-                asked = self._raise_not_yieldable(asked)
+                asked = self._throw_bad_yield(asked)
         except StopIteration as stop:
             self._asked = HandlerReturned(stop.value)
             self._kept.close()
@@ -304,14 +304,14 @@ class Walk:
             return self._steps.throw(outcome.error)
         return self._steps.send(StepResult(self.state, value=freeze(outcome.value)))
 
-    def _raise_not_yieldable(self, foreign: object) -> Any:
-        asked = self._steps.throw(make_bad_yield(self._name, foreign, self.location, names_of_yieldables(self._by)))
-        return asked if type(asked) in self._accepted else self._raise_not_yieldable(asked)
+    def _throw_bad_yield(self, foreign: object) -> Any:
+        asked = self._steps.throw(make_bad_yield(self._handler_name, foreign, self.location, names_of_yieldables(self._by)))
+        return asked if type(asked) in self._accepted else self._throw_bad_yield(asked)
 
-    def _expect_open(self, verb: str) -> None:
+    def _require_unfinished(self, verb: str) -> None:
         if self.finished:
             how = f"raised {self._error!r}" if self._error else f"returned {self.returned!r}"
-            msg = f"{self._name} has {how}; there is no yield to {verb} to"
+            msg = f"{self._handler_name} has {how}; there is no yield to {verb} to"
             raise AssertionError(msg)
 
 
@@ -373,7 +373,7 @@ def _validate_params(definition: AgentDefinition | None, params: object) -> obje
     return freeze(params) if isinstance(params, dict) else params
 
 
-def _check_same(name: str, index: int, before: object, walk: Walk) -> None:
+def _require_same_yield(name: str, index: int, before: object, walk: Walk) -> None:
     if is_same_yield(before, walk.asked):
         return
     where = f" ({walk.location})" if walk.location else ""

@@ -201,13 +201,13 @@ class _Drawing:
         if kind == "object":
             required, members = schema.get("required", ()), schema.get("properties", {}).items()
             given = {name: s for name, s in members if name in required or random.random() < 0.2}  # noqa: PLR2004
-            return {name: self._member(name, member, depth) for name, member in given.items()}
+            return {name: self._draw_member(name, member, depth) for name, member in given.items()}
         if kind == "array":
             return [self.value(schema.get("items"), depth) for _ in range(random.randint(1, MANY))]
         made = PLAIN.get(kind) if isinstance(kind, str) else None
         return made(random) if made is not None else random.choice(TEXTS)
 
-    def _member(self, name: str, schema: object, depth: int) -> Any:
+    def _draw_member(self, name: str, schema: object, depth: int) -> Any:
         if name in NAMING and self.agents:
             return self.random.choice(self.agents)
         return self.value(schema, depth)
@@ -362,7 +362,7 @@ class World:
             ended: Finished = run_without_waiting(finish_run(run, self._process.drive(plan, state)))
         finally:
             run.writer.close()
-        self._process.expect_sound()
+        self._process.expect_recorder_sound()
         return ended
 
     def _start_run(self, run: JournaledRun) -> tuple[RunPlan, AgentState, Services]:
@@ -389,10 +389,10 @@ class World:
             refuse("I3", f"{self.effects.moment} {error.message}")
         return plan, state, run.wrap(Services(machine=run_agent, models=models, planner=planner.plan_child))
 
-    def list_unscripted(self) -> tuple[str, ...]:
+    def list_unscripted_names(self) -> tuple[str, ...]:
         """Return the tools and ``Perform`` functions without a scripted result, in the order of their first use."""
         asked = [effect for effect, _ in self.effects.performed.values()]
-        used = [e.tool_name if isinstance(e, CallTool) else e.call.name for e in asked if _is_named(e)]
+        used = [e.tool_name if isinstance(e, CallTool) else e.call.name for e in asked if _is_named_call(e)]
         return tuple(dict.fromkeys([name for name in used if name not in self.canned.results]))
 
 
@@ -449,7 +449,7 @@ class SimulatedProcess:
             f"   run {plan.path or 'root'} ended: {finished.status.value} {finished.error or ''}".rstrip()
         )
         run.ended(finished)
-        left = self.backstage.list_running(plan.path)
+        left = self.backstage.list_running_children(plan.path)
         if left and finished.status not in (RunStatus.SUSPENDED, RunStatus.CANCELLED):
             refuse("WT3", f"the run {plan.path or 'root'} has ended, and its children at {', '.join(left)} have not")
         return finished
@@ -494,21 +494,21 @@ class SimulatedProcess:
         members = effect.effects if isinstance(effect, Gather) else (effect,)
         outcomes: tuple[Single, ...]
         if isinstance(effect, Gather):
-            outcomes = self._answer_members(run, members, effect)
+            outcomes = self._perform_members(run, members, effect)
         else:
-            self._begin(run, members, None)
+            self._start_effects(run, members, None)
             outcomes = (self._budgets.perform(run, effect),)
         run.answered(members, outcomes)
         return Gathered(outcomes) if isinstance(effect, Gather) else outcomes[0]
 
-    def _begin(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather | None) -> None:
+    def _start_effects(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather | None) -> None:
         try:
             self._budgets.begin(run, members, gather)
         except ReplayDivergence as error:
-            self._refuse_divergence(error)
+            self._raise_divergence(error)
         self._world.effects.begin(run.plan.path, members)
 
-    def _answer_members(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather) -> tuple[Single, ...]:
+    def _perform_members(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather) -> tuple[Single, ...]:
         """
         Return the outcomes of *members*, performed in a random order; after a stop or a failed child the rest is not started.
 
@@ -526,19 +526,19 @@ class SimulatedProcess:
         done: dict[int, Single] = {}
         stop: Stop | None = None
         failed = False
-        for index in self._begin_in_order(run, members, gather, order, done):
+        for index in self._start_in_order(run, members, gather, order, done):
             member = members[index]
             if stop is not None:
                 done[index] = attrs.evolve(stop, child=None, questions=())
                 continue
             if failed and isinstance(member, Spawn):
-                self._budgets.give_up(path, member)
+                self._budgets.cancel_child_start(path, member)
             done[index] = outcome = self._budgets.perform(run, member, gather if gather.races else None)
             stop = outcome if isinstance(outcome, Stop) else None
             failed = failed or (fail_fast and has_failed(outcome))
         return tuple([done[index] for index in range(len(members))])
 
-    def _begin_in_order(
+    def _start_in_order(
         self,
         run: WatchedRun,
         members: Sequence[Leaf],
@@ -557,9 +557,9 @@ class SimulatedProcess:
                 yield from range(start, len(members))
                 return
             end = start + self._budgets.count_startable(run, members[start:], together)
-            self._begin(run, members[start:end], together)
+            self._start_effects(run, members[start:end], together)
             now = [index for index in order if start <= index < end]
-            if self._budgets.is_bounded(run.plan.path):
+            if self._budgets.has_bounded_calls(run.plan.path):
                 # A child is driven to its end here, and its calls could not wait for one that comes behind it.
                 now.sort(key=lambda index: not isinstance(members[index], CallModel))
             yield from now
@@ -567,27 +567,27 @@ class SimulatedProcess:
 
     def _check_outcome(self, item: Item, outcome: Single) -> Single:
         """Check an outcome from the recorder, whether new or recorded."""
-        self.expect_sound()
+        self.expect_recorder_sound()
         if self._world.effects.check(item, outcome):
-            at, kinds = format_address(item.address), self._world.faults.known_at(item.address)
+            at, kinds = format_address(item.address), self._world.faults.get_known_faults(item.address)
             marks = f"   !! {', '.join(kinds)}" if kinds else ""
             asked, got = describe_effect(item.effect), describe_outcome(outcome)
             self._world.lines.append(f"{at:>8}  {asked}{marks}\n          -> {got}")
             self._crash_if_planned(item, "crash_after")
         return outcome
 
-    def expect_sound(self) -> None:
+    def expect_recorder_sound(self) -> None:
         """Check that the recorder has not failed."""
         if self._run.writer.fatal is not None:
-            self._refuse_divergence(self._run.writer.fatal)
+            self._raise_divergence(self._run.writer.fatal)
 
-    def _refuse_divergence(self, error: StepEngineError) -> NoReturn:
+    def _raise_divergence(self, error: StepEngineError) -> NoReturn:
         refuse("I3", f"{self._world.effects.moment} {error.message}")
 
     def _perform(self, item: Item) -> Single:
         """Perform an effect with its planned faults."""
         kinds = self._world.faults.find(item)
-        self._world.effects.expect_due(item)
+        self._world.effects.expect_performable(item)
         self._crash_if_planned(item, "crash")
         self._crash_if_planned(item, "lost_wake")
         made = self._performer.perform(item, kinds)
@@ -596,7 +596,7 @@ class SimulatedProcess:
 
     def _crash_if_planned(self, item: Item, kind: str) -> None:
         """End the simulated process if a fault of this *kind* is planned at an effect."""
-        if self._world.faults.take_crash(item.address, kind):
+        if self._world.faults.consume_planned_crash(item.address, kind):
             self._world.lines.append(f"{format_address(item.address):>8}  {describe_effect(item.effect)}   !! {kind}")
             raise _Crash
 
@@ -616,7 +616,7 @@ def _advance_machine(
         raise Violation(UNSOUND, problem) from error
 
 
-def _is_named(effect: Leaf) -> TypeGuard[CallTool | CallFunction]:
+def _is_named_call(effect: Leaf) -> TypeGuard[CallTool | CallFunction]:
     return isinstance(effect, CallTool | CallFunction)
 
 

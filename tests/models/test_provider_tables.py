@@ -8,8 +8,8 @@ from stepengine.adapters.otel import PROVIDERS
 from stepengine.models import Models
 from stepengine.models._price_book import PRICE_LISTS
 from stepengine.models.presets import PRESETS
-from stepengine.testing.engines import recorded_models
-from stepengine.testing.placeholders import hosts_of, placeholder_variables
+from stepengine.testing.engines import make_models_with_transport
+from stepengine.testing.placeholders import list_hosts, make_replay_variables
 
 STANDARD = sorted(Models.standard().providers)
 LOCAL = {"llamacpp", "lmstudio", "ollama", "vllm"}
@@ -23,7 +23,7 @@ UNNAMED_IN_TRACES = {
 
 
 def test_recordings_of_every_provider_are_replayed() -> None:
-    assert STANDARD == sorted(recorded_models(lambda: None, "key").providers)
+    assert STANDARD == sorted(make_models_with_transport(lambda: None, "key").providers)
 
 
 def test_every_provider_has_a_price_list_or_a_listed_exception() -> None:
@@ -48,6 +48,6 @@ def test_every_remote_provider_gets_a_placeholder_key_when_replaying() -> None:
     remote = [preset for preset in PRESETS.values() if preset.base_url and preset.name not in LOCAL]
     keys = {preset.name: preset.key_variable for preset in remote if preset.key_variable}
 
-    got = {name: placeholder_variables({}, hosts_of([PRESETS[name].base_url or ""])) for name in keys}
+    got = {name: make_replay_variables({}, list_hosts([PRESETS[name].base_url or ""])) for name in keys}
 
     assert {name: {key} for name, key in keys.items()} == {name: {*changes} for name, changes in got.items()}

@@ -53,7 +53,7 @@ def happened(agents: Agents, seed: int, faults: tuple[str, ...] | None, monkeypa
     """Return all that happens in a world, or what a simulation has against it."""
     seen: list[str] = []
     shown: Sequence[Event] = ()
-    check: Any = simulation._run_checked
+    check: Any = simulation._run_and_check_world
 
     def noted(setting: Any, world: Any) -> Any:
         finished = check(setting, world)
@@ -66,7 +66,7 @@ def happened(agents: Agents, seed: int, faults: tuple[str, ...] | None, monkeypa
         shown = events
 
     with monkeypatch.context() as patched:
-        patched.setattr(simulation, "_run_checked", noted)
+        patched.setattr(simulation, "_run_and_check_world", noted)
         try:
             simulate(
                 agents[0],

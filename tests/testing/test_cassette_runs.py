@@ -15,7 +15,7 @@ from stepengine.errors import DataError
 from stepengine.journal import diff
 from stepengine.journal.show import render, run_tree
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse, dump_cassette
-from stepengine.testing.cassette_runs import journal_of_cassette
+from stepengine.testing.cassette_runs import load_cassette_as_journal
 
 CASSETTES = Path(__file__).parents[2] / "cassettes"
 UNCHANGED = sorted((CASSETTES / "unchanged_programs").rglob("*.yaml"))
@@ -49,7 +49,7 @@ def exchange(url: str, body: object, reply: object = None, status: int = 200, **
 def tree_of(folder: Path, *exchanges: Interaction, name: str = "c.yaml") -> dict[str, Any]:
     path = folder / name
     path.write_bytes(dump_cassette(exchanges))
-    return run_tree(journal_of_cassette(path))
+    return run_tree(load_cassette_as_journal(path))
 
 
 def step_of(folder: Path, url: str, body: object, reply: object = None, **more: Any) -> dict[str, Any]:
@@ -64,7 +64,7 @@ def parts_of(step: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.spec("replay:Y34")
 @pytest.mark.parametrize("path", UNCHANGED, ids=lambda path: path.parent.name)
 def test_each_program_has_two_model_calls_with_their_details(path):
-    tree = run_tree(journal_of_cassette(path))
+    tree = run_tree(load_cassette_as_journal(path))
     first, second = tree["steps"]
 
     assert tree["model_calls"] == 2
@@ -90,7 +90,7 @@ def without_effort(step: dict[str, Any]) -> tuple[Any, ...]:
 @pytest.mark.spec("replay:Y34")
 @pytest.mark.parametrize("path", WIRES, ids=lambda path: path.stem)
 def test_streamed_and_whole_replies_of_each_wire_read_the_same(path):
-    steps = run_tree(journal_of_cassette(path))["steps"]
+    steps = run_tree(load_cassette_as_journal(path))["steps"]
     shown = [without_effort(step) for step in steps]
 
     assert {step["kind"] for step in steps} == {"model"}
@@ -303,7 +303,7 @@ def test_a_damaged_file_is_a_data_error_that_names_it(tmp_path):
     path.write_bytes(b"interactions: [5]")
 
     with pytest.raises(DataError, match=r"damaged\.yaml"):
-        journal_of_cassette(path)
+        load_cassette_as_journal(path)
 
 
 @pytest.mark.spec("replay:Y34")
@@ -323,8 +323,8 @@ def test_provider_ids_make_no_difference_but_changed_results_do(tmp_path):
 
     one, same, other = loop("a.yaml", "x1", "sunny"), loop("b.yaml", "x2", "sunny"), loop("c.yaml", "x3", "rain")
 
-    assert not diff(journal_of_cassette(one), journal_of_cassette(same))
-    (change,) = diff(journal_of_cassette(one), journal_of_cassette(other)).changes
+    assert not diff(load_cassette_as_journal(one), load_cassette_as_journal(same))
+    (change,) = diff(load_cassette_as_journal(one), load_cassette_as_journal(other)).changes
     assert [(f.pointer, f.recorded, f.now) for f in change.fields] == [
         ("/messages/2/content/0/text", '"sunny"', '"rain"')
     ]

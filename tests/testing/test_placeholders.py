@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.testing.placeholders import hosts_of, placeholder_variables
+from stepengine.testing.placeholders import list_hosts, make_replay_variables
 
 pytestmark = pytest.mark.spec("replay:Y11")
 
@@ -47,11 +47,11 @@ pytestmark = pytest.mark.spec("replay:Y11")
     ],
 )
 def test_credentials_are_replaced_and_addresses_stay(environ, urls, expected):
-    assert expected == placeholder_variables(environ, hosts_of(urls))
+    assert expected == make_replay_variables(environ, list_hosts(urls))
 
 
 def test_google_gets_placeholder_credentials():
-    changes = placeholder_variables({}, hosts_of(["https://us-central1-aiplatform.googleapis.com/v1/projects/p"]))
+    changes = make_replay_variables({}, list_hosts(["https://us-central1-aiplatform.googleapis.com/v1/projects/p"]))
     assert ["GOOGLE_APPLICATION_CREDENTIALS"] == list(changes)
     tree = json.loads(Path(changes["GOOGLE_APPLICATION_CREDENTIALS"] or "").read_text())
     assert ("authorized_user", "replay") == (tree["type"], tree["refresh_token"])

@@ -28,7 +28,7 @@ from stepengine.testing.cassette_files import (
     is_stream,
     parse_cassette,
 )
-from stepengine.testing.cassette_matching import is_uncounted
+from stepengine.testing.cassette_matching import is_ignored_header
 from stepengine.testing.traffic_redaction import Cleaner
 
 RECORDED = Path(__file__).parents[2].parent / "shared" / "recorded"
@@ -95,7 +95,7 @@ def plain_headers(message: RecordedRequest | RecordedResponse) -> list[tuple[str
     return [
         (name, value)
         for name, value in message.headers
-        if not is_uncounted(name.lower())
+        if not is_ignored_header(name.lower())
         and name.lower() not in {"cookie", "set-cookie", *account}
         and (name.lower(), value) != ("host", address)
     ]

@@ -17,7 +17,7 @@ import pytest
 from stepengine.redaction import RedactField, RedactPattern, make_redactor
 from stepengine.testing import Cassette, CassetteMiss
 from stepengine.testing.cassette_files import Interaction, RecordedRequest, RecordedResponse
-from stepengine.testing.traffic_redaction import secrets_in_headers
+from stepengine.testing.traffic_redaction import find_header_secrets
 
 URL = "http://api.test/things"
 ORDINARY = (Path(__file__).parent / "ordinary_names.txt").read_text().split()
@@ -172,7 +172,7 @@ def test_a_reply_keeps_user_names_and_ordinary_cookies(header: tuple[str, str]) 
     reply = RecordedResponse(
         200, body=b"hello ada.lovelace, not hunter2-hunter2" if header[0] != "cookie" else b"ada.lovelace"
     )
-    cassette.finish(cassette.reserve(secrets_in_headers(request.headers)), Interaction(request, reply))
+    cassette.finish(cassette.reserve(find_header_secrets(request.headers)), Interaction(request, reply))
     body = cassette.interactions[0].response.body
 
     assert b"ada.lovelace" in body

@@ -12,7 +12,7 @@ from stepengine.data.events import RunFinished
 from stepengine.data.state import RunStatus
 from stepengine.data.wire import to_dicts
 from stepengine.journal import MemoryJournal, check
-from stepengine.testing.invariants import find_unpaired
+from stepengine.testing.invariants import find_pairing_problem
 from tests.testing.stages import CAST, RUN_ID, Stage
 
 PATIENCE = 30
@@ -85,8 +85,8 @@ async def test_a_run_cancelled_at_any_event_ends_and_resumes(name, how):
         assert result.status in (RunStatus.CANCELLED, expected.status)
         # A cancelled task raises, whatever the run came to; one that had ended before it was cancelled does not.
         assert how != "task" or raised or at == events - 1
-        assert find_unpaired(result.state.message_history) is None
-        assert find_unpaired(result.state.view) is None
+        assert find_pairing_problem(result.state.message_history) is None
+        assert find_pairing_problem(result.state.view) is None
         assert result.usage.requests == stage.deeds.requests
         assert check(journal).problems == ()
         if result.status is RunStatus.CANCELLED:
@@ -105,7 +105,7 @@ async def goes_on(agent, journal, expected):
         result = await stage.resume(journal, agent=agent)
     assert not {*before.results} & {*stage.deeds.begun}
     assert RunStatus.CANCELLED is not result.status
-    assert find_unpaired(result.state.message_history) is None
+    assert find_pairing_problem(result.state.message_history) is None
     if "unknown_outcome" not in repr(MemoryJournal(journal.lines()).lines()):
         assert told(result) == told(expected)
 

@@ -109,14 +109,14 @@ WORLDS = """
     from tests.testing.test_simulate import BOSS
 
     kept = []
-    checked = simulation._run_checked
+    checked = simulation._run_and_check_world
 
     def keeping(setting, world):
         finished = checked(setting, world)
         kept.append((world.lines, finished.status, to_dicts(finished.state.message_history), finished.spending))
         return finished
 
-    simulation._run_checked = keeping
+    simulation._run_and_check_world = keeping
     print(simulation.simulate(BOSS, range(60)), kept)
 """
 

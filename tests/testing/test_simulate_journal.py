@@ -11,7 +11,7 @@ from stepengine.data.state import RunStatus
 from stepengine.errors import UnknownOutcome
 from stepengine.journal import MemoryJournal, check
 from stepengine.journal.encoding import changes_world_again
-from stepengine.testing.invariants import find_unpaired
+from stepengine.testing.invariants import find_pairing_problem
 from tests.testing.stages import ANSWERS, CAST, Stage
 
 START = 2
@@ -60,8 +60,8 @@ async def resumed(agent, prefix, journal):
     assert check(journal).problems == ()
     blobs = [record.fp for record in MemoryJournal(journal.lines()).records() if record.kind == "blob"]
     assert len(blobs) == len({*blobs}), "what is stored once for all is stored twice"
-    assert find_unpaired(result.state.message_history) is None
-    assert find_unpaired(result.state.view) is None
+    assert find_pairing_problem(result.state.message_history) is None
+    assert find_pairing_problem(result.state.view) is None
     return result, bool(doubtful)
 
 

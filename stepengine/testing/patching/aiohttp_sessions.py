@@ -23,7 +23,7 @@ import attrs
 from stepengine.errors import DataError
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
 from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches, headers_from_raw
-from stepengine.testing.patching.wire import has_body, is_chunked, make_pieces, unchunk
+from stepengine.testing.patching.wire import has_body, is_chunked, make_reply_pieces, decode_chunks
 from stepengine.testing.recorded_errors import wait_for_cancellation
 
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -74,7 +74,7 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     middleware = _make_middleware(exchanges)
     originals = {name: getattr(module.ClientSession, name) for name in METHODS}
     request = module.request
-    restore_connections = _watch_connections(module)
+    restore_connections = _patch_connections(module)
 
     def with_middleware(send: Any) -> Any:
         @wraps(send)
@@ -111,7 +111,7 @@ def _make_middleware(exchanges: Exchanges) -> Any:
         found = exchanges.find_interaction(recorded)
         if found is not None and not found.response.status:
             await wait_for_cancellation(found.error)
-            raise _make_error(found, request)
+            raise _restore_error(found, request)
         exchange = exchanges.start(recorded) if found is None else None
         traffic = _Traffic(found)
         token = TRAFFIC.set(traffic)
@@ -121,7 +121,7 @@ def _make_middleware(exchanges: Exchanges) -> Any:
         finally:
             TRAFFIC.reset(token)
         if exchange is not None:
-            _watch(response, exchange, traffic)
+            _record_response(response, exchange, traffic)
         if found is not None and (error := found.error) is not None:
             traffic.at_end = lambda: response.content.set_exception(error)
             if traffic.ended:
@@ -131,7 +131,7 @@ def _make_middleware(exchanges: Exchanges) -> Any:
     return middleware
 
 
-def _make_error(found: Interaction, request: Any) -> Exception:
+def _restore_error(found: Interaction, request: Any) -> Exception:
     """Return the recorded error in place of a reply. A connector error contains its request."""
     error = found.error or ConnectionError("there was no reply")
     if not hasattr(error, "os_error"):
@@ -145,7 +145,7 @@ async def _read_request(request: Any) -> RecordedRequest:
     return RecordedRequest(request.method, str(request.url), [*request.headers.items()], data)
 
 
-def _watch(response: Any, exchange: Exchange, traffic: _Traffic) -> None:
+def _record_response(response: Any, exchange: Exchange, traffic: _Traffic) -> None:
     """Record a live reply, of which bytes may have arrived before."""
     headers = headers_from_raw(response.raw_headers)
     if response.status == UPGRADED:
@@ -157,8 +157,8 @@ def _watch(response: Any, exchange: Exchange, traffic: _Traffic) -> None:
     exchange.pieces = traffic.arrived
 
     def unframe(arrived: bytes) -> tuple[bytes, bool]:
-        body = _skip_heads(arrived)
-        return unchunk(body) if is_chunked(headers) else (body, response.content.is_eof())
+        body = _strip_reply_heads(arrived)
+        return decode_chunks(body) if is_chunked(headers) else (body, response.content.is_eof())
 
     exchange.unframe = unframe
 
@@ -175,7 +175,7 @@ def _watch(response: Any, exchange: Exchange, traffic: _Traffic) -> None:
         traffic.at_end()
 
 
-def _skip_heads(arrived: bytes) -> bytes:
+def _strip_reply_heads(arrived: bytes) -> bytes:
     """Return the body of a reply, behind its head and those of informational replies."""
     at = 0
     while True:
@@ -188,7 +188,7 @@ def _skip_heads(arrived: bytes) -> bytes:
             return arrived[at:]
 
 
-def _watch_connections(module: Any) -> Callable[[], None]:
+def _patch_connections(module: Any) -> Callable[[], None]:
     """Replace how connectors connect and how connections receive bytes, and return a function that restores both."""
     handler = import_module("aiohttp.client_proto").ResponseHandler
     connection_class = import_module("aiohttp.connector").Connection
@@ -229,7 +229,7 @@ class _PlayedTransport(asyncio.Transport):
         method, reply, whole = found.request.method, found.response, found.complete and found.error is None
         self._protocol = protocol
         self._traffic = traffic
-        self._pieces = deque(make_pieces(found, method))
+        self._pieces = deque(make_reply_pieces(found, method))
         self._closes = not whole or not (
             is_chunked(reply.headers) or reply.header("content-length") or not has_body(reply, method)
         )
@@ -237,9 +237,9 @@ class _PlayedTransport(asyncio.Transport):
         self._loop = asyncio.get_running_loop()
         protocol.connection_made(self)
         protocol.force_close()  # or a live request would be sent over it
-        self._loop.call_soon(self._give)
+        self._loop.call_soon(self._deliver_pieces)
 
-    def _give(self) -> None:
+    def _deliver_pieces(self) -> None:
         while self._pieces and not self._paused:
             self._protocol.data_received(self._pieces.popleft())
         if self._closes and not self._pieces and not self._paused:
@@ -255,7 +255,7 @@ class _PlayedTransport(asyncio.Transport):
         """Pass the remaining bytes to the protocol."""
         if self._paused:
             self._paused = False
-            self._loop.call_soon(self._give)
+            self._loop.call_soon(self._deliver_pieces)
 
     def write(self, data: object) -> None:
         """Do nothing: the request is known."""

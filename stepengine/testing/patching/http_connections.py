@@ -21,7 +21,7 @@ import attrs
 
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
 from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches
-from stepengine.testing.patching.wire import PlayedSocket, is_chunked, is_whole, make_pieces, parse_sent, unchunk
+from stepengine.testing.patching.wire import PlayedSocket, is_chunked, is_complete_request, make_reply_pieces, parse_request_bytes, decode_chunks
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 
@@ -31,19 +31,19 @@ HTTPS_PORT = 443
 def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     """Replace the methods of connections of *module* and of those based on them, and return a function that restores them."""
     with contextlib.ExitStack() as undo:
-        for kind in _find_classes(client.HTTPConnection):
+        for kind in _iter_subclasses(client.HTTPConnection):
             connect = kind.__dict__.get("connect")
             if connect is not None and not hasattr(connect, "__wrapped__"):
-                _replace(undo, kind, "connect", functools.partial(_connect, connect))
+                _replace_method(undo, kind, "connect", functools.partial(_postpone_connect, connect))
         if module is client:
             ours = _Connections(exchanges)
-            _replace(undo, client.HTTPConnection, "send", ours.send)
-            _replace(undo, client.HTTPConnection, "getresponse", ours.getresponse)
-            _replace(undo, client.HTTPConnection, "set_tunnel", ours.set_tunnel)
+            _replace_method(undo, client.HTTPConnection, "send", ours.send)
+            _replace_method(undo, client.HTTPConnection, "getresponse", ours.getresponse)
+            _replace_method(undo, client.HTTPConnection, "set_tunnel", ours.set_tunnel)
         return undo.pop_all().close
 
 
-def _replace(undo: contextlib.ExitStack, kind: Any, name: str, replacement: Callable[..., Any]) -> None:
+def _replace_method(undo: contextlib.ExitStack, kind: Any, name: str, replacement: Callable[..., Any]) -> None:
     """Replace a method of *kind* by one that calls *replacement* with its object first."""
     before = kind.__dict__[name]
 
@@ -105,12 +105,12 @@ class _Connections:
                 self._send_live(connection, request, piece)
         if self._exchanges.plays and connection.sock is None:
             connection.sock = PlayedSocket()
-        if not is_whole(request.sent):
+        if not is_complete_request(request.sent):
             return
         if self._exchanges.plays:
             self._find_or_send(connection, request)
         if request.error is not None:
-            self._raise_while_sending(connection, request, request.error)
+            self._raise_sending_error(connection, request, request.error)
 
     def _send_live(self, connection: Any, request: _OutgoingRequest, piece: bytes) -> None:
         # An error is raised when the request is known as a whole. A server that does not read it all may reply nevertheless.
@@ -135,10 +135,10 @@ class _Connections:
             if isinstance(connection.sock, PlayedSocket):
                 connection.sock = None
             self._send_live(connection, request, bytes(request.sent))
-        elif request.found.is_error_of_sending:
+        elif request.found.has_failed_while_sending:
             request.error = request.found.error
 
-    def _raise_while_sending(self, connection: Any, request: _OutgoingRequest, error: Exception) -> None:
+    def _raise_sending_error(self, connection: Any, request: _OutgoingRequest, error: Exception) -> None:
         """Raise an error of a live or recorded connection; urllib3 may read a reply in spite of one."""
         if request.found is not None or connection.sock is None or not hasattr(connection, "is_verified"):
             del self._outgoing[connection]
@@ -157,7 +157,7 @@ class _Connections:
         asked, found = self._read_request(connection, request), request.found
         if found is not None:
             live = None if isinstance(connection.sock, PlayedSocket) else connection.sock
-            connection.sock = PlayedSocket(make_pieces(found, asked.method), found.error)
+            connection.sock = PlayedSocket(make_reply_pieces(found, asked.method), found.error)
             try:
                 return self._getresponse(connection, *args, **kwargs)
             finally:
@@ -165,15 +165,15 @@ class _Connections:
         exchange = self._exchanges.start(asked)
         with bypass_patches(exchange):
             response = self._getresponse(connection, *args, **kwargs)
-        _watch(response, exchange)
+        _record_response(response, exchange)
         return response
 
     def _read_request(self, connection: Any, request: _OutgoingRequest) -> RecordedRequest:
-        method, target, headers, body = parse_sent(bytes(request.sent))
+        method, target, headers, body = parse_request_bytes(bytes(request.sent))
         return RecordedRequest(method, _make_url(connection, target, self._tunnels.get(connection)), headers, body)
 
 
-def _connect(live: Callable[[Any], None], connection: Any) -> None:
+def _postpone_connect(live: Callable[[Any], None], connection: Any) -> None:
     """Connect when the first bytes of a request are sent: until then, its reply may be known, and an error has no request."""
     if PASSING.get():
         live(connection)
@@ -181,10 +181,10 @@ def _connect(live: Callable[[Any], None], connection: Any) -> None:
         connection.is_verified = getattr(connection, "cert_reqs", None) not in (ssl.CERT_NONE, "CERT_NONE")
 
 
-def _find_classes(base: Any) -> Iterator[Any]:
+def _iter_subclasses(base: Any) -> Iterator[Any]:
     yield base
     for kind in base.__subclasses__():
-        yield from _find_classes(kind)
+        yield from _iter_subclasses(kind)
 
 
 def _read_pieces(connection: Any, data: Any) -> Iterable[bytes]:
@@ -209,7 +209,7 @@ def _make_url(connection: Any, target: str, tunnel: tuple[str, int | None] | Non
     return f"{scheme}://{host}{'' if port in (None, connection.default_port) else f':{port}'}{target}"
 
 
-def _watch(response: Any, exchange: Exchange | None) -> None:
+def _record_response(response: Any, exchange: Exchange | None) -> None:
     """Record the body of a live response while it is read."""
     headers = response.getheaders()
     if exchange is None or not exchange.start_reply(response.status, response.reason, headers):
@@ -218,7 +218,7 @@ def _watch(response: Any, exchange: Exchange | None) -> None:
         exchange.finish(read_to_end=True)
         return
     if is_chunked(headers):
-        exchange.unframe = unchunk
+        exchange.unframe = decode_chunks
     response.fp = io.BufferedReader(_Watched(response.fp, exchange))
 
 

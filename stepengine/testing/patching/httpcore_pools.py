@@ -7,7 +7,7 @@ from typing import Any
 
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
 from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches, headers_from_raw
-from stepengine.testing.httpx_exchanges import PlayedBody, WatchedBody, headers_to_raw, make_break_off, split_events
+from stepengine.testing.httpx_exchanges import PlayedBody, WatchedBody, headers_to_raw, make_cut_reply_error, split_body_into_events
 from stepengine.testing.recorded_errors import wait_for_cancellation
 
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -27,11 +27,11 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         recorded = _read_request(request, body)
         found = exchanges.find_interaction(recorded)
         if found is not None:
-            return _play(module, found)
+            return _make_played_response(module, found)
         exchange = exchanges.start(recorded)
         with bypass_patches(exchange):
             response = send(self, _replace_body(module, request, body))
-        return _watch(response, exchange)
+        return _record_response_body(response, exchange)
 
     async def handle_async_request(self: Any, request: Any) -> Any:
         if PASSING.get():
@@ -41,11 +41,11 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         found = exchanges.find_interaction(recorded)
         if found is not None:
             await wait_for_cancellation(None if found.response.status else found.error)
-            return _play(module, found)
+            return _make_played_response(module, found)
         exchange = exchanges.start(recorded)
         with bypass_patches(exchange):
             response = await send_async(self, _replace_body(module, request, body))
-        return _watch(response, exchange)
+        return _record_response_body(response, exchange)
 
     sync.handle_request, asynchronous.handle_async_request = handle_request, handle_async_request
 
@@ -70,7 +70,7 @@ def _replace_body(module: Any, request: Any, body: bytes) -> Any:
     )
 
 
-def _play(module: Any, found: Interaction) -> Any:
+def _make_played_response(module: Any, found: Interaction) -> Any:
     """Return the recorded reply, or raise the recorded error."""
     reply, error = found.response, found.error
     if error is not None and not reply.status:
@@ -78,11 +78,11 @@ def _play(module: Any, found: Interaction) -> Any:
     extensions = {"http_version": b"HTTP/1.1"}
     if reply.reason:
         extensions["reason_phrase"] = reply.reason.encode("latin-1", errors="replace")
-    body = PlayedBody(split_events(reply), error or make_break_off(module, found))
+    body = PlayedBody(split_body_into_events(reply), error or make_cut_reply_error(module, found))
     return module.Response(reply.status, headers=headers_to_raw(reply.headers), content=body, extensions=extensions)
 
 
-def _watch(response: Any, exchange: Exchange | None) -> Any:
+def _record_response_body(response: Any, exchange: Exchange | None) -> Any:
     """Return *response* with a body that records itself while it is read."""
     reason = response.extensions.get("reason_phrase", b"").decode("latin-1")
     if exchange is not None and exchange.start_reply(response.status, reason, headers_from_raw(response.headers)):

@@ -14,7 +14,7 @@ from typing import Any
 
 from stepengine.testing.cassette_files import Interaction
 from stepengine.testing.exchanges import PASSING, SEEN, Exchanges
-from stepengine.testing.httpx_exchanges import HttpxExchanges, make_break_off, split_events
+from stepengine.testing.httpx_exchanges import HttpxExchanges, make_cut_reply_error, split_body_into_events
 from stepengine.testing.recorded_errors import wait_for_cancellation
 
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -58,29 +58,29 @@ class _TransportRecorder:
         self._module = module
         self._convert = HttpxExchanges(module)
 
-    def _find(self, request: Any) -> Interaction | None:
+    def _find_recorded_reply(self, request: Any) -> Interaction | None:
         """Return the recorded reply of a transport that sent by itself; None if it is to be asked."""
         if PASSING.get() or not self._exchanges.has_transport(self._name):
             return None
         return self._exchanges.find_interaction(self._convert.read_request(request))
 
-    def _play(self, found: Interaction, request: Any) -> Any:
+    def _make_played_response(self, found: Interaction, request: Any) -> Any:
         if found.error is not None and not found.response.status:
             raise found.error
-        error = found.error or make_break_off(self._module, found)
-        return self._convert.make_response(found.response, request, split_events(found.response), error)
+        error = found.error or make_cut_reply_error(self._module, found)
+        return self._convert.make_response(found.response, request, split_body_into_events(found.response), error)
 
-    def _keep(self, request: Any, response: Any, seen: list[str]) -> Any:
+    def _record_response(self, request: Any, response: Any, seen: list[str]) -> Any:
         """Return the response, recorded while it is read if nothing else has recorded it."""
         if seen or PASSING.get():
             return response
         recorded = self._convert.read_request(request)
         if self._exchanges.replaying:  # nothing says whether this transport has reached the network
             found = self._exchanges.find_interaction(recorded)
-            return response if found is None else self._play(found, request)
+            return response if found is None else self._make_played_response(found, request)
         return self._convert.watch(response, self._exchanges.start(recorded, self._name))
 
-    def _fail(self, request: Any, error: BaseException, seen: list[str]) -> None:
+    def _record_error(self, request: Any, error: BaseException, seen: list[str]) -> None:
         if seen or PASSING.get():
             return
         exchange = self._exchanges.start(self._convert.read_request(request), self._name)
@@ -94,16 +94,16 @@ class _SyncTransportRecorder(_TransportRecorder):
     def handle_request(self, request: Any) -> Any:
         """Answer a request."""
         request.read()
-        found = self._find(request)
+        found = self._find_recorded_reply(request)
         if found is not None:
-            return self._play(found, request)
+            return self._make_played_response(found, request)
         with _collect_seen() as seen:
             try:
                 response = self._transport.handle_request(request)
             except BaseException as error:
-                self._fail(request, error, seen)
+                self._record_error(request, error, seen)
                 raise
-        return self._keep(request, response, seen)
+        return self._record_response(request, response, seen)
 
 
 class _AsyncTransportRecorder(_TransportRecorder):
@@ -112,17 +112,17 @@ class _AsyncTransportRecorder(_TransportRecorder):
     async def handle_async_request(self, request: Any) -> Any:
         """Answer a request."""
         await request.aread()
-        found = self._find(request)
+        found = self._find_recorded_reply(request)
         if found is not None:
             await wait_for_cancellation(None if found.response.status else found.error)
-            return self._play(found, request)
+            return self._make_played_response(found, request)
         with _collect_seen() as seen:
             try:
                 response = await self._transport.handle_async_request(request)
             except BaseException as error:
-                self._fail(request, error, seen)
+                self._record_error(request, error, seen)
                 raise
-        return self._keep(request, response, seen)
+        return self._record_response(request, response, seen)
 
 
 @contextmanager

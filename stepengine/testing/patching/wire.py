@@ -10,31 +10,31 @@ from functools import cache
 
 from stepengine.testing.cassette_files import Interaction, RecordedResponse
 from stepengine.testing.exchanges import WITHOUT_BODY
-from stepengine.testing.httpx_exchanges import split_events
+from stepengine.testing.httpx_exchanges import split_body_into_events
 
 LAST_CHUNK = b"0\r\n\r\n"
 CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
-def parse_sent(sent: bytes) -> tuple[str, str, list[tuple[str, str]], bytes]:
+def parse_request_bytes(sent: bytes) -> tuple[str, str, list[tuple[str, str]], bytes]:
     """Return method, target, headers and body of a request that a client wrote."""
     head, _, body = sent.partition(b"\r\n\r\n")
     first, *lines = head.decode("latin-1").split("\r\n")
     method, _, rest = first.partition(" ")
     headers = [(name, value.strip()) for name, _, value in (line.partition(":") for line in lines)]
     if is_chunked(headers):
-        body, _ = unchunk(body)
+        body, _ = decode_chunks(body)
     return method, rest.rpartition(" ")[0], headers, body
 
 
-def is_whole(sent: bytes | bytearray) -> bool:
+def is_complete_request(sent: bytes | bytearray) -> bool:
     """Return whether nothing is missing of a request that a client writes."""
     end = sent.find(b"\r\n\r\n")
     if end < 0:
         return False
     head = bytes(sent[:end]).lower()
     if b"\r\ntransfer-encoding:" in head:
-        return sent.endswith(LAST_CHUNK) and unchunk(bytes(sent[end + 4 :]))[1]
+        return sent.endswith(LAST_CHUNK) and decode_chunks(bytes(sent[end + 4 :]))[1]
     length = re.search(rb"\r\ncontent-length:\s*(\d+)", head)
     return length is None or len(sent) - end - 4 >= int(length[1])
 
@@ -44,7 +44,7 @@ def is_chunked(headers: Iterable[tuple[str, str]]) -> bool:
     return any(name.lower() == "transfer-encoding" and "chunked" in value.lower() for name, value in headers)
 
 
-def unchunk(data: bytes) -> tuple[bytes, bool]:
+def decode_chunks(data: bytes) -> tuple[bytes, bool]:
     """Return the body in chunked *data*, and whether its last chunk is there."""
     pieces: list[bytes] = []
     at = 0
@@ -67,7 +67,7 @@ def has_body(reply: RecordedResponse, method: str) -> bool:
     return method != "HEAD" and reply.status not in WITHOUT_BODY
 
 
-def make_pieces(found: Interaction, method: str) -> list[bytes]:
+def make_reply_pieces(found: Interaction, method: str) -> list[bytes]:
     """
     Return the bytes of a reply to *method*, as a server sends them: the head, and each event of a stream by itself.
 
@@ -76,7 +76,7 @@ def make_pieces(found: Interaction, method: str) -> list[bytes]:
     reply, whole = found.response, found.complete
     if not reply.status:
         return []
-    body = split_events(reply) if has_body(reply, method) else []
+    body = split_body_into_events(reply) if has_body(reply, method) else []
     headers = [*reply.headers]
     if is_chunked(headers):
         body = [b"%x\r\n%b\r\n" % (len(piece), piece) for piece in body]
@@ -108,7 +108,7 @@ class PlayedSocket:
 
     def fileno(self) -> int:
         """Return a file descriptor that can always be read."""
-        return _readable_socket().fileno()
+        return _make_readable_socket().fileno()
 
     def sendall(self, data: bytes) -> None:
         """Do nothing, because the request is read elsewhere."""
@@ -151,7 +151,7 @@ class _Pieces(io.RawIOBase):
 
 
 @cache
-def _readable_socket() -> socket.socket:
+def _make_readable_socket() -> socket.socket:
     ours, other = socket.socketpair()
     other.close()
     return ours

@@ -62,7 +62,7 @@ def _patch_process(folder: str) -> None:
     if channel.current_mode() == "replay":
         _block_network(channel, told["allowed"])
     flush = _freeze_sources(channel, told["frozen"]) if told["frozen"] is not None else lambda: None
-    _watch_children(channel, folder)
+    _report_uncovered_children(channel, folder)
     before_request = _observe_sources(channel, told["frozen"]) if told["observes"] else flush
     sys.meta_path.insert(0, _StartOnImport(channel, before_request))
 
@@ -117,13 +117,13 @@ def _freeze_sources(channel: Any, told: dict[str, Any]) -> Callable[[], object]:
 def _observe_sources(channel: Any, frozen: dict[str, Any] | None) -> Callable[[], object]:
     """Report calls of sources of nondeterminism, and return the function that finds the line that sends a request."""
     sources = _load_module("sources", HERE / "sources.py")
-    sources.watch_sources(
+    sources.report_source_calls(
         (frozen or {"kinds": []})["kinds"], lambda n, at: _send_report(channel, "source", name=n, line=at)
     )
     return lambda: sources.author_line(sys._getframe(1))  # noqa: SLF001 - `inspect` has no cheaper way
 
 
-def _watch_children(channel: Any, folder: str) -> None:
+def _report_uncovered_children(channel: Any, folder: str) -> None:
     uncovered_reason = _load_module("child_commands", HERE / "child_commands.py").find_uncovered_reason
 
     def audit(event: str, args: tuple[Any, ...]) -> None:

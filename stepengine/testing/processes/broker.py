@@ -27,9 +27,9 @@ from stepengine.errors import DataError, DefinitionError
 from stepengine.redaction import make_redactor
 from stepengine.testing.cassette import Cassette, LeftOut, Slot
 from stepengine.testing.cassette_files import CASSETTE_FILE, parse_cassette, parse_extras, read_cassette
-from stepengine.testing.cassette_matching import find_key
+from stepengine.testing.cassette_matching import find_mark_key
 from stepengine.testing.cassette_misses import CassetteMiss
-from stepengine.testing.placeholders import hosts_of, placeholder_variables
+from stepengine.testing.placeholders import list_hosts, make_replay_variables
 from stepengine.testing.processes import bootstrap, channel
 from stepengine.testing.processes.child_commands import find_uncovered_reason
 from stepengine.testing.processes.doctor import ObservedRun, RequestDifference, compare_runs
@@ -110,7 +110,7 @@ class Broker(AbstractContextManager["Broker"]):
     def __enter__(self) -> Self:
         self._folder = TemporaryDirectory(prefix="stepengine-")
         try:
-            self._write_site()
+            self._write_site_folder()
             self._server = _BrokerServer(self._socket, self)
         except BaseException:
             self._folder.cleanup()
@@ -127,7 +127,7 @@ class Broker(AbstractContextManager["Broker"]):
         left_out = [left for left in self.run.cassette.left_out if left.reason != "other_client"]
         self.run.lost = max(0, len(self._slots) - self._finished - len(left_out))
 
-    def has_missed_for(self, seconds: float) -> bool:
+    def has_missed_request_for(self, seconds: float) -> bool:
         """Return whether a request was missed at least so long ago."""
         return self._missed_at is not None and time.monotonic() - self._missed_at >= seconds
 
@@ -140,7 +140,7 @@ class Broker(AbstractContextManager["Broker"]):
     def _socket(self) -> str:
         return str(Path(self._folder.name) / "s")
 
-    def _write_site(self) -> None:
+    def _write_site_folder(self) -> None:
         folder = Path(self.site)
         folder.mkdir()
         source = bootstrap.SITE.format(path=bootstrap.__file__, folder=self.site)
@@ -190,7 +190,7 @@ class Broker(AbstractContextManager["Broker"]):
         try:
             found = self.run.cassette.take(request)
         except CassetteMiss as miss:
-            nearest = None if self._observed is None else self._observed.find_nearest(self.run.cassette, miss)
+            nearest = None if self._observed is None else self._observed.use_nearest_interaction(self.run.cassette, miss)
             if nearest is not None:
                 return {"interaction": interaction_to_json(nearest)}
             self._missed_at = self._missed_at or time.monotonic()
@@ -265,7 +265,7 @@ def record_program(path: Path | str, command: Sequence[str], *, freeze: Iterable
     CASSETTE_FILE.check(path)  # before the program, whose recording would be lost
     existed = Path(path).exists()
     frozen = FrozenValues(kinds) if kinds else None
-    key = find_key(parse_cassette(read_cassette(path), str(path))) if existed else None
+    key = find_mark_key(parse_cassette(read_cassette(path), str(path))) if existed else None
     cassette = Cassette(path=path, mark_key=key or None, redactor=make_redactor("all", os.environ))
     with Broker(cassette, replays=False, frozen=frozen) as broker:
         _run_program(broker, command, {})
@@ -306,7 +306,7 @@ def replay_program(
     runs: list[ProgramRun] = []
     for number, one in enumerate(observed or [None], 1):
         cassette = Cassette.load(path, hint=hint, redactor=make_redactor("all", os.environ))
-        changes = placeholder_variables(os.environ, hosts_of([i.request.url for i in cassette.interactions]))
+        changes = make_replay_variables(os.environ, list_hosts([i.request.url for i in cassette.interactions]))
         if twice:
             changes["PYTHONHASHSEED"] = str(number)
         frozen = FrozenValues.from_extras(parse_extras(read_cassette(path), str(path)), str(path))
@@ -336,7 +336,7 @@ def _wait_for_program(process: subprocess.Popen[bytes], broker: Broker) -> int:
         try:
             return process.wait(GRACE_SECONDS)
         except subprocess.TimeoutExpired:
-            if not broker.has_missed_for(GRACE_SECONDS):
+            if not broker.has_missed_request_for(GRACE_SECONDS):
                 continue
         broker.run.ended = True
         process.terminate()

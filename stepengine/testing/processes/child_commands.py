@@ -33,7 +33,7 @@ def find_uncovered_reason(
         variables: The environment of the new process; None if it inherits that of this one.
         wanted: The entry of ``PYTHONPATH`` that covers a process.
     """
-    words = _command_words(command)
+    words = _split_command_words(command)
     starts = [i for i, word in enumerate(words) if PYTHON.fullmatch(os.path.basename(word))]  # noqa: PTH119 - runs at start-up
     for start in starts:
         reason = _find_option_reason(words[start + 1 :])
@@ -46,7 +46,7 @@ def find_uncovered_reason(
     return None
 
 
-def _command_words(command: Sequence[object]) -> list[str]:
+def _split_command_words(command: Sequence[object]) -> list[str]:
     words = [os.fsdecode(word) for word in command if isinstance(word, (str, bytes, os.PathLike))]
     if not words or os.path.basename(words[0]) not in SHELLS:  # noqa: PTH119
         # Only the program itself is a Python: its arguments may name another one without starting it.

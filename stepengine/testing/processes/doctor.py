@@ -13,7 +13,7 @@ from stepengine.testing.cassette import Cassette
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
 from stepengine.testing.cassette_matching import Matcher
 from stepengine.testing.cassette_misses import CassetteMiss
-from stepengine.testing.traffic_redaction import Cleaner, secrets_in_headers
+from stepengine.testing.traffic_redaction import Cleaner, find_header_secrets
 
 
 @frozen
@@ -58,11 +58,11 @@ class ObservedRun:
 
     def add_request(self, request: RecordedRequest, line: str) -> None:
         """Store a request, with the sources that were called before it."""
-        clean = Cleaner(secrets_in_headers(request.headers)).request(request)
+        clean = Cleaner(find_header_secrets(request.headers)).request(request)
         with self._lock:
             self.requests.append(_SentRequest(clean, line, tuple(reversed(self.sources))))
 
-    def find_nearest(self, cassette: Cassette, miss: CassetteMiss) -> Interaction | None:
+    def use_nearest_interaction(self, cassette: Cassette, miss: CassetteMiss) -> Interaction | None:
         """Return the recorded interaction most similar to a missed request, each at most once, so that the program continues."""
         with self._lock:
             for candidate in miss.candidates:

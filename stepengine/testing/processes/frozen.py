@@ -52,7 +52,7 @@ class FrozenProcess:
             uuid.uuid4 = self._uuid4
         if "random" in told["kinds"]:
             random.seed(self._derive_number("random"))
-        os.register_at_fork(before=self._count_fork, after_in_child=lambda: self._after_fork(told["kinds"]))
+        os.register_at_fork(before=self._count_fork, after_in_child=lambda: self._reset_after_fork(told["kinds"]))
 
     def flush(self) -> None:
         """Send the values of the clock that were recorded since the last call."""
@@ -65,20 +65,20 @@ class FrozenProcess:
         text = "\n".join(map(str, (self._seed, self._key, *names)))
         return int.from_bytes(hashlib.sha256(text.encode()).digest()[:16])
 
-    def _next_number(self, site: str) -> int:
+    def _next_call_number(self, site: str) -> int:
         number = self._counts.get(site, 0)
         self._counts[site] = number + 1
         return number
 
     def _time(self) -> float:
-        return self._next_time(_find_caller("time")) / NANOSECONDS
+        return self._next_time(_format_caller("time")) / NANOSECONDS
 
     def _time_ns(self) -> int:
-        return self._next_time(_find_caller("time_ns"))
+        return self._next_time(_format_caller("time_ns"))
 
     def _next_time(self, site: str) -> int:
         with self._lock:
-            number = self._next_number(site)
+            number = self._next_call_number(site)
             if self._send is not None:
                 now = self._real()
                 if number < MAX_VALUES:
@@ -96,14 +96,14 @@ class FrozenProcess:
             return value + now - at if value else now
 
     def _uuid4(self) -> uuid.UUID:
-        site = _find_caller("uuid4")
+        site = _format_caller("uuid4")
         with self._lock:
-            return uuid.UUID(int=self._derive_number(site, self._next_number(site)), version=4)
+            return uuid.UUID(int=self._derive_number(site, self._next_call_number(site)), version=4)
 
     def _count_fork(self) -> None:
         self._forks += 1
 
-    def _after_fork(self, kinds: list[str]) -> None:
+    def _reset_after_fork(self, kinds: list[str]) -> None:
         self._lock = threading.RLock()
         self._key = f"{self._key}/{self._forks}"
         self._forks, self._pending, self._counts = 0, {}, {}
@@ -111,7 +111,7 @@ class FrozenProcess:
             random.seed(self._derive_number("random"))
 
 
-def _find_caller(name: str) -> str:
+def _format_caller(name: str) -> str:
     """Return the function of the program that called *name*."""
     frame = sys._getframe(2)  # noqa: SLF001 - `inspect` has no cheaper way
     return f"{name} in {frame.f_globals.get('__name__')}:{frame.f_code.co_qualname}"

@@ -35,18 +35,18 @@ _foreign = tuple({
 def author_line(frame: FrameType | None) -> str:
     """Return the file and line of the program that *frame* was called from; ``""`` if there is none."""
     while frame is not None:
-        if _is_author(frame):
+        if _is_author_frame(frame):
             return f"{frame.f_code.co_filename}:{frame.f_lineno}"
         frame = frame.f_back
     return ""
 
 
-def _is_author(frame: FrameType) -> bool:
+def _is_author_frame(frame: FrameType) -> bool:
     name = frame.f_code.co_filename
     return not name.startswith(("<", *_foreign))
 
 
-def watch_sources(frozen: Iterable[str], report: Callable[[str, str], object]) -> None:
+def report_source_calls(frozen: Iterable[str], report: Callable[[str, str], object]) -> None:
     """
     Report each line of the program that calls a source of nondeterminism, once, in all threads that start from now on.
 
@@ -64,7 +64,7 @@ def watch_sources(frozen: Iterable[str], report: Callable[[str, str], object]) -
             caller, name = frame.f_back, _find_python_source_name(frame)
         else:
             return
-        if not name or name.partition(".")[0] in ignored or not _is_author(caller):
+        if not name or name.partition(".")[0] in ignored or not _is_author_frame(caller):
             return
         found = name, f"{caller.f_code.co_filename}:{caller.f_lineno}"
         if found not in seen:
