@@ -1531,7 +1531,7 @@ PLACES = (
     ),
     Place(
         "what is nearly JSON, in a cassette",
-        lambda text: Cleaner(KNOWN).body(f'f({{"password": 1, {text}'.encode(), "text/javascript"),
+        lambda text: Cleaner(KNOWN).clean_body(f'f({{"password": 1, {text}'.encode(), "text/javascript"),
         (of('"password":'), of('"'), of('\\"'), of('"a\\'), of("["), of("a"), of("?"), of("?a"), of("&a=b"), of("1")),
         ("redaction.py", "testing/traffic_redaction.py"),
         most=1 << 18,
@@ -1544,7 +1544,7 @@ PLACES = (
     ),
     Place(
         "multipart body of a cassette",
-        lambda data: Cleaner(KNOWN).body(data, "multipart/form-data; boundary=b"),
+        lambda data: Cleaner(KNOWN).clean_body(data, "multipart/form-data; boundary=b"),
         (
             ofb("--b\r\n"),
             ofb('--b\r\nContent-Disposition: form-data; name="token"\r\n\r\nx\r\n'),
@@ -1569,7 +1569,7 @@ PLACES = (
     ),
     Place(
         "body of a cassette",
-        lambda data: Cleaner(KNOWN).body(data, "text/plain"),
+        lambda data: Cleaner(KNOWN).clean_body(data, "text/plain"),
         tuple(lambda n, shape=shape: shape(n).encode() for shape in SECRET_SHAPES),
         ("testing/traffic_redaction.py",),
     ),

@@ -262,7 +262,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
             result = yield
         _check_recordings(item, recordings)
         _raise_first_blocked([*everywhere, *refused])
-        told.written += [account.written for r in recordings for account in r.keep()]
+        told.written += [account.written for r in recordings for account in r.write_recordings()]
         told.written += [line for r in recordings for line in getattr(r, "remarks", list)()]
     except BaseException as error:
         _add_failure_notes(item, recordings, error)
@@ -292,7 +292,7 @@ def _check_recordings(item: pytest.Item, recordings: Sequence[Any]) -> None:
         cassette.calls = max(cassette.calls, calls)
     try:
         for recording in recordings:
-            recording.check()
+            recording.check_usage()
         return
     except AssertionError as error:
         if was_raised_by_test(item, error):

@@ -96,7 +96,7 @@ def _list_base_urls() -> str:
     ]
     from stepengine.testing.traffic_redaction import Cleaner
 
-    return Cleaner().text(", ".join(found))
+    return Cleaner().clean_text(", ".join(found))
 
 
 def _iter_causes(error: BaseException) -> Iterator[BaseException]:
@@ -149,7 +149,7 @@ def _format_all_differences(error: BaseException) -> str:
     from stepengine.testing.traffic_redaction import Cleaner
 
     lines = [f"\n  {pointer}\n    recorded {recorded}\n    now      {now}" for pointer, recorded, now in found]
-    return Cleaner().text("".join(lines))
+    return Cleaner().clean_text("".join(lines))
 
 
 def add_to_report(report: pytest.TestReport, told: RecordingReport) -> None:

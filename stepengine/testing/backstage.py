@@ -54,17 +54,17 @@ class SimulatedMailbox:
         self._told: dict[tuple[str, str], dict[tuple[str, int], object]] = {}
         self._taken: dict[tuple[str, str], list[int]] = {}
 
-    def tell(self, item: Item, effect: SendToRun) -> None:
+    def store_message(self, item: Item, effect: SendToRun) -> None:
         """Store a message to a child once, even if the parent's process is restarted and sends it again."""
         said = self._told.setdefault((effect.child, effect.topic), {})
         said[item.path, effect.seq] = effect.value
 
-    def inbox(self, path: str, seq: int) -> tuple[UserMessage, ...]:
+    def list_user_messages(self, path: str, seq: int) -> tuple[UserMessage, ...]:
         """Return the user messages for the run at *path* before its effect *seq*: all before the first effect, none later."""
         said = self._told.get((path, ""), {}) if seq == 0 else {}
         return tuple([UserMessage(str(value)) for value in said.values()])
 
-    def find_messages(self, item: Item, effect: AwaitMessage) -> Sequence[object] | None:
+    def find_unread_messages(self, item: Item, effect: AwaitMessage) -> Sequence[object] | None:
         """Return the unread messages on the topic of a waiting run; ``None`` if the topic is unknown."""
         key = item.path, effect.topic
         told = self._told.get(key)
@@ -107,35 +107,35 @@ class SimulatedChildren:
         self.order: list[str] = []
         self.cut: dict[str, int] = {}
 
-    def _make_random(self, item: Item, what: str) -> Random:
-        return Random(f"{self._key}:{item.path}:{item.effect.seq}:{what}")  # noqa: S311
+    def _make_random(self, item: Item, purpose: str) -> Random:
+        return Random(f"{self._key}:{item.path}:{item.effect.seq}:{purpose}")  # noqa: S311
 
     # --- children -----------------------------------------------------------------------------------------------------
 
-    def start(self, plan: RunPlan, state: AgentState) -> ChildRef[Any]:
+    def register_child(self, plan: RunPlan, state: AgentState) -> ChildRef[Any]:
         """Register a child and return its reference; it runs at the first wait for it."""
         self._children.setdefault(plan.path, _SimulatedChild(plan, state))
         return ChildRef(plan.run_id, plan.definition.id, plan.path)
 
-    def planned(self, path: str) -> tuple[RunPlan, AgentState]:
+    def get_plan_and_state(self, path: str) -> tuple[RunPlan, AgentState]:
         """Return the plan and the start state of the child at *path*."""
         child = self._children[path]
         return child.plan, child.state
 
-    def list_running_children(self, of: str) -> list[str]:
-        """Return the paths of the children of the run *of* that have not ended."""
+    def list_running_children(self, parent_path: str) -> list[str]:
+        """Return the paths of the children of the run *parent_path* that have not ended."""
         return [
-            path for path, child in self._children.items() if path.rpartition(".")[0] == of and child.result is None
+            path for path, child in self._children.items() if path.rpartition(".")[0] == parent_path and child.result is None
         ]
 
-    def stopped(self) -> Stop | None:
+    def find_child_stop(self) -> Stop | None:
         """Return the stop of a child, which also stops its tree; ``None`` if no child was stopped."""
         for child in self._children.values():
             if isinstance(child.outcome, Stop) and child.outcome.kind != "suspended":
                 return attrs.evolve(child.outcome, child=None, questions=())
         return None
 
-    def results(self, paths: Sequence[str]) -> dict[str, ChildResult[Any]] | None:
+    def run_children(self, paths: Sequence[str]) -> dict[str, ChildResult[Any]] | None:
         """Run the children at *paths* that have not ended, and return their results; ``None`` if one was stopped."""
         for path in paths:
             self._run_child(path)
@@ -149,9 +149,9 @@ class SimulatedChildren:
             child.outcome = self._run(Item(path, effect, child.plan))
             self.order.append(path)
 
-    def finish(self, of: str, recorded: Collection[str]) -> None:
-        """Run the children of the run *of* that have records and did not run yet, as far as their records reach."""
-        for path in [path for path in self.list_running_children(of) if path in recorded]:
+    def run_recorded_children(self, parent_path: str, recorded: Collection[str]) -> None:
+        """Run the children of the run *parent_path* that have records and did not run yet, as far as their records reach."""
+        for path in [path for path in self.list_running_children(parent_path) if path in recorded]:
             self._run_child(path)
 
     def find_cancellation(self, path: str, seq: int) -> Stop | None:
@@ -163,7 +163,7 @@ class SimulatedChildren:
             seq = int(last or 0)
         return None
 
-    def waited(self, item: Item, now: int) -> Single:
+    def perform_wait(self, item: Item, now: int) -> Single:
         """Return the outcome of a ``Wait``: the children that ended by then; fewer if its timeout passes first."""
         effect: AwaitRuns = item.effect  # type: ignore[assignment]
         random = self._make_random(item, "ends")
@@ -174,7 +174,7 @@ class SimulatedChildren:
         for path in paths:
             if len(self._list_finished_paths(paths)) < enough:
                 self._run_child(path)
-        stop = self.stopped()
+        stop = self.find_child_stop()
         if stop is not None:
             return stop
         done = self._list_finished_paths(paths)
@@ -182,14 +182,14 @@ class SimulatedChildren:
             return Stop("suspended", now)
         return self._make_awaited_value(effect.children, done, now)
 
-    def ended(self, item: Item, now: int) -> Single:
+    def perform_cancel(self, item: Item, now: int) -> Single:
         """Return the outcome of a ``Cancel``: the results of the children, some of which ended before or run a little further."""
         effect: EndRuns = item.effect  # type: ignore[assignment]
         for path in effect.children:
             if self._children[path].result is None:
                 self.cut[path] = self._make_random(item, path).randrange(MAX_BEFORE_END)
                 self._run_child(path)
-        return self.stopped() or self._make_awaited_value(effect.children, self._list_finished_paths(effect.children), now)
+        return self.find_child_stop() or self._make_awaited_value(effect.children, self._list_finished_paths(effect.children), now)
 
     def _list_finished_paths(self, paths: Sequence[str]) -> list[str]:
         found = [path for path in paths if self._children[path].result is not None]
@@ -206,13 +206,13 @@ class SimulatedChildren:
         effect: SendToRun = item.effect  # type: ignore[assignment]
         if self._children[effect.child].result is not None:
             return False
-        self._letters.tell(item, effect)
+        self._letters.store_message(item, effect)
         return True
 
-    def received(self, item: Item, now: int) -> Single:
+    def perform_receive(self, item: Item, now: int) -> Single:
         """Return the outcome of a ``Receive``: the next message, ``None`` at the timeout, or a suspension if none comes."""
         effect: AwaitMessage = item.effect  # type: ignore[assignment]
-        random, letters = self._make_random(item, "message"), self._letters.find_messages(item, effect)
+        random, letters = self._make_random(item, "message"), self._letters.find_unread_messages(item, effect)
         if letters is None and (effect.timeout is None or random.random() > IMPATIENCE):
             letters = [self._draw(effect, random)]
         if letters:

@@ -30,7 +30,7 @@ from stepengine.runtime.performer import IO, Item, Middleware, Performer, RetryW
 from stepengine.runtime.prices import Prices
 from stepengine.runtime.services import get_named_output_limit
 from stepengine.runtime.sizes import estimated_tokens
-from stepengine.testing.invariants import WatchedRun, format_address, refuse
+from stepengine.testing.invariants import WatchedRun, format_address, raise_violation
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 
@@ -144,12 +144,12 @@ class Budgets:
         )
         self._nodes: dict[str, _Node] = {}
 
-    def opens(self, plan: RunPlan) -> None:
+    def open_run(self, plan: RunPlan) -> None:
         """Start to count the usage of a run."""
         self._ledgers.open(plan.path, plan)
         self._nodes[plan.path] = _Node(plan.limits, plan.given)
 
-    def closes(self, path: str) -> None:
+    def close_run(self, path: str) -> None:
         """
         Remove a run that has ended.
 
@@ -163,7 +163,7 @@ class Budgets:
         self._ledgers.close(path)
         running = ledger.running
         if running.count or running.tokens or running.cost:
-            refuse("I8", f"{running.tokens} tokens are still reserved after the end of run {path or 'root'}")
+            raise_violation("I8", f"{running.tokens} tokens are still reserved after the end of run {path or 'root'}")
         del self._nodes[path]
 
     def has_bounded_calls(self, path: str) -> bool:
@@ -174,7 +174,7 @@ class Budgets:
         """Return how many of the first *members* can start together within the limits; at least one."""
         return self._meter.count_startable([Item(run.plan.path, effect, run.plan, gather) for effect in members])
 
-    def begin(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather | None) -> None:
+    def start_effects(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather | None) -> None:
         """
         Reserve tokens for effects that start at the same time.
 
@@ -194,7 +194,7 @@ class Budgets:
                 together[effect.tool_call_id] += 1
                 self._count_and_check_child_start(path, effect, together[effect.tool_call_id])
 
-    def run(self, item: Item) -> Single:
+    def run_background_child(self, item: Item) -> Single:
         """Run a child in the background, and count its usage."""
         outcome: Single = run_without_waiting(self._recording.perform(item, self._io))
         return outcome
@@ -213,7 +213,7 @@ class Budgets:
         child = getattr(outcome, "value", None)
         if isinstance(child, ChildResult) and not child.run_id and isinstance(effect, Spawn):
             for node in self._iter_run_and_ancestors(at[0]):
-                node.count(effect, -1)
+                node.add_children(effect, -1)
         return outcome
 
     def cancel_child_start(self, path: str, effect: Spawn) -> None:
@@ -231,7 +231,7 @@ class Budgets:
 
     def _check_and_reserve_tokens(self, path: str, effect: CallModel) -> None:
         nodes = [*self._iter_run_and_ancestors(path)]
-        if all(node.most is None for node in nodes):
+        if all(node.token_limit is None for node in nodes):
             return
         prompt, named = estimated_tokens(effect.request), effect.request.settings.max_tokens
         call = _HeldCall(prompt + (named or 0), is_bounded=named is not None)
@@ -239,11 +239,11 @@ class Budgets:
             # A call may run alone if what is known of it fits, and beside others only if all of that is known.
             is_open = bool(node.held) and not all(each.has_bounded_calls for each in (call, *node.held.values()))
             reserved = sum(each.tokens for each in node.held.values())
-            if node.most is not None and (is_open or node.tokens + reserved + call.tokens > node.most):
-                refuse(
+            if node.token_limit is not None and (is_open or node.tokens + reserved + call.tokens > node.token_limit):
+                raise_violation(
                     "I8",
                     f"the model call {format_address((path, effect.seq))} needs {call.tokens} tokens and was let through, with "
-                    f"{node.tokens} of {node.most} used and {reserved} reserved",
+                    f"{node.tokens} of {node.token_limit} used and {reserved} reserved",
                 )
             node.held[path, effect.seq] = call
 
@@ -255,7 +255,7 @@ class Budgets:
         depth = path.count(".") + 1 + bool(path)
         nodes = [*self._iter_run_and_ancestors(path)]
         for node in nodes:
-            node.count(effect, 1)
+            node.add_children(effect, 1)
         by_model = bool(effect.tool_call_id)
         own = nodes[0].limits if by_model else nodes[0].given
         due = (
@@ -266,7 +266,7 @@ class Budgets:
         )
         for what, number, most in due:
             if most is not None and number > most:
-                refuse(
+                raise_violation(
                     "I8", f"{format_address((path, effect.seq))} starts {what} number {number}, and {most} are allowed"
                 )
 
@@ -290,13 +290,13 @@ class _Node:
     children: int = 0
     asked: int = 0
 
-    def count(self, child: Spawn, number: int) -> None:
+    def add_children(self, child: Spawn, number: int) -> None:
         """Count a child, and whether a model requested it."""
         self.children += number
         self.asked += number if child.tool_call_id else 0
 
     @property
-    def most(self) -> int | None:
+    def token_limit(self) -> int | None:
         """The token limit, from a limit on tokens or on cost."""
         dollars = self.limits.max_cost_usd
         bounds = [] if self.limits.max_tokens is None else [self.limits.max_tokens]

@@ -231,7 +231,7 @@ class Cassette:
         return tuple([interaction for interaction in self.interactions if interaction.is_playable])
 
     @property
-    def unread(self) -> tuple[str, ...]:
+    def unscanned_bodies(self) -> tuple[str, ...]:
         """A line for each body in which only known secrets are searched, because it is no text."""
         return tuple(
             [
@@ -256,8 +256,8 @@ class Cassette:
         Raises:
             CassetteMiss: when there is none.
         """
-        clean = Cleaner(find_header_secrets(request.headers), base=self.redactor).request(request)
-        asked = self._matcher.read(clean)
+        clean = Cleaner(find_header_secrets(request.headers), base=self.redactor).clean_request(request)
+        asked = self._matcher.extract_compared_parts(clean)
         with self._lock:
             slot = self._find_slot(asked, self._waiting.get(asked.key, ()))
             if slot is not None:
@@ -274,7 +274,7 @@ class Cassette:
         # Another machine may have no use for a credential, such as the token of a session. Where the recording has requests with
         # and without it, they are different requests.
         exact = frozenset(asked.marks) in self._places_of_marks.get(asked.key, ())
-        for fits in (self._pairs.fit, self._pairs.has_no_recorded_secret):
+        for fits in (self._pairs.can_match, self._pairs.has_no_recorded_secret):
             for slot in slots:
                 known = slot.known
                 if (
@@ -284,7 +284,7 @@ class Cassette:
                     and (not exact or known.asked.marks.keys() == asked.marks.keys())
                     and fits(known.asked, asked)
                 ):
-                    self._pairs.pair(known.asked, asked)
+                    self._pairs.add_pairs(known.asked, asked)
                     return slot
         return None
 
@@ -304,8 +304,8 @@ class Cassette:
         self._fill_slot(slot, attrs.evolve(clean, mark_key=self.mark_key))
 
     def _fill_slot(self, slot: Slot, interaction: Interaction) -> None:
-        request = Cleaner(slot.secrets, base=self.redactor).request(interaction.request)
-        asked = self._matcher.read(request)
+        request = Cleaner(slot.secrets, base=self.redactor).clean_request(interaction.request)
+        asked = self._matcher.extract_compared_parts(request)
         with self._lock:
             slot.interaction = interaction
             slot.known = KnownRequest(request, asked, used=False, whole=bool(interaction.mark_key))
@@ -369,12 +369,12 @@ class Cassette:
             raise _make_secret_error(hits, f"{target} has the other {len(clean)}" if clean else "nothing was written")
         return target
 
-    def leave_out(self, left: LeftOut) -> None:
+    def record_left_out(self, left: LeftOut) -> None:
         """Store the fact that a reply was not recorded; a connection counts once."""
         if left.reason != "other_client" or left not in self.left_out:
             self.left_out.append(left)
 
-    def forget(self, miss: CassetteMiss) -> None:
+    def remove_miss(self, miss: CassetteMiss) -> None:
         """Remove a miss: another source answers the request."""
         self.misses.remove(miss)
 
@@ -414,13 +414,13 @@ def make_marking_redactor(redactor: Redactor, key: str) -> Redactor:
 
 
 def _clean_interaction(interaction: Interaction, cleaner: Cleaner) -> Interaction:
-    request = cleaner.request(interaction.request)
+    request = cleaner.clean_request(interaction.request)
     # The same value in another request is compared as it is, so this holds for the reply alone.
     echoed = find_request_secrets(interaction.request)
-    response = Cleaner({**cleaner.known, **echoed}, base=cleaner.base).response(interaction.response)
+    response = Cleaner({**cleaner.known, **echoed}, base=cleaner.base).clean_response(interaction.response)
     extras = dict(interaction.extras)
     if "error" in extras:  # which may quote the address and the reply
-        extras["error"] = cleaner.values(thaw(extras["error"]))
+        extras["error"] = cleaner.clean_json_value(thaw(extras["error"]))
     return attrs.evolve(interaction, request=request, response=response, extras=extras)
 
 
@@ -454,10 +454,10 @@ def _find_remaining_secrets(interactions: Iterable[Interaction], cleaner: Cleane
 
 def _iter_remaining_secrets(interaction: Interaction, cleaner: Cleaner) -> Iterator[tuple[str, str]]:
     """Yield the place and the rule of each secret that is left."""
-    yield from [(f"request/{place}", rule) for place, rule in cleaner.findings(interaction.request)]
-    yield from [(f"response/{place}", rule) for place, rule in cleaner.findings(interaction.response)]
+    yield from [(f"request/{place}", rule) for place, rule in cleaner.find_remaining_secrets(interaction.request)]
+    yield from [(f"response/{place}", rule) for place, rule in cleaner.find_remaining_secrets(interaction.response)]
     error = thaw(interaction.extras.get("error"))
-    if cleaner.values(error) != error:
+    if cleaner.clean_json_value(error) != error:
         yield "x_stepengine/error", "error"
 
 

@@ -134,15 +134,15 @@ class Matcher:
     ignore: tuple[str, ...] = ()
     ignore_headers: tuple[str, ...] = attrs.field(default=(), converter=_to_lower)
 
-    def read(self, request: RecordedRequest) -> ComparedRequest:
+    def extract_compared_parts(self, request: RecordedRequest) -> ComparedRequest:
         """Return the compared parts of a cleaned *request*."""
         plain = attrs.evolve(request, url=_remove_marks(request.url), body=_remove_marks_in_bytes(request.body))
         key = (request.method, parse_request_place(plain.url), self._make_body_key(plain))
         texts = [("url", request.url), ("body", request.body.decode(errors="replace"))]
         marks = _collect_marks(MARK, [*request.headers, *texts])
-        return ComparedRequest(key, self.headers(request), marks, _collect_marks(COUNTED_MARK, request.headers))
+        return ComparedRequest(key, self.list_compared_headers(request), marks, _collect_marks(COUNTED_MARK, request.headers))
 
-    def headers(self, request: RecordedRequest) -> tuple[tuple[str, str], ...]:
+    def list_compared_headers(self, request: RecordedRequest) -> tuple[tuple[str, str], ...]:
         """Return the counted headers of *request*, by name; values of one name remain in their order."""
         counted = [
             (name, _remove_marks(_normalize_header_value(name, value)))
@@ -159,12 +159,12 @@ class Matcher:
             return _hash_bytes(_replace_boundary(request.body, request.header("content-type")))
         if kind.startswith("application/x-www-form-urlencoded"):
             return _hash_bytes(json.dumps(sort_query_pairs(_normalize_percent_encoding(request.body.decode("latin-1")))).encode())
-        tree = self.json(request)
+        tree = self.parse_compared_json(request)
         if tree is ABSENT:
             return _hash_bytes(request.body)
         return _hash_bytes(json.dumps(tree, sort_keys=True, separators=(",", ":"), default=_decimal_to_json).encode())
 
-    def json(self, request: RecordedRequest) -> Any:
+    def parse_compared_json(self, request: RecordedRequest) -> Any:
         """Return the compared part of the body as JSON; ``ABSENT`` if it is not JSON."""
         tree = parse_json_body(request)
         for pointer in self.ignore:
@@ -302,7 +302,7 @@ class SecretPairs:
         """Add marks of secrets in a recording."""
         self._recorded.update(marks)
 
-    def fit(self, recorded: ComparedRequest, now: ComparedRequest) -> bool:
+    def can_match(self, recorded: ComparedRequest, now: ComparedRequest) -> bool:
         """Return whether the secrets that a request and a recorded one have in common can be the same."""
         taken = {known: own for own, known in self._pairs.items()}
         return all(
@@ -316,7 +316,7 @@ class SecretPairs:
         """Return whether no credential of a request is in the recording, as if a new one were made for each request."""
         return self._recorded.isdisjoint(now.marks.values())
 
-    def pair(self, recorded: ComparedRequest, now: ComparedRequest) -> None:
+    def add_pairs(self, recorded: ComparedRequest, now: ComparedRequest) -> None:
         """Store that the secrets of a request are those of a recorded one."""
         self._pairs.update(
             {mark: known for known, mark in _pair_marks(recorded.marks, now.marks) if mark not in self._recorded}

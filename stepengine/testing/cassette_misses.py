@@ -93,7 +93,7 @@ def find_miss_reason(request: RecordedRequest, at: Situation) -> str:
         return "path_unknown"
     if not any(p.query == here.query for _, p in same_path):
         return "query_differs"
-    asked = at.matcher.read(request)
+    asked = at.matcher.extract_compared_parts(request)
     same = [known for known, _ in same_path if known.asked.key == asked.key]
     if not same:
         return "body_differs"
@@ -105,21 +105,21 @@ def find_miss_reason(request: RecordedRequest, at: Situation) -> str:
 def find_nearest_requests(request: RecordedRequest, at: Situation) -> tuple[Candidate, ...]:
     """Return the recorded requests to the same URL that differ least, unused ones first."""
     here = parse_request_place(request.url)
-    now = at.matcher.json(request)
+    now = at.matcher.parse_compared_json(request)
     found = []
     for index, known in enumerate(at.recorded):
         recorded = known.request
         place = parse_request_place(recorded.url)
         if recorded.method != request.method or (place.origin, place.path) != (here.origin, here.path):
             continue
-        body = at.matcher.json(recorded)
+        body = at.matcher.parse_compared_json(recorded)
         if ABSENT in (now, body):
             body, now_shown = recorded.body.decode(errors="replace"), request.body.decode(errors="replace")
         else:
             now_shown = now
         both = itertools.chain(
             differences(_join_values_by_name(place.query), _join_values_by_name(here.query), "?query"),
-            _diff_headers(known, at.matcher.read(request)),
+            _diff_headers(known, at.matcher.extract_compared_parts(request)),
             [each._replace(pointer=each.pointer or "(body)") for each in differences(body, now_shown)],
         )
         found.append(Candidate(index, known.used, tuple(itertools.islice(both, MAX_COUNTED))))
@@ -179,7 +179,7 @@ def _window_on_difference(value: object, other: object) -> str:
     """Return *value* as JSON, cut to a window that starts shortly before it differs from *other*."""
     if value is ABSENT:
         return repr(ABSENT)
-    text, against = Cleaner().text(_to_json(value)), "" if other is ABSENT else Cleaner().text(_to_json(other))
+    text, against = Cleaner().clean_text(_to_json(value)), "" if other is ABSENT else Cleaner().clean_text(_to_json(other))
     if len(text) <= VALUE_WIDTH:
         return text
     start = max(0, min(first_difference(text, against) - VALUE_WIDTH // 4, len(text) - VALUE_WIDTH))
@@ -229,7 +229,7 @@ def _describe_body_cause(request: RecordedRequest, found: Sequence[JsonDifferenc
 
 
 def _describe_role(request: RecordedRequest, member: str, index: int) -> str:
-    messages = Matcher().json(request).get(member, [])
+    messages = Matcher().parse_compared_json(request).get(member, [])
     message = messages[index] if isinstance(messages, list) and index < len(messages) else {}
     text = json.dumps(message)
     if any(

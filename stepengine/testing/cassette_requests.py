@@ -268,21 +268,21 @@ class RequestMessages:
 
     def add_assistant(self, items: Sequence[Any], *, continues: bool = False) -> None:
         """Add output of the model; *continues* adds it to the message before, if that is the model's, too."""
-        parts = self._decode(items)
+        parts = self._decode_items(items)
         last = self.entries[-1] if self.entries else None
         if continues and isinstance(last, list):
             last.extend(parts)
         elif parts:
             self.entries.append(list(parts))
 
-    def _decode(self, items: Sequence[Any]) -> tuple[AssistantPart, ...]:
+    def _decode_items(self, items: Sequence[Any]) -> tuple[AssistantPart, ...]:
         """Return the parts of items as the adapter decodes them; an item that it does not know stays JSON."""
         protocol, label = self.protocol, self.label
         try:
             return run_decoder(label, lambda: protocol.decode(protocol.wrap(items), label, self.model, None)).content
         except ModelError:
             if len(items) != 1:
-                return tuple([part for item in items for part in self._decode([item])])
+                return tuple([part for item in items for part in self._decode_items([item])])
         data = items[0] if isinstance(items[0], dict) else {"value": items[0]}
         return (OpaquePart(label.provider, JsonDict(freeze(data)), text=compact(items[0])),)
 
@@ -309,7 +309,7 @@ def _pair_calls_with_results(entries: Sequence[Entry], provider: str) -> list[Me
             messages += answered
         elif isinstance(entry, UserMessage):
             messages.append(entry)
-        messages += [UserMessage((_json_text_part(output.source),)) for output in outputs.left]
+        messages += [UserMessage((_json_text_part(output.source),)) for output in outputs.unmatched]
     return messages
 
 
@@ -320,7 +320,7 @@ def _make_turn(said: Sequence[AssistantPart], outputs: _Outputs, provider: str, 
     for part in said:
         if not isinstance(part, ToolCallPart):
             parts.append(_remove_provider_data(part))
-        elif (output := outputs.take(part)) is None:
+        elif (output := outputs.pop_output(part)) is None:
             parts.append(_make_opaque_call(part, provider))
         else:
             call_id = f"c{calls + len(results) + 1}"
@@ -346,11 +346,11 @@ class _Outputs:
                 self._places.setdefault((kind, key), []).append(place)
 
     @property
-    def left(self) -> list[ToolOutput]:
+    def unmatched(self) -> list[ToolOutput]:
         """The results that belong to no call."""
         return list(self._left.values())
 
-    def take(self, call: ToolCallPart) -> ToolOutput | None:
+    def pop_output(self, call: ToolCallPart) -> ToolOutput | None:
         """Remove and return the result of a call: by the call's id, else by the tool's name; ``None`` if there is none."""
         call_id = find_text(call.provider_data, "id")
         keys = [("id", call_id)] if call_id else [("with id", call.tool_name), ("with id", "")]

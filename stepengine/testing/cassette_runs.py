@@ -106,8 +106,8 @@ def _clean_interaction(interaction: Interaction) -> Interaction:
     cleaner = Cleaner(find_header_secrets(interaction.request.headers))
     return attrs.evolve(
         interaction,
-        request=cleaner.request(interaction.request),
-        response=cleaner.response(_decompress(interaction.response)),
+        request=cleaner.clean_request(interaction.request),
+        response=cleaner.clean_response(_decompress(interaction.response)),
     )
 
 

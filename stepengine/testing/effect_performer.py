@@ -54,7 +54,7 @@ class OutcomeSource(Protocol):
     def results(self) -> Mapping[str, Any]:
         """The scripted results, by name of a tool or of the function of a ``Perform``."""
 
-    def outcome(self, path: str, effect: Leaf, at: int) -> Single:
+    def create_outcome(self, path: str, effect: Leaf, at: int) -> Single:
         """Return the outcome of *effect*. After a crash, the same effect has the same outcome."""
 
 
@@ -86,7 +86,7 @@ class EffectPerformer:
         effect, at = item.effect, item.address
         self.clock.start_effect(at, HOURS if "lost_wake" in kinds else MINUTES if {"slow", "late"} & {*kinds} else 1)
         now = self.clock.elapsed
-        stopped = self.backstage.find_cancellation(*at) or self.backstage.stopped()
+        stopped = self.backstage.find_cancellation(*at) or self.backstage.find_child_stop()
         if stopped is not None and not isinstance(effect, RunInBackground) and not self.effects.is_recorded(at):
             return attrs.evolve(stopped, at=now)
         if at in self.effects.lost:
@@ -95,7 +95,7 @@ class EffectPerformer:
         if made is None:
             made = HAPPENS.get(type(effect), EffectPerformer._make_empty_outcome)(self, item)
         made = apply_faults(kinds, effect, made)
-        heard = self.letters.inbox(*at)
+        heard = self.letters.list_user_messages(*at)
         if heard and not isinstance(made, Stop):
             made = attrs.evolve(made, inputs=(*made.inputs, *heard))
         if "duplicate" in kinds and not isinstance(made, Stop):
@@ -104,7 +104,7 @@ class EffectPerformer:
         return made
 
     def _get_canned_outcome(self, item: Item) -> Single:
-        return self.canned.outcome(item.path, item.effect, self.clock.elapsed)
+        return self.canned.create_outcome(item.path, item.effect, self.clock.elapsed)
 
     def _make_empty_outcome(self, item: Item) -> Single:
         """Return the empty value of an effect's result type: ``""``, ``False`` or ``None``."""
@@ -118,13 +118,13 @@ class EffectPerformer:
         return Value(None, self.clock.elapsed)
 
     def _receive(self, item: Item) -> Single:
-        made = self.backstage.received(item, self.clock.elapsed)
+        made = self.backstage.perform_receive(item, self.clock.elapsed)
         if isinstance(made, Value) and made.value is None:
             self._advance_clock_past_wait(item)
         return attrs.evolve(made, at=self.clock.elapsed)
 
     def _wait_for_children(self, item: Item) -> Single:
-        made = self.backstage.waited(item, self.clock.elapsed)
+        made = self.backstage.perform_wait(item, self.clock.elapsed)
         if isinstance(made, Value) and len(made.value.done) < cast("AwaitRuns", item.effect).need:
             self._advance_clock_past_wait(item)
         return attrs.evolve(made, at=self.clock.elapsed)
@@ -137,13 +137,13 @@ class EffectPerformer:
         return Value(self.backstage.send_to_child(item), self.clock.elapsed)
 
     def _cancel_children(self, item: Item) -> Single:
-        return attrs.evolve(self.backstage.ended(item, 0), at=self.clock.elapsed)
+        return attrs.evolve(self.backstage.perform_cancel(item, 0), at=self.clock.elapsed)
 
     # --- runs ---------------------------------------------------------------------------------------------------------
 
     def _run_background_child(self, item: Item) -> Single:
         """Run a child in the background to its end."""
-        finished = self.drive(*self.backstage.planned(item.path))
+        finished = self.drive(*self.backstage.get_plan_and_state(item.path))
         child = finished.as_child()
         # One that is recorded to have been ended comes to that end, whatever stops it this time.
         is_cut = item.path in self.backstage.cut or self.effects.is_recorded((item.path, -1))
@@ -177,7 +177,7 @@ class EffectPerformer:
             failed = ChildResult(agent_id=effect.agent_id, status=RunStatus.FAILED, error=error)
             return Value(failed, self.clock.elapsed)
         if effect.is_background:
-            return Value(self.backstage.start(plan, state), self.clock.elapsed)
+            return Value(self.backstage.register_child(plan, state), self.clock.elapsed)
         finished = self.drive(plan, state)
         child = finished.as_child(is_inline=effect.is_inline)
         return self._find_stop(finished, child=child) or Value(child, self.clock.elapsed)

@@ -85,7 +85,7 @@ class Clock:
             due = sorted([sleeper for sleeper in self._sleepers if sleeper.at <= self._ms])
             self._sleepers = [sleeper for sleeper in self._sleepers if sleeper.at > self._ms]
         for sleeper in due:
-            sleeper.wake.now()
+            sleeper.wake.wake_task()
 
     async def sleep(self, seconds: float) -> None:
         """Advance the time and let other tasks run. A waiting clock sleeps until ``advance`` passes the time."""
@@ -101,7 +101,7 @@ class Clock:
             self._sleepers.append(sleeper)
             ready = [watcher for least, watcher in self._watchers if least <= len(self._sleepers)]
         for watcher in ready:
-            watcher.now()
+            watcher.wake_task()
         try:
             await wake.future
         finally:
@@ -138,7 +138,7 @@ class _Wake:
         self._loop = asyncio.get_running_loop()
         self.future: asyncio.Future[None] = self._loop.create_future()
 
-    def now(self) -> None:
+    def wake_task(self) -> None:
         """Wake the task; nothing happens if its event loop is closed."""
         with suppress(RuntimeError):
             self._loop.call_soon_threadsafe(self._resolve_future)

@@ -48,7 +48,7 @@ class KnownReplies(Protocol):
     def take(self, request: RecordedRequest) -> Interaction:
         """Return the recorded interaction of *request*, or raise ``CassetteMiss``."""
 
-    def forget(self, miss: CassetteMiss) -> None:
+    def remove_miss(self, miss: CassetteMiss) -> None:
         """Remove a miss, because another source answers the request."""
 
     def has_transport(self, name: str) -> bool:
@@ -66,7 +66,7 @@ class RecordingTarget(Protocol):
     def finish(self, slot: Slot, interaction: Interaction) -> None:
         """Store an interaction at its reserved position, without its secrets."""
 
-    def leave_out(self, left: LeftOut) -> None:
+    def record_left_out(self, left: LeftOut) -> None:
         """Store the fact that a reply was not recorded."""
 
 
@@ -116,7 +116,7 @@ class Exchange:
             return False
         return True
 
-    def add(self, piece: bytes) -> None:
+    def add_piece(self, piece: bytes) -> None:
         """Store a piece of the body as it arrived."""
         self.pieces.append(piece)
 
@@ -181,7 +181,7 @@ class Exchange:
 
     def _report_left_out(self, reason: str) -> None:
         left = LeftOut(self._request.method, clean_url(self._request.url), self._head.status, reason)
-        self._cassette.leave_out(left)
+        self._cassette.record_left_out(left)
 
 
 @contextlib.contextmanager
@@ -209,7 +209,7 @@ def start_exchange(
     """Start to record *request*; return ``None`` for a request about credentials, which is never recorded."""
     if is_presigned(request):
         # A program expects what is behind such an address, and no replay can make it up.
-        cassette.leave_out(LeftOut(request.method, clean_url(request.url), 0, "presigned"))
+        cassette.record_left_out(LeftOut(request.method, clean_url(request.url), 0, "presigned"))
     if is_credential_exchange(request):
         return None
     return Exchange(cassette, request, record_errors=record_errors, keep_chunks=keep_chunks, transport=transport)
@@ -233,12 +233,12 @@ class Exchanges:
         self._record_errors = record_errors
 
     @property
-    def plays(self) -> bool:
+    def has_known_replies(self) -> bool:
         """Whether anything is played, so that a request is sent only after a look for its reply."""
         return self._known is not None
 
     @property
-    def replaying(self) -> bool:
+    def is_replay_only(self) -> bool:
         """Whether nothing is recorded."""
         return self._fresh is None
 
@@ -251,9 +251,9 @@ class Exchanges:
         """
         _append_seen_address(request.url)
         if is_telemetry(request):
-            return Interaction(request, NO_TELEMETRY) if self.replaying else None
+            return Interaction(request, NO_TELEMETRY) if self.is_replay_only else None
         if is_credential_exchange(request) and not is_presigned(request):
-            return Interaction(request, _make_placeholder_reply(request)) if self.replaying else None
+            return Interaction(request, _make_placeholder_reply(request)) if self.is_replay_only else None
         if self._known is None:
             return None
         try:
@@ -261,7 +261,7 @@ class Exchanges:
         except CassetteMiss as miss:
             if self._fresh is None:
                 raise wrap_miss_for_pool(miss) from None
-            self._known.forget(miss)
+            self._known.remove_miss(miss)
             return None
 
     def has_transport(self, name: str) -> bool:
@@ -272,9 +272,9 @@ class Exchanges:
         """Store that a connection to *address* was opened by a client that is not recorded, such as one on plain sockets."""
         _append_seen_address(address)
         if self._fresh is not None:
-            self._fresh.leave_out(LeftOut("CONNECT", address, 0, "other_client"))
+            self._fresh.record_left_out(LeftOut("CONNECT", address, 0, "other_client"))
 
-    def start(self, request: RecordedRequest, transport: str = "") -> Exchange | None:
+    def start_recording(self, request: RecordedRequest, transport: str = "") -> Exchange | None:
         """Start to record a request that is sent, by a *transport* of the program's own if it has a name; None for one that is not recorded."""
         if self._fresh is None or is_telemetry(request):
             return None

@@ -156,7 +156,7 @@ class RandomFaults:
         self._left = random.choice(COUNTS) if self._kinds else 0
         self._rate = random.choice(RATES)
 
-    def find_faults(self, path: str, effect: Leaf) -> list[str]:
+    def draw_faults(self, path: str, effect: Leaf) -> list[str]:
         """Return the kind of the fault at *effect*, if one happens there."""
         if not self._left:
             return []

@@ -53,7 +53,7 @@ class HttpxExchanges:
             extensions={"http_version": b"HTTP/1.1", **reason},
         )
 
-    def watch(self, response: Any, exchange: Exchange | None) -> Any:
+    def record_while_read(self, response: Any, exchange: Exchange | None) -> Any:
         """Return *response* with a body that records itself while it is read."""
         headers = headers_from_raw(response.headers.raw)
         if exchange is None or not exchange.start_reply(response.status_code, response.reason_phrase, headers):
@@ -134,13 +134,13 @@ class WatchedBody:
     def __iter__(self) -> Iterator[bytes]:
         with _finish_exchange_at_end(self._exchange):
             for piece in self._stream:
-                self._exchange.add(piece)
+                self._exchange.add_piece(piece)
                 yield piece
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         with _finish_exchange_at_end(self._exchange):
             async for piece in self._stream:
-                self._exchange.add(piece)
+                self._exchange.add_piece(piece)
                 yield piece
 
     def close(self) -> None:

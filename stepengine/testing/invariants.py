@@ -74,7 +74,7 @@ class Violation(Exception):
         self.row = row
 
 
-def refuse(row: str, message: str) -> NoReturn:
+def raise_violation(row: str, message: str) -> NoReturn:
     """
     Raise ``Violation`` for an invariant that does not hold.
 
@@ -115,7 +115,7 @@ def expect_same_end(row: str, when: str, finished: Finished, due: Finished) -> N
         "state's ", finished.state, due.state
     )
     if problem:
-        refuse(row, f"{when}, {problem}")
+        raise_violation(row, f"{when}, {problem}")
 
 
 def remove_request_counts(finished: Finished) -> Finished:
@@ -281,7 +281,7 @@ class WatchedRun:
 
     # --- the machine's side -------------------------------------------------------------------------------------------
 
-    def emitted(self, effect: Effect) -> None:
+    def check_effect(self, effect: Effect) -> None:
         """Check an effect that the machine emits."""
         if self.found:
             raise self.found[0]
@@ -292,10 +292,10 @@ class WatchedRun:
         if isinstance(effect, Compute):
             return
         if self._stop is not None:
-            refuse("I7", f"{protocol_token(effect)} was asked for after the run was stopped")
+            raise_violation("I7", f"{protocol_token(effect)} was asked for after the run was stopped")
         for leaf in effect.effects if isinstance(effect, Gather) else (effect,):
             if leaf.seq != self._next:
-                refuse("I2", f"{protocol_token(leaf)} has the number {leaf.seq}, and {self._next} is due")
+                raise_violation("I2", f"{protocol_token(leaf)} has the number {leaf.seq}, and {self._next} is due")
             self._next += 1
 
     def _check_event(self, event: object) -> None:
@@ -305,39 +305,39 @@ class WatchedRun:
             self._check_step_end(event)
         if isinstance(event, StepStarted):
             if self._step is not None:
-                refuse("I9", f"step {event.step} began while step {self._step} was under way")
+                raise_violation("I9", f"step {event.step} began while step {self._step} was under way")
             self._step = event.step
             self._replied = False
             limit = self.plan.limits.max_steps
             if limit is not None and self._steps >= limit:
-                refuse("I8", f"a step began after {self._steps} of {limit} that are allowed")
+                raise_violation("I8", f"a step began after {self._steps} of {limit} that are allowed")
         if isinstance(event, PhaseChanged) and event.phase in (RunPhase.DONE, RunPhase.FAILED):
             self._is_over = True
             self.expect_handler_closed()
             if self._step is not None:
-                refuse("I9", f"the run is over, and step {self._step} has no end")
+                raise_violation("I9", f"the run is over, and step {self._step} has no end")
 
     def _check_step_end(self, event: StepFinished) -> None:
         if event.step != self._step:
-            refuse("I9", f"step {event.step} ended while step {self._step} was under way")
+            raise_violation("I9", f"step {event.step} ended while step {self._step} was under way")
         self._step = None
         if self._stop is not None:
             self._left_as = event.status
         elif event.status not in (RunStatus.COMPLETED, RunStatus.FAILED):
-            refuse("I9", f"step {event.step} ended as {event.status.value}, and nothing stopped it")
+            raise_violation("I9", f"step {event.step} ended as {event.status.value}, and nothing stopped it")
 
     def expect_handler_closed(self) -> None:
         """Check that every handler that was entered was left once (I6)."""
         if self.entered != self.left or self.entered > 1:
-            refuse("I6", f"the handler was entered {self.entered} times and left {self.left} times")
+            raise_violation("I6", f"the handler was entered {self.entered} times and left {self.left} times")
 
     def _advance_protocol_state(self, token: str) -> None:
         before, self._places = self._places, _advanced(self._places, token)
         if not self._places:
             over = self._is_over and token not in AT_THE_END
-            refuse("I7" if over else "I9", f"{token} must not come in the state {' or '.join(sorted(before))}")
+            raise_violation("I7" if over else "I9", f"{token} must not come in the state {' or '.join(sorted(before))}")
 
-    def answered(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
+    def check_outcomes(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
         """Check the outcomes that the world returns for effects."""
         kinds = set()
         for effect, outcome in zip(effects, outcomes, strict=True):
@@ -389,7 +389,7 @@ class WatchedRun:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    def ended(self, finished: Finished) -> None:
+    def check_end(self, finished: Finished) -> None:
         """
         Check the end of the run.
 
@@ -398,7 +398,7 @@ class WatchedRun:
         """
         self._advance_protocol_state("Finished")
         if self._places != {LAST}:
-            refuse("I9", f"the run ended in the state {' or '.join(sorted(self._places))}")
+            raise_violation("I9", f"the run ended in the state {' or '.join(sorted(self._places))}")
         self._check_state(finished.state)
         if self.found:
             raise self.found[0]
@@ -411,17 +411,17 @@ class WatchedRun:
 
     def _check_status(self, finished: Finished) -> None:
         if isinstance(finished.error, TranscriptError):
-            refuse("I1", f"the run made a history that does not pair: {finished.error}")
+            raise_violation("I1", f"the run made a history that does not pair: {finished.error}")
         due = {"suspended": RunStatus.SUSPENDED, "cancelled": RunStatus.CANCELLED, "shutdown": RunStatus.CANCELLED}
         if self._stop is not None and finished.status is not due[self._stop.kind]:
-            refuse("I12", f"the run was stopped ({self._stop.kind}) and ended as {finished.status.value}")
+            raise_violation("I12", f"the run was stopped ({self._stop.kind}) and ended as {finished.status.value}")
         limited = (RunStatus.FAILED, RunStatus.MAX_STEPS)
         if self._left_as not in (None, finished.status):
-            refuse("I12", f"a step that was stopped ended as {self._left_as}, its run as {finished.status.value}")
+            raise_violation("I12", f"a step that was stopped ended as {self._left_as}, its run as {finished.status.value}")
         if self._stop is None and self._limit is not None and finished.status not in limited:
-            refuse("I8", f"the run was refused more ({self._limit.kind}) and ended as {finished.status.value}")
+            raise_violation("I8", f"the run was refused more ({self._limit.kind}) and ended as {finished.status.value}")
         if (finished.status is RunStatus.FAILED) != (finished.error is not None) and self._stop is None:
-            refuse("R1", f"the run ended as {finished.status.value} with the error {finished.error!r}")
+            raise_violation("R1", f"the run ended as {finished.status.value} with the error {finished.error!r}")
 
     def _check_sums(self, finished: Finished) -> None:
         spent = finished.spending
@@ -434,12 +434,12 @@ class WatchedRun:
             ("sum by agent", sum(spent.by_agent.values(), Usage())),
         ):
             if _numbers(usage) != _numbers(due):
-                refuse("I10", f"the {told} is {usage}, and {due} was used")
+                raise_violation("I10", f"the {told} is {usage}, and {due} was used")
         # A child that was refused is told of as well; it has no run.
         listed = [child for child in finished.children if child.run_id]
         ran = [child for child in self._ran if child.run_id]
         if listed != ran:
-            refuse("I10", f"{len(ran)} children ran, and the run tells of {len(listed)}")
+            raise_violation("I10", f"{len(ran)} children ran, and the run tells of {len(listed)}")
 
     def _check_history_results(self, history: Iterable[Message]) -> None:
         """Check that each call has its own result, and that no input is lost; runs that may change both, such as those with hooks, are skipped."""
@@ -449,11 +449,11 @@ class WatchedRun:
         for message in messages:
             due = self._results.get(message.tool_call_id) if isinstance(message, ToolMessage) else None
             if due is not None and (message.content, message.status) != (due.content, due.status):  # type: ignore[union-attr]
-                refuse("I1", f"call {due.tool_call_id!r} gave {due.text!r}, and its result says {message.text!r}")
+                raise_violation("I1", f"call {due.tool_call_id!r} gave {due.text!r}, and its result says {message.text!r}")
         held = Counter([message.text for message in messages])
         for sent, times in Counter([message.text for message in self._inputs]).items():
             if held[sent] != times:
-                refuse("R1", f"{sent!r} was sent to the run and is not in its history")
+                raise_violation("R1", f"{sent!r} was sent to the run and is not in its history")
 
     def _check_old_states_unchanged(self) -> None:
         """Append to every state that was seen, and check that no state has changed (I5)."""
@@ -462,12 +462,12 @@ class WatchedRun:
             state.view.extend(LATER)
         for state, history, view in self._states:
             if [*state.message_history] != history or [*state.view] != view:
-                refuse("I5", f"a state of step {state.step_index} has changed since it was seen")
+                raise_violation("I5", f"a state of step {state.step_index} has changed since it was seen")
 
     def _check_handler_error(self, finished: Finished) -> None:
         error = finished.error
         if isinstance(error, AUTHORS_ERRORS) and not isinstance(error.__cause__ or error, self.may_raise):
-            refuse("handler", str(error))
+            raise_violation("handler", str(error))
 
 
 class Unwatched(WatchedRun):
@@ -476,13 +476,13 @@ class Unwatched(WatchedRun):
     def __attrs_post_init__(self) -> None:
         pass
 
-    def emitted(self, effect: Effect) -> None:
+    def check_effect(self, effect: Effect) -> None:
         """Do nothing."""
 
-    def answered(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
+    def check_outcomes(self, effects: Iterable[Leaf], outcomes: Iterable[Single]) -> None:
         """Do nothing."""
 
-    def ended(self, finished: Finished) -> None:
+    def check_end(self, finished: Finished) -> None:
         """Do nothing."""
 
 

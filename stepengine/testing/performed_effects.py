@@ -19,7 +19,7 @@ from stepengine.journal.encoding import outcome_members
 from stepengine.journal.records import Address
 from stepengine.runtime.performer import Item, is_repeatable
 from stepengine.testing.faults import KINDS, Fault, RandomFaults
-from stepengine.testing.invariants import describe_effect, describe_outcome, format_address, refuse
+from stepengine.testing.invariants import describe_effect, describe_outcome, format_address, raise_violation
 from stepengine.testing.walk import is_same_yield
 
 __tracebackhide__ = True  # a failed test ends at its author's line
@@ -74,12 +74,12 @@ class PlannedFaults:
         self._kinds: dict[Address, list[str]] = {}
         self._crashes: set[tuple[Address, str]] = set()
 
-    def find(self, item: Item) -> Sequence[str]:
+    def find_or_draw_faults(self, item: Item) -> Sequence[str]:
         """Return the faults of an effect; the same when it is repeated."""
         at = item.address
         if at not in self._kinds:
             if isinstance(self._faults, RandomFaults):
-                kinds = self._faults.find_faults(item.path, item.effect)
+                kinds = self._faults.draw_faults(item.path, item.effect)
             else:
                 listed = [fault.kind for fault in self._faults if (fault.path, fault.seq) == at]
                 kinds = [kind for kind in listed if type(item.effect) in KINDS[kind]]
@@ -125,20 +125,20 @@ class EffectRecords:
         self._met: set[Address] = set()
 
     @property
-    def moment(self) -> str:
+    def repetition_prefix(self) -> str:
         """The words that begin a message about a repeated effect."""
         return "repeated over its records," if self.is_replay else "after a crash"
 
-    def begin(self, path: str, members: Sequence[Leaf]) -> None:
+    def start_effects(self, path: str, members: Sequence[Leaf]) -> None:
         """Record that effects of a run start."""
         self._open |= {(path, member.seq) for member in members}
 
-    def store(self, item: Item, outcome: Single) -> Single:
+    def store_outcome(self, item: Item, outcome: Single) -> Single:
         """Store the real outcome of an effect before the run records it, and return the outcome."""
         self._given[item.address] = outcome
         return outcome
 
-    def crash(self) -> None:
+    def record_crash(self) -> None:
         """Record that the process crashed: the outcomes of running effects are in doubt."""
         self._doubtful |= self._open
         self._given.clear()
@@ -152,7 +152,7 @@ class EffectRecords:
         """Check that a replay asked for all recorded effects."""
         missing = self.performed.keys() - self._met
         if missing:
-            refuse("I3", f"repeated over its records, the run does not ask for {format_address(min(missing))}")
+            raise_violation("I3", f"repeated over its records, the run does not ask for {format_address(min(missing))}")
 
     def is_recorded(self, at: Address) -> bool:
         """Return whether the journal must have the outcome of an effect, which it has unless the effect was stopped."""
@@ -164,11 +164,11 @@ class EffectRecords:
         if isinstance(item.effect, (*RUNS, RunInBackground)):
             return
         if self.is_replay or self.is_recorded(at):
-            refuse("I3", f"{self.moment} {_describe_item(item)} happens although its outcome is recorded")
+            raise_violation("I3", f"{self.repetition_prefix} {_describe_item(item)} happens although its outcome is recorded")
         if at in self._doubtful and not is_repeatable(item):
-            refuse("R3", f"{self.moment} {_describe_item(item)} happens although it may have happened before")
+            raise_violation("R3", f"{self.repetition_prefix} {_describe_item(item)} happens although it may have happened before")
 
-    def check(self, item: Item, outcome: Single) -> bool:
+    def check_outcome(self, item: Item, outcome: Single) -> bool:
         """Check the outcome that the recorder sends to a run; return whether it is new."""
         at, effect = item.address, item.effect
         self._met.add(at)
@@ -176,9 +176,9 @@ class EffectRecords:
             self._expect_recorded_outcome(item, outcome)
             return False
         if self.is_replay:
-            refuse("I3", f"{self.moment} the run asks for {_describe_item(item)} which it did not do before")
+            raise_violation("I3", f"{self.repetition_prefix} the run asks for {_describe_item(item)} which it did not do before")
         if len(self.performed) >= MAX_EFFECTS:
-            refuse("R1", f"the run does not end: {MAX_EFFECTS} effects, the last of them {describe_effect(effect)}")
+            raise_violation("R1", f"the run does not end: {MAX_EFFECTS} effects, the last of them {describe_effect(effect)}")
         self._expect_world_outcome(item, outcome)
         self.performed[at] = (effect, outcome)
         if not isinstance(outcome, Stop):
@@ -190,10 +190,10 @@ class EffectRecords:
         recorded, due = self.performed[item.address]
         if not _is_same_effect(recorded, item.effect):
             place, now = format_address(item.address), describe_effect(item.effect)
-            refuse("I3", f"{self.moment} {place} is {now}, and was {describe_effect(recorded)}")
+            raise_violation("I3", f"{self.repetition_prefix} {place} is {now}, and was {describe_effect(recorded)}")
         if not _is_equal_outcome(outcome, due):
             given = f"gives {describe_outcome(outcome)}, and gave {describe_outcome(due)}"
-            refuse("I3", f"{self.moment} {_describe_item(item)} {given}")
+            raise_violation("I3", f"{self.repetition_prefix} {_describe_item(item)} {given}")
 
     def _expect_world_outcome(self, item: Item, outcome: Single) -> None:
         """Check that a new outcome equals that of the world. It may be unknown only after a crash."""
@@ -203,14 +203,14 @@ class EffectRecords:
             was_lost = is_doubtful and isinstance(item.effect, CallModel)
             if not _is_equal_outcome(_with_last_request_usage(outcome, given) if was_lost else outcome, given):
                 sent = f"gave {describe_outcome(given)}, and the run is sent {describe_outcome(outcome)}"
-                refuse("R1", f"{_describe_item(item)} {sent}")
+                raise_violation("R1", f"{_describe_item(item)} {sent}")
         elif (at in self.lost and was_given_up(outcome)) or (isinstance(outcome, Stop) and self._has_recorded_end(at[0])):
             self._clock.now += 1  # that another one has won, or that the run was ended there, stands in the record
         elif is_doubtful and not is_repeatable(item) and isinstance(getattr(outcome, "error", None), UnknownOutcome):
             self._clock.now += 1
             self.has_unknown = True
         else:
-            refuse("R1", f"{_describe_item(item)} did not happen, and the run is sent {describe_outcome(outcome)}")
+            raise_violation("R1", f"{_describe_item(item)} did not happen, and the run is sent {describe_outcome(outcome)}")
 
     def _has_recorded_end(self, path: str) -> bool:
         """Return whether the end of the run at *path*, as a child in the background or below one, is recorded."""

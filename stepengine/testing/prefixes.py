@@ -80,13 +80,13 @@ def _require_prefix(
             f"the request of effect {second} in {name} does not begin with that of {first}, so the provider's prompt cache is "
             f"lost from byte {sent + len(text[:same].encode())} on\n"
             f"  first difference in {place}{'' if is_gone else f', character {same}'}\n"
-            f"    {first:<6} {_cut_around(text, same)}\n"
-            f"    {second:<6} {'(absent)' if is_gone else _cut_around(other, same)}\n"
+            f"    {first:<6} {_cut_window(text, same)}\n"
+            f"    {second:<6} {'(absent)' if is_gone else _cut_window(other, same)}\n"
             f"  a request may only grow at its end; where history is cut on purpose, say cut_at=({second!r},)"
         )
         raise AssertionError(msg)
 
 
-def _cut_around(text: str, at: int) -> str:
+def _cut_window(text: str, at: int) -> str:
     start, stop = max(0, at - WINDOW), at + WINDOW
     return f"{'...' if start else ''}{text[start:stop]}{'...' if stop < len(text) else ''}"

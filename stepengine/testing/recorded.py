@@ -50,7 +50,7 @@ class RecordedRunIndex:
                 fp = MODEL if intent.type == MODEL else self._prints.for_effect(history.form(intent))
                 self._places.setdefault((address[0], fp), []).append(address)
 
-    def places(self, path: str, effect: Leaf) -> list[Address]:
+    def list_equal_effects(self, path: str, effect: Leaf) -> list[Address]:
         """Return the addresses of equal effects of the run at *path*; for a model call, of all model calls."""
         plan: Any = SimpleNamespace(tools={})
         fp = (
@@ -78,13 +78,13 @@ class RecordedOutcomes:
         self._used: set[Address] = set()
         self.results = {**dict.fromkeys(record.tools), **otherwise.results}
 
-    def outcome(self, path: str, effect: Leaf, at: int) -> Single:
+    def create_outcome(self, path: str, effect: Leaf, at: int) -> Single:
         """Return the outcome of *effect*; after a crash, the same one again."""
         address, history = (path, effect.seq), self._record.history
         if address not in self._said:
-            waiting = [place for place in self._record.places(path, effect) if place not in self._used]
+            waiting = [place for place in self._record.list_equal_effects(path, effect) if place not in self._used]
             if not waiting:
-                return self._otherwise.outcome(path, effect, at)
+                return self._otherwise.create_outcome(path, effect, at)
             place = address if address in waiting else waiting[0]
             self._used.add(place)
             self._said[address] = history.outcome(history.results[place])

@@ -46,7 +46,7 @@ Mode: TypeAlias = Literal["none", "once", "new", "extend", "rewrite"]
 MODES: tuple[Mode, ...] = get_args(Mode)
 
 
-def replays(mode: Mode, *, existed: bool) -> bool:
+def is_replay_only_mode(mode: Mode, *, existed: bool) -> bool:
     """Return True if a test only replays in this *mode*. *existed*: whether the file existed at its start."""
     return mode == "none" or (mode == "once" and existed)
 
@@ -112,7 +112,7 @@ class CassetteFixture(Cassette):
         chunks: How a replayed stream is cut, see ``ReplayTransport``.
         record_errors: Record replies with status 408, 409, 429 and 5xx, too.
         requested: Whether the test asked for this cassette, so that recording nothing is an error.
-        keeps: Whether ``keep`` writes what was recorded.
+        keeps: Whether ``write_recordings`` writes what was recorded.
         options: As for ``Cassette``.
 
     Attributes:
@@ -193,7 +193,7 @@ class CassetteFixture(Cassette):
     @property
     def replaying(self) -> bool:
         """Whether everything is played and nothing reaches the network."""
-        return replays(self.mode, existed=self.existed)
+        return is_replay_only_mode(self.mode, existed=self.existed)
 
     def take(self, request: RecordedRequest) -> Interaction:
         """
@@ -210,7 +210,7 @@ class CassetteFixture(Cassette):
                     found = extra.take(request)
                 except CassetteMiss:
                     continue
-                self.forget(miss)
+                self.remove_miss(miss)
                 return found
             raise
 
@@ -256,7 +256,7 @@ class CassetteFixture(Cassette):
 
         return Clients(self.transport(inner), key="replay" if self.replaying else None)
 
-    def check(self) -> None:
+    def check_usage(self) -> None:
         """
         Raise an error if a request was missed, an entry was not played, or nothing was recorded.
 
@@ -267,7 +267,7 @@ class CassetteFixture(Cassette):
                 asked for this cassette.
         """
         for shared in self._shared.values():
-            shared.check()
+            shared.check_usage()
         for exchange in [
             *self.fresh.open_exchanges
         ]:  # an async client may leave a stream open when it has what it wants
@@ -296,7 +296,7 @@ class CassetteFixture(Cassette):
 
     def _explain_nothing_recorded(self) -> str:
         if self.fresh.left_out:
-            return "\n".join([f"nothing was recorded in {self._source_name}", *self.remarks()])
+            return "\n".join([f"nothing was recorded in {self._source_name}", *self.list_remarks()])
         return (
             f"nothing was recorded in {self._source_name}: no request went through the cassette\n"
             "  if the program makes its own client: @pytest.mark.stepengine(patch=True)\n"
@@ -304,7 +304,7 @@ class CassetteFixture(Cassette):
             "  if the test sends no request: @pytest.mark.stepengine(allow_unused=True), or do not use the cassette"
         )
 
-    def remarks(self) -> list[str]:
+    def list_remarks(self) -> list[str]:
         """Return a line for each reply that was not recorded, with how to record it, and for each body that was not looked into."""
         lines = [f"  not recorded: {left}" for left in self.fresh.left_out]
         reasons = {left.reason for left in self.fresh.left_out}
@@ -312,8 +312,8 @@ class CassetteFixture(Cassette):
             lines.append("  to record error replies: @pytest.mark.stepengine(record_errors=True)")
         if "not_read" in reasons:
             lines.append("  to record a stream: read it to its end")
-        lines += [f"  not looked into: {line}" for line in self.fresh.unread]
-        return lines + [line for shared in self._shared.values() for line in shared.remarks()]
+        lines += [f"  not looked into: {line}" for line in self.fresh.unscanned_bodies]
+        return lines + [line for shared in self._shared.values() for line in shared.list_remarks()]
 
     def _check_unused(self) -> None:
         try:
@@ -325,17 +325,17 @@ class CassetteFixture(Cassette):
             )
             raise CassetteUnused(msg, unused=error.unused) from None
 
-    def keep(self) -> list[Account]:
+    def write_recordings(self) -> list[Account]:
         """
         Write the recordings, and return an account of each file that was written.
 
         Raises:
             SecretFound: when a secret is left; the file stays as it was.
         """
-        kept = [account for shared in self._shared.values() for account in shared.keep()]
-        return [*kept, self.account()] if self._write() else kept
+        kept = [account for shared in self._shared.values() for account in shared.write_recordings()]
+        return [*kept, self.make_account()] if self._write_if_changed() else kept
 
-    def _write(self) -> bool:
+    def _write_if_changed(self) -> bool:
         dropped = set(self.unused) if self.mode == "extend" and not self.allow_unused else set()
         if not self._keeps or self.replaying:
             return False
@@ -361,10 +361,10 @@ class CassetteFixture(Cassette):
 
     def list_accounts(self) -> list[Account]:
         """Return a summary of replayed and recorded interactions for each cassette of the test."""
-        own = [self.account()] if len(self) or self.fresh.complete else []
+        own = [self.make_account()] if len(self) or self.fresh.complete else []
         return [*own, *(account for shared in self._shared.values() for account in shared.list_accounts())]
 
-    def account(self) -> Account:
+    def make_account(self) -> Account:
         """Return the summary of replayed and recorded interactions of this cassette."""
         return Account(
             path=self._source_name,
@@ -407,7 +407,7 @@ class JournalFixture(SelfOpeningJournal):
         allow_secrets: Hashes of values that look like secrets and are none.
         machine: Texts that tell of this machine, each with its placeholder.
         allow_unused: Whether the test may leave the record alone, or end before it does.
-        keeps: Whether ``keep`` writes what was recorded.
+        keeps: Whether ``write_recordings`` writes what was recorded.
 
     Attributes:
         path: Its file.
@@ -469,7 +469,7 @@ class JournalFixture(SelfOpeningJournal):
     @property
     def replaying(self) -> bool:
         """Whether the run is repeated and nothing may be performed."""
-        return replays(self.mode, existed=self.existed)
+        return is_replay_only_mode(self.mode, existed=self.existed)
 
     # --- for the engine -----------------------------------------------------------------------------------------------
 
@@ -558,7 +558,7 @@ class JournalFixture(SelfOpeningJournal):
         """The number of model calls that were made and recorded in this test."""
         return sum([len(_list_model_replies(one.list_new_results(), one.history())) for one in (self, *self._others.values())])
 
-    def check(self) -> None:
+    def check_usage(self) -> None:
         """
         Raise the first error of the test's runs, also a swallowed one, or an error for an unused journal.
 
@@ -583,16 +583,16 @@ class JournalFixture(SelfOpeningJournal):
         files = folder.glob(f"*{self.path.suffix}") if folder.is_dir() else ()
         return sorted(file for file in files if file.name.startswith(start) and file not in run)
 
-    def keep(self) -> list[Account]:
+    def write_recordings(self) -> list[Account]:
         """
         Write the recording, and return an account of each file that was written.
 
         Raises:
             SecretFound: when a secret is left; the file stays as it was.
         """
-        return [one.account() for one in (self, *self._others.values()) if one.write()]
+        return [one.make_account() for one in (self, *self._others.values()) if one.write_if_changed()]
 
-    def write(self) -> bool:
+    def write_if_changed(self) -> bool:
         """Write new records, and return True if the file has changed."""
         if not self._keeps or self.replaying:
             return False
@@ -612,9 +612,9 @@ class JournalFixture(SelfOpeningJournal):
     def list_accounts(self) -> list[Account]:
         """Return a summary of replayed and recorded effects for each journal of the test."""
         used = [one for one in (self, *self._others.values()) if one.begun is not None or one.existed]
-        return [one.account() for one in used]
+        return [one.make_account() for one in used]
 
-    def account(self) -> Account:
+    def make_account(self) -> Account:
         """Return the summary of replayed and recorded effects of this journal."""
         past = None if self.begun is None else self.begun.recorded_part
         history = self.history()

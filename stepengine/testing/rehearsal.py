@@ -31,7 +31,7 @@ class _ScriptLine:
     expected: Any
     reply: Any = ABSENT
 
-    def fits(self, asked: object) -> bool:
+    def matches(self, asked: object) -> bool:
         """Return True if *asked* matches the line: an equal value, an instance, or accepted by a function."""
         if isinstance(self.expected, YIELDABLES):
             return is_same_yield(self.expected, asked)
@@ -39,7 +39,7 @@ class _ScriptLine:
             return isinstance(asked, self.expected)
         return bool(self.expected(asked))
 
-    def answer(self, asked: object) -> Any:
+    def make_reply(self, asked: object) -> Any:
         """Return the answer to *asked*."""
         return self.reply(asked) if callable(self.reply) else self.reply
 
@@ -109,7 +109,7 @@ def _parse_line(item: object, index: int) -> _ScriptLine:
 def _require_expected_yield(walk: Walk, lines: list[_ScriptLine], index: int) -> None:
     if walk.finished:
         raise _make_script_error(walk, lines, f"the handler returned {_shorten_repr(walk.returned)} before its script was over")
-    if not lines[index].fits(walk.asked):
+    if not lines[index].matches(walk.asked):
         raise _make_script_error(walk, lines, "the handler yielded something else")
 
 
@@ -119,7 +119,7 @@ def _require_handler_end(walk: Walk, lines: list[_ScriptLine]) -> None:
 
 
 def _send_or_throw_reply(walk: Walk, line: _ScriptLine) -> None:
-    reply = line.answer(walk.asked)
+    reply = line.make_reply(walk.asked)
     # A bare yield gets the error of a failed ``Perform`` as a value; it raises every other error.
     is_value = isinstance(walk.asked, Perform) and isinstance(reply, PerformError)
     if isinstance(reply, BaseException) and not is_value:

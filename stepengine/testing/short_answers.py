@@ -217,7 +217,7 @@ def _answer_wait(yielded: Wait[Any], answer: object, _: HandlerPlace) -> Waited[
         waited: Waited[Any] = answer
     else:
         given = _map_results_to_children(yielded, answer)
-        done = tuple([_child_result(ref, came, yielded) for ref, came in given.items()])
+        done = tuple([_make_background_child_result(ref, came, yielded) for ref, came in given.items()])
         waited = Waited(done, tuple([ref for ref in yielded.refs if ref not in given]))
     ids = [*[child.run_id for child in waited.done], *[ref.id for ref in waited.open]]
     if sorted(ids) != sorted([ref.id for ref in yielded.refs]):
@@ -243,7 +243,7 @@ def _map_results_to_children(yielded: Wait[Any], answer: Any) -> Mapping[ChildRe
     return dict(zip(yielded.refs, answers, strict=True))
 
 
-def _child_result(ref: ChildRef[Any], answer: object, yielded: object) -> ChildResult[Any]:
+def _make_background_child_result(ref: ChildRef[Any], answer: object, yielded: object) -> ChildResult[Any]:
     """Return the result of a child in the background."""
     if isinstance(answer, Exception):
         return ChildResult(agent_id=ref.agent_id, run_id=ref.id, status=RunStatus.FAILED, error=_to_child_error(answer))
@@ -260,7 +260,7 @@ def _answer_cancel(yielded: Cancel, answer: object, _: HandlerPlace) -> ChildRes
     ref = yielded.ref
     if answer is ABSENT:
         return ChildResult(agent_id=ref.agent_id, run_id=ref.id, status=RunStatus.CANCELLED)
-    return _child_result(ref, answer, yielded)
+    return _make_background_child_result(ref, answer, yielded)
 
 
 def _answer_race(yielded: Race[Any], answer: Any, place: HandlerPlace) -> tuple[int, Any]:

@@ -42,7 +42,7 @@ from stepengine.testing.invariants import (
     describe_effect,
     expect_same_end,
     format_address,
-    refuse,
+    raise_violation,
     remove_request_counts,
 )
 from stepengine.testing.recorded import RecordedOutcomes, RecordedRunIndex
@@ -261,7 +261,7 @@ def _expect_same_in_any_order(first: World, due: Finished, world: World, finishe
     """
     if (finished.status, finished.output) == (due.status, due.output):
         return
-    refuse(
+    raise_violation(
         "WT4",
         f"when children end in the order {', '.join(world.child_order)} the run is {finished.status.value} with the output "
         f"{finished.output!r}, in the order {', '.join(first.child_order)} {due.status.value} with {due.output!r}; "
@@ -358,7 +358,7 @@ def _run_and_check_world(setting: SimulationSetting, world: World) -> Finished:
         due = _run_without_crash(setting, world)
         expect_same_end("I11", "after a crash", remove_request_counts(finished), remove_request_counts(due))
     if world.seed % REPEATED == 0:
-        world.repeat(finished)
+        world.replay(finished)
     if setting.is_same_in_any_order:
         _expect_same_in_any_order(*setting.first.setdefault(world.seed, (world, finished)), world, finished)
     return finished

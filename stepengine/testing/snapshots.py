@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 UNSEEN = re.compile("[\x7f-\x9f\u2028\u2029\ufeff]")
 
 
-def tree_of(run: object, *, cost: bool = False) -> dict[str, Any]:
+def run_to_snapshot_tree(run: object, *, cost: bool = False) -> dict[str, Any]:
     """
     Return a run as the JSON value of its snapshot, without secrets and local folders.
 
@@ -76,7 +76,7 @@ class _TextSnapshot(SingleFileSnapshotExtension):
 
     def to_value(self, data: Any) -> Any:
         """Return the JSON value that the snapshot shows."""
-        return tree_of(data) if not isinstance(data, Mapping) else dict(data)
+        return run_to_snapshot_tree(data) if not isinstance(data, Mapping) else dict(data)
 
     def to_text(self, value: object) -> str:
         """Return the text of the file."""
@@ -84,7 +84,7 @@ class _TextSnapshot(SingleFileSnapshotExtension):
 
 
 class RunSnapshot(_TextSnapshot):
-    """A run as text, made from a ``RunResult``, a journal, its path, or a result of ``tree_of``."""
+    """A run as text, made from a ``RunResult``, a journal, its path, or a result of ``run_to_snapshot_tree``."""
 
     file_extension = "run.md"
 
@@ -115,7 +115,7 @@ class RequestSnapshot(_TextSnapshot):
             kept = tuple([(n.lower(), v) for n, v in body.headers.items()])
             body = RecordedRequest(body.method, str(body.url), kept, body.read())
         if isinstance(body, RecordedRequest):
-            body = Cleaner(find_header_secrets(body.headers)).request(body).body
+            body = Cleaner(find_header_secrets(body.headers)).clean_request(body).body
         text = body.decode(errors="backslashreplace") if isinstance(body, bytes) else body
         if not isinstance(text, str):
             return clean_tree(text)

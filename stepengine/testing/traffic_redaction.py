@@ -471,37 +471,37 @@ class Cleaner:
     def _redactor_with_known(self) -> Redactor:
         return self.base.with_known(self.known)
 
-    def request(self, request: RecordedRequest) -> RecordedRequest:
+    def clean_request(self, request: RecordedRequest) -> RecordedRequest:
         """Return *request* without secrets, and without headers that neither count nor hold a secret."""
         headers = [
-            (n, self.header(n, v))
+            (n, self.clean_header(n, v))
             for n, v in request.headers
             if is_recorded_request_header(n) and not (n == "host" and _repeats_host(v, request.url))
         ]
         kind, encoding = request.header("content-type"), request.header("content-encoding")
         plain = decode_body(request.body, encoding)
-        body = self.body(plain, kind)
+        body = self.clean_body(plain, kind)
         if encoding and body == plain:
             body = request.body
         elif encoding:
             headers = [(n, v) for n, v in headers if n != "content-encoding"]
         return RecordedRequest(request.method, clean_url(request.url, self.redactor), self._drop_excluded_headers(headers), body)
 
-    def response(self, response: RecordedResponse) -> RecordedResponse:
+    def clean_response(self, response: RecordedResponse) -> RecordedResponse:
         """Return *response* without secrets."""
-        headers = self._drop_excluded_headers([(n, self.header(n, v)) for n, v in response.headers])
+        headers = self._drop_excluded_headers([(n, self.clean_header(n, v)) for n, v in response.headers])
         body = self._clean_reply_body(response)
         if body != response.body:
             grown = len(body) - len(response.body)
             headers = [(n, _add_to_length(v, grown) if n.lower() == "content-length" else v) for n, v in headers]
             headers = [(n, v) for n, v in headers if n.lower() != "content-encoding"]
-        return RecordedResponse(response.status, self.text(response.reason), headers, body)
+        return RecordedResponse(response.status, self.clean_text(response.reason), headers, body)
 
     def _drop_excluded_headers(self, headers: Iterable[tuple[str, str]]) -> list[tuple[str, str]]:
         left_out = self.base.rules.headers
         return [(name, value) for name, value in headers if name.lower() not in left_out]
 
-    def header(self, name: str, value: str) -> str:
+    def clean_header(self, name: str, value: str) -> str:
         """Return the value of a header without secrets."""
         low = name.lower()
         if low == "cookie":
@@ -515,7 +515,7 @@ class Cleaner:
             )
         if low in ACCOUNT_HEADERS:
             return self._replace_secret(value, low, "header")
-        clean = self.address(value) if low in ADDRESS_HEADERS or "://" in value else value
+        clean = self.clean_addresses(value) if low in ADDRESS_HEADERS or "://" in value else value
         return self.redactor.json_text(clean)
 
     def _clean_set_cookie(self, text: str) -> str:
@@ -536,7 +536,7 @@ class Cleaner:
     def _replace_secret(self, secret: str, name: str, place: Place) -> str:
         return secret if PLACEHOLDER.fullmatch(secret) else self.redactor.replace_by_name(secret, name, place)
 
-    def body(self, body: bytes, content_type: str = "", level: int = 0) -> bytes:
+    def clean_body(self, body: bytes, content_type: str = "", level: int = 0) -> bytes:
         """Return *body* cleaned as the form, JSON or text that it is; binary bodies lose only known values."""
         kind = content_type.lower()
         if level < MOST_NESTED and kind.startswith("multipart/") and (boundary := find_boundary(content_type)):
@@ -548,7 +548,7 @@ class Cleaner:
             return self.redactor.binary(body)
         text = body.decode(encoding)
         if _is_form(kind, text):
-            clean = self.text(clean_pairs(text, self.redactor))
+            clean = self.clean_text(clean_pairs(text, self.redactor))
         elif kind.startswith("text/event-stream"):
             clean = clean_events(text, self.redactor)
         else:
@@ -568,19 +568,19 @@ class Cleaner:
         field = next((name for name in _find_part_names(head) if is_secret(name, text, "parameter")), "")
         if content and field:
             return head + self._replace_secret(text, field, "parameter").encode("latin-1")
-        return head + self.body(content, _parse_part_content_type(head), level + 1)
+        return head + self.clean_body(content, _parse_part_content_type(head), level + 1)
 
     def _clean_http(self, message: bytes, level: int) -> bytes:
         """Return a request or reply that is a body itself, without secrets."""
         head, content = _split_part_head(message)
         first, *lines = LINE.split((head or content).decode("latin-1"))
-        made = "".join([self.address(first), *map(self._clean_header_line, lines)])
+        made = "".join([self.clean_addresses(first), *map(self._clean_header_line, lines)])
         clean = made.encode("latin-1", errors="backslashreplace")
-        return clean + self.body(content, _parse_part_content_type(head), level + 1) if head else clean
+        return clean + self.clean_body(content, _parse_part_content_type(head), level + 1) if head else clean
 
     def _clean_header_line(self, line: str) -> str:
         name, _, value = line.partition(":")
-        clean = self.header(name, plain := value.strip())
+        clean = self.clean_header(name, plain := value.strip())
         return line if clean == plain else f"{name}: {clean}"
 
     def _clean_json(self, text: str) -> str:
@@ -590,28 +590,28 @@ class Cleaner:
             return "\n".join([self.redactor.json_text(line) for line in text.split("\n")])
         return text[: len(text) - len(plain)] + self.redactor.json_text(plain)
 
-    def text(self, text: str) -> str:
+    def clean_text(self, text: str) -> str:
         """Return *text* with a placeholder for each known value and each thing that looks like a key."""
         return self.redactor.text(text)
 
-    def address(self, text: str) -> str:
+    def clean_addresses(self, text: str) -> str:
         """Return a text with addresses without their secrets."""
-        return self.text(
+        return self.clean_text(
             PAIR_IN_ADDRESS.sub(lambda found: _clean_pair(found[0], self.redactor), USERINFO.sub("", text))
         )
 
-    def values(self, value: Any) -> Any:
+    def clean_json_value(self, value: Any) -> Any:
         """Return a JSON value whose texts may quote addresses, without secrets."""
         if isinstance(value, Mapping):
-            return {name: self.values(member) for name, member in value.items()}
+            return {name: self.clean_json_value(member) for name, member in value.items()}
         if isinstance(value, list | tuple):
-            return [self.values(member) for member in value]
-        return self.address(value) if isinstance(value, str) else value
+            return [self.clean_json_value(member) for member in value]
+        return self.clean_addresses(value) if isinstance(value, str) else value
 
-    def findings(self, message: RecordedRequest | RecordedResponse) -> Iterator[tuple[str, str]]:
+    def find_remaining_secrets(self, message: RecordedRequest | RecordedResponse) -> Iterator[tuple[str, str]]:
         """Yield path and rule of each secret that is still in *message*, also in the joined text of streams."""
         for name, value in message.headers:
-            if self.header(name, value) != value:
+            if self.clean_header(name, value) != value:
                 yield f"headers/{name}", name.lower()
         if isinstance(message, RecordedRequest) and clean_url(message.url, self.redactor) != message.url:
             yield "uri", "query"
@@ -627,7 +627,7 @@ class Cleaner:
         """Return the body as it is if it holds no secret, and else decoded and without secrets."""
         plain = decode_body(response.body, response.header("content-encoding"))
         if not is_stream(response):
-            clean = self.body(plain, response.header("content-type"))
+            clean = self.clean_body(plain, response.header("content-type"))
         else:
             text = plain.decode(errors="surrogateescape")
             clean = clean_events(text, self.redactor).encode(errors="surrogateescape")
@@ -661,7 +661,7 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
         cleaner = Cleaner(find_header_secrets(tuple(headers)), base=redactor)
         request.uri = clean_url(request.uri, cleaner.redactor)
         request.headers = {
-            n: cleaner.header(n, _header_to_text(v)) for n, v in request.headers.items() if n.lower() in KEPT_REQUEST_HEADERS
+            n: cleaner.clean_header(n, _header_to_text(v)) for n, v in request.headers.items() if n.lower() in KEPT_REQUEST_HEADERS
         }
         given = request.body
         clean = _clean_vcr_body(cleaner, _read_vcr_body(given), dict(headers).get("content-type", ""))
@@ -672,7 +672,7 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
     def clean_response(response: dict[str, Any]) -> dict[str, Any]:
         cleaner = Cleaner(base=redactor)
         headers = {
-            name: [cleaner.header(name, value) for value in _as_list(values)]
+            name: [cleaner.clean_header(name, value) for value in _as_list(values)]
             for name, values in response["headers"].items()
             if is_kept_response_header(name.lower())
         }
@@ -704,8 +704,8 @@ def _read_vcr_body(body: Any) -> Any:
 def _clean_vcr_body(cleaner: Cleaner, body: Any, kind: str = "") -> Any:
     """Return a body as vcrpy has it, text or bytes, without secrets; other values, such as iterators, unchanged."""
     if isinstance(body, str):
-        return cleaner.body(body.encode(errors="surrogateescape"), kind).decode(errors="surrogateescape")
-    return cleaner.body(body, kind) if isinstance(body, bytes) else body
+        return cleaner.clean_body(body.encode(errors="surrogateescape"), kind).decode(errors="surrogateescape")
+    return cleaner.clean_body(body, kind) if isinstance(body, bytes) else body
 
 
 def _as_list(values: Any) -> list[Any]:

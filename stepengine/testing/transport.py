@@ -133,7 +133,7 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         exchange = self._start_exchange(request)
         with bypass_patches(exchange):
             response = self.inner.handle_request(request)
-        watched: httpx2.Response = OURS.watch(response, exchange)
+        watched: httpx2.Response = OURS.record_while_read(response, exchange)
         return watched
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -145,7 +145,7 @@ class RecordTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         exchange = self._start_exchange(request)
         with bypass_patches(exchange):
             response = await self.inner.handle_async_request(request)
-        watched: httpx2.Response = OURS.watch(response, exchange)
+        watched: httpx2.Response = OURS.record_while_read(response, exchange)
         return watched
 
     def _start_exchange(self, request: httpx2.Request) -> Exchange | None:
@@ -225,7 +225,7 @@ class MixedTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         try:
             return self._replay.handle_request(request)
         except CassetteMiss as miss:
-            self._known.forget(miss)
+            self._known.remove_miss(miss)
         return self._sync.handle_request(request)
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
@@ -233,7 +233,7 @@ class MixedTransport(httpx2.BaseTransport, httpx2.AsyncBaseTransport):
         try:
             return await self._replay.handle_async_request(request)
         except CassetteMiss as miss:
-            self._known.forget(miss)
+            self._known.remove_miss(miss)
         return await self._async.handle_async_request(request)
 
     def close(self) -> None:

@@ -62,7 +62,7 @@ from stepengine.testing.invariants import (
     describe_outcome,
     expect_same_end,
     format_address,
-    refuse,
+    raise_violation,
 )
 from stepengine.testing.performed_effects import EffectRecords, PlannedFaults, WorldClock
 from stepengine.testing.short_answers import to_tool_result
@@ -117,7 +117,7 @@ class GeneratedOutcomes:
     agents: tuple[str, ...] = ()
     _asked: dict[tuple[str, int], int] = attrs.field(factory=dict, init=False)
 
-    def outcome(self, path: str, effect: Leaf, at: int) -> Single:
+    def create_outcome(self, path: str, effect: Leaf, at: int) -> Single:
         """Return the outcome of *effect*."""
         if isinstance(effect, CallModel):
             return self._draw_reply(path, effect, at)
@@ -130,7 +130,7 @@ class GeneratedOutcomes:
             made = self.results.get(call.name)
             return Value(freeze(made(*call.args, **call.kwargs) if callable(made) else made), at)
         if isinstance(effect, AskPerson):
-            return Value(tuple([to_answer(self._answer(q), q) for q in effect.questions]), at)
+            return Value(tuple([to_answer(self._get_answer(q), q) for q in effect.questions]), at)
         msg = f"a child is run, not answered: {effect!r}"
         raise TypeError(msg)
 
@@ -151,7 +151,7 @@ class GeneratedOutcomes:
             return Failure(error if known else ModelError(str(error)), at)  # type: ignore[arg-type]
         return Value(ModelReply(item, usage=Usage(3, 1)) if isinstance(item, str) else item, at)
 
-    def _answer(self, question: Any) -> AnswerLike:
+    def _get_answer(self, question: Any) -> AnswerLike:
         return self.answers.get(question.text, question.options[0] if question.options else "yes")
 
 
@@ -169,7 +169,7 @@ def draw_reply(request: ModelRequest, random: Random, agents: tuple[str, ...] = 
 def _draw_input(schema: Mapping[str, Any], random: Random, agents: tuple[str, ...]) -> Mapping[str, Any]:
     if random.random() < 0.1:  # noqa: PLR2004
         return {}
-    made = _Drawing(random, schema.get("$defs", {}), agents).value(schema)
+    made = _Drawing(random, schema.get("$defs", {}), agents).draw_value(schema)
     return made if isinstance(made, Mapping) else {}
 
 
@@ -181,17 +181,17 @@ class _Drawing:
     known: Mapping[str, Any]
     agents: tuple[str, ...]
 
-    def value(self, schema: Any, depth: int = 0) -> Any:
+    def draw_value(self, schema: Any, depth: int = 0) -> Any:
         if not isinstance(schema, Mapping) or depth > 5:  # noqa: PLR2004
             return "x"
         if "$ref" in schema:
-            return self.value(self.known.get(schema["$ref"].rpartition("/")[2]), depth + 1)
+            return self.draw_value(self.known.get(schema["$ref"].rpartition("/")[2]), depth + 1)
         choices: Iterable[object] = schema.get("enum") or ([schema["const"]] if "const" in schema else ())
         if choices:
             return self.random.choice(list(choices))
         for word in ("anyOf", "oneOf"):
             if schema.get(word):
-                return self.value(self.random.choice(list(schema[word])), depth + 1)
+                return self.draw_value(self.random.choice(list(schema[word])), depth + 1)
         return self._draw_of_type(
             schema, schema.get("type", "object" if "properties" in schema else "string"), depth + 1
         )
@@ -203,14 +203,14 @@ class _Drawing:
             given = {name: s for name, s in members if name in required or random.random() < 0.2}  # noqa: PLR2004
             return {name: self._draw_member(name, member, depth) for name, member in given.items()}
         if kind == "array":
-            return [self.value(schema.get("items"), depth) for _ in range(random.randint(1, MANY))]
+            return [self.draw_value(schema.get("items"), depth) for _ in range(random.randint(1, MANY))]
         made = PLAIN.get(kind) if isinstance(kind, str) else None
         return made(random) if made is not None else random.choice(TEXTS)
 
     def _draw_member(self, name: str, schema: object, depth: int) -> Any:
         if name in NAMING and self.agents:
             return self.random.choice(self.agents)
-        return self.value(schema, depth)
+        return self.draw_value(schema, depth)
 
 
 CREATED = datetime(2025, 1, 1, tzinfo=UTC)
@@ -325,7 +325,7 @@ class World:
             except _Crash:
                 self.resumed = True
                 self.lines.append("   the process dies; the run is resumed from its journal")
-                self.effects.crash()
+                self.effects.record_crash()
             run = self._open_next_process()
 
     def _open_next_process(self) -> JournaledRun:
@@ -334,9 +334,9 @@ class World:
             self._journal = MemoryJournal(self._journal.lines(), redact="off")
             return JournaledRun.resume(self._journal)
         except StepEngineError as error:
-            refuse("I11", f"{self.effects.moment} the run cannot be resumed: {error.message}")
+            raise_violation("I11", f"{self.effects.repetition_prefix} the run cannot be resumed: {error.message}")
 
-    def repeat(self, finished: Finished) -> None:
+    def replay(self, finished: Finished) -> None:
         """
         Replay the run from its journal; check that it emits the same effects, performs none, and ends in the same way.
 
@@ -386,7 +386,7 @@ class World:
         try:
             plan, state = start_run(run, plan, resolve_system_prompt(plan, state))
         except ReplayDivergence as error:
-            refuse("I3", f"{self.effects.moment} {error.message}")
+            raise_violation("I3", f"{self.effects.repetition_prefix} {error.message}")
         return plan, state, run.wrap(Services(machine=run_agent, models=models, planner=planner.plan_child))
 
     def list_unscripted_names(self) -> tuple[str, ...]:
@@ -425,33 +425,33 @@ class SimulatedProcess:
         (recorder,) = services.middlewares
         self._budgets = Budgets(
             lambda gate: ForwardingPerformer(
-                recorder(ForwardingPerformer(gate, world.effects.store)), self._check_outcome
+                recorder(ForwardingPerformer(gate, world.effects.store_outcome)), self._check_outcome
             ),
             self._perform,
             lambda: world.clock.elapsed,
-            self.backstage.results,
+            self.backstage.run_children,
         )
 
     def _run_in_background(self, item: Item) -> Single:
-        return self._budgets.run(item)
+        return self._budgets.run_background_child(item)
 
     def drive(self, plan: RunPlan, state: AgentState) -> Finished:
         """Drive the machine of a run to its end."""
         world, is_replay = self._world, self._world.effects.is_replay
         run = Unwatched(plan) if is_replay else WatchedRun(plan, world.setting.may_raise, is_bare=world.seed % 2 == 1)
-        self._budgets.opens(plan)
+        self._budgets.open_run(plan)
         finished = self._drive_machine(run, self._services.machine(run.plan, state))
         if is_replay:
             # What was at work when a run was stopped has its records, too.
-            self.backstage.finish(plan.path, {path for path, _ in world.effects.performed})
-        self._budgets.closes(plan.path)
+            self.backstage.run_recorded_children(plan.path, {path for path, _ in world.effects.performed})
+        self._budgets.close_run(plan.path)
         world.lines.append(
             f"   run {plan.path or 'root'} ended: {finished.status.value} {finished.error or ''}".rstrip()
         )
-        run.ended(finished)
+        run.check_end(finished)
         left = self.backstage.list_running_children(plan.path)
         if left and finished.status not in (RunStatus.SUSPENDED, RunStatus.CANCELLED):
-            refuse("WT3", f"the run {plan.path or 'root'} has ended, and its children at {', '.join(left)} have not")
+            raise_violation("WT3", f"the run {plan.path or 'root'} has ended, and its children at {', '.join(left)} have not")
         return finished
 
     def _drive_machine(self, run: WatchedRun, machine: Generator[Effect, Outcome | None, Finished]) -> Finished:
@@ -462,10 +462,10 @@ class SimulatedProcess:
                 if isinstance(effect, Finished):
                     self._check_invariants(effect.state, run.plan.path)
                     return effect
-                run.emitted(effect)
+                run.check_effect(effect)
                 if self._invariants and isinstance(machine, Machine) and not isinstance(effect, Notify):
                     self._check_invariants(machine.state, run.plan.path)
-                outcome = self._answer(run, effect)
+                outcome = self._perform_machine_effect(run, effect)
         finally:
             # A handler that ignores its close has its say in the checks of a run that went to its end.
             with suppress(RuntimeError):
@@ -481,11 +481,11 @@ class SimulatedProcess:
             try:
                 said = holds(state, tuple(self._events))
             except AssertionError as error:
-                refuse("own", f"{name} does not hold in the run {path or 'root'}: {str(error) or 'it says no more'}")
+                raise_violation("own", f"{name} does not hold in the run {path or 'root'}: {str(error) or 'it says no more'}")
             if said is False:
-                refuse("own", f"{name} does not hold in the run {path or 'root'}")
+                raise_violation("own", f"{name} does not hold in the run {path or 'root'}")
 
-    def _answer(self, run: WatchedRun, effect: Effect) -> Outcome | None:
+    def _perform_machine_effect(self, run: WatchedRun, effect: Effect) -> Outcome | None:
         if isinstance(effect, Notify):
             self._events.append(effect.event)
             return None
@@ -498,15 +498,15 @@ class SimulatedProcess:
         else:
             self._start_effects(run, members, None)
             outcomes = (self._budgets.perform(run, effect),)
-        run.answered(members, outcomes)
+        run.check_outcomes(members, outcomes)
         return Gathered(outcomes) if isinstance(effect, Gather) else outcomes[0]
 
     def _start_effects(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather | None) -> None:
         try:
-            self._budgets.begin(run, members, gather)
+            self._budgets.start_effects(run, members, gather)
         except ReplayDivergence as error:
             self._raise_divergence(error)
-        self._world.effects.begin(run.plan.path, members)
+        self._world.effects.start_effects(run.plan.path, members)
 
     def _perform_members(self, run: WatchedRun, members: Sequence[Leaf], gather: Gather) -> tuple[Single, ...]:
         """
@@ -568,7 +568,7 @@ class SimulatedProcess:
     def _check_outcome(self, item: Item, outcome: Single) -> Single:
         """Check an outcome from the recorder, whether new or recorded."""
         self.expect_recorder_sound()
-        if self._world.effects.check(item, outcome):
+        if self._world.effects.check_outcome(item, outcome):
             at, kinds = format_address(item.address), self._world.faults.get_known_faults(item.address)
             marks = f"   !! {', '.join(kinds)}" if kinds else ""
             asked, got = describe_effect(item.effect), describe_outcome(outcome)
@@ -582,11 +582,11 @@ class SimulatedProcess:
             self._raise_divergence(self._run.writer.fatal)
 
     def _raise_divergence(self, error: StepEngineError) -> NoReturn:
-        refuse("I3", f"{self._world.effects.moment} {error.message}")
+        raise_violation("I3", f"{self._world.effects.repetition_prefix} {error.message}")
 
     def _perform(self, item: Item) -> Single:
         """Perform an effect with its planned faults."""
-        kinds = self._world.faults.find(item)
+        kinds = self._world.faults.find_or_draw_faults(item)
         self._world.effects.expect_performable(item)
         self._crash_if_planned(item, "crash")
         self._crash_if_planned(item, "lost_wake")
@@ -626,4 +626,4 @@ def _draw_message(effect: AwaitMessage, random: Random) -> object:
     if schema is None:
         return random.choice(TEXTS)
     wanted = schema if isinstance(schema, Mapping) else schema.model_json_schema()
-    return _Drawing(random, wanted.get("$defs", {}), ()).value(wanted)
+    return _Drawing(random, wanted.get("$defs", {}), ()).draw_value(wanted)

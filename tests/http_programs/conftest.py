@@ -30,10 +30,10 @@ def record_and_replay(file: Path, program: Callable[[], T], *, allow_unused: boo
     recording = CassetteFixture(file, "once", record_errors=True, allow_unused=allow_unused)
     with recording.patch():
         recorded = program()
-    recording.check()
-    recording.keep()
+    recording.check_usage()
+    recording.write_recordings()
     replaying = CassetteFixture(file, "none")
     with replaying.patch():
         replayed = program()
-    replaying.check()
+    replaying.check_usage()
     return recorded, replayed

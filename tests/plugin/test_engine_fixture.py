@@ -95,7 +95,7 @@ async def test_sdk_clients_record_and_replay_regardless_of_the_environment(tmp_p
         live = CassetteFixture(file, "once")
         with live.clients(httpx2.MockTransport(provider)) as clients:
             assert ["fine"] * 3 == ask_all(clients)
-        live.keep()
+        live.write_recordings()
     hosts = [RecordedRequest("POST", i.request.url).url for i in Cassette.load(file).interactions]
     assert list(PLACES) == [re.sub(r"https://|\?.*", "", url) for url in hosts]
     assert "live-key" not in file.read_text()
@@ -105,8 +105,8 @@ async def test_sdk_clients_record_and_replay_regardless_of_the_environment(tmp_p
         assert ["fine"] * 3 == ask_all(clients)
     async with aside.clients() as clients:
         assert ["fine"] * 3 == await ask_all_async(clients)
-    again.check()
-    aside.check()
+    again.check_usage()
+    aside.check_usage()
     assert (True, "replay") == (again.replaying, clients.anthropic.api_key)
     assert 0 == clients.async_openai.max_retries == clients.anthropic.max_retries
 

@@ -240,8 +240,8 @@ def test_only_its_own_run_writes_the_journal_of_a_test(tmp_path):
         recorded = engine.run_sync(agent, "go", journal=first)
         with pytest.raises(JournalError, match="is the journal of a test"):
             engine.resume_sync(first)
-    first.check()
-    assert [1] == [account.recorded for account in first.keep()]
+    first.check_usage()
+    assert [1] == [account.recorded for account in first.write_recordings()]
     assert "run" == json.loads((tmp_path / "one.jsonl").read_text().splitlines()[0])["run"]
     again = JournalFixture(tmp_path / "one.jsonl", "none")
     with Engine(models={"test": ScriptedModel([])}) as engine:
@@ -250,7 +250,7 @@ def test_only_its_own_run_writes_the_journal_of_a_test(tmp_path):
         with pytest.raises(ReplayDivergence):
             engine.run_sync(agent, "stop", journal=third)
     assert again.replaying
-    again.check()
+    again.check_usage()
     with pytest.raises(ReplayDivergence):
-        third.check()
-    assert [] == again.keep()
+        third.check_usage()
+    assert [] == again.write_recordings()

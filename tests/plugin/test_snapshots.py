@@ -28,7 +28,7 @@ import pytest
 from stepengine import AgentDefinition, Engine
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel, text
-from stepengine.testing.snapshots import RunJsonSnapshot, tree_of
+from stepengine.testing.snapshots import RunJsonSnapshot, run_to_snapshot_tree
 
 agent = AgentDefinition("watcher", model="test/m", system_prompt="Watch.")
 
@@ -118,7 +118,7 @@ from syrupy.filters import paths, props
 from syrupy.matchers import path_type
 
 def test_it(run_snapshot):
-    told = tree_of(run(), cost=True) | {"cost_usd": COST}
+    told = run_to_snapshot_tree(run(), cost=True) | {"cost_usd": COST}
     assert told == run_snapshot(exclude=props("cost_usd"))
     assert told == run_snapshot(exclude=paths("steps.0.outcome"))
     assert told == run_snapshot(matcher=path_type({"cost_usd": (str,)}))

@@ -168,7 +168,7 @@ class Voice(Provider):
         await asyncio.sleep(0)
         said = [(m.role, m.text) for m in request.all_messages]
         # Results of children tell of run ids, which no two runs share.
-        outcome = self.canned.outcome(RUN_ID.sub("", f"{said}"), CallModel(0, request), 0)
+        outcome = self.canned.create_outcome(RUN_ID.sub("", f"{said}"), CallModel(0, request), 0)
         assert isinstance(outcome, Value)
         return outcome.value
 

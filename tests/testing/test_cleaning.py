@@ -37,7 +37,7 @@ def test_headers_are_recorded_without_secrets_and_marks_of_one_attempt(spelled):
     headers = [(spelled(name), "PLANTED-value") for name in (*SECRET, *OF_ONE_ATTEMPT)]
     request = RecordedRequest("POST", "http://h/", [*headers, ("Cookie", "a=PLANTED; b=PLANTED"), *kept], b"")
     hidden = [*[(name, f"<redacted:{name}>") for name in SECRET], ("cookie", "a=<redacted:a>; b=<redacted:b>")]
-    assert [*hidden, *kept] == [*Cleaner().request(request).headers]
+    assert [*hidden, *kept] == [*Cleaner().clean_request(request).headers]
 
     kept = [
         ("Date", "today"),
@@ -51,7 +51,7 @@ def test_headers_are_recorded_without_secrets_and_marks_of_one_attempt(spelled):
     cookie = ("Set-Cookie", "a=PLANTED; Path=/; HttpOnly")
     reply = RecordedResponse(200, "OK", [*headers, cookie, *kept], b"")
     hidden = [(spelled(name), f"<redacted:{name}>") for name in (*SECRET, *OF_ACCOUNTS)]
-    assert [*hidden, ("Set-Cookie", "a=<redacted:a>; Path=/; HttpOnly"), *kept] == [*Cleaner().response(reply).headers]
+    assert [*hidden, ("Set-Cookie", "a=<redacted:a>; Path=/; HttpOnly"), *kept] == [*Cleaner().clean_response(reply).headers]
 
 
 HARMLESS = ("alt", "city", "limit", "page_token", "q", "x-amz-date")
@@ -68,8 +68,8 @@ def test_an_address_in_a_header_loses_its_secrets_only(name):
     cleaner = Cleaner()
 
     expected = address.format("", "<redacted:token>")
-    assert [(name.lower(), expected)] == [*cleaner.request(sent).headers]
-    assert [expected] == [value for _, value in cleaner.response(reply).headers]
+    assert [(name.lower(), expected)] == [*cleaner.clean_request(sent).headers]
+    assert [expected] == [value for _, value in cleaner.clean_response(reply).headers]
 
 
 @pytest.mark.spec("replay:K3")
@@ -81,7 +81,7 @@ def test_headers_that_only_sound_secret_stay():
         ("X-Keys", "k"),
     )
 
-    assert plain == Cleaner().response(RecordedResponse(200, "OK", plain)).headers
+    assert plain == Cleaner().clean_response(RecordedResponse(200, "OK", plain)).headers
 
 
 @pytest.mark.deep

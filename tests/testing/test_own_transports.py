@@ -78,8 +78,8 @@ def record(file: Path, program: Callable[[], Any]) -> Any:
     recording = CassetteFixture(file, "once", record_errors=True)
     with recording.patch():
         seen = program()
-    recording.check()
-    recording.keep()
+    recording.check_usage()
+    recording.write_recordings()
     return seen
 
 

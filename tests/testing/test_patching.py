@@ -70,8 +70,8 @@ def record(file: Path, program: Callable[[], Any], **options: Any) -> Any:
     cassette = CassetteFixture(file, "once", **options)
     with cassette.patch():
         result = program()
-    cassette.check()
-    cassette.keep()
+    cassette.check_usage()
+    cassette.write_recordings()
     return result
 
 
@@ -79,7 +79,7 @@ def replay(file: Path, program: Callable[[], Any]) -> Any:
     cassette = CassetteFixture(file, "none")
     with cassette.patch():
         result = program()
-    cassette.check()
+    cassette.check_usage()
     return result
 
 
@@ -229,7 +229,7 @@ def test_legacy_httpx_is_covered_also_when_it_is_imported_later(server, tmp_path
         "    with cassette.patch():\n"
         "        import httpx\n"
         "        assert httpx.post(sys.argv[2], json={'model': 'm', 'messages': []}).status_code == 200\n"
-        "    cassette.check(), cassette.keep()\n"
+        "    cassette.check_usage(), cassette.write_recordings()\n"
     )
     url = f"{server.url}/v1/chat/completions"
     done = subprocess.run(

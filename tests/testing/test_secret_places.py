@@ -122,7 +122,7 @@ def test_random_user_in_the_address_of_a_variable_is_redacted() -> None:
 def test_a_member_that_only_sounds_secret_stays(name: str) -> None:
     body = json.dumps({name: f"{CANARY}"}).encode()
 
-    assert body == Cleaner().body(body, "application/json")
+    assert body == Cleaner().clean_body(body, "application/json")
 
 
 @pytest.mark.spec("replay:K4")
@@ -130,7 +130,7 @@ def test_tokens_of_a_text_stay() -> None:
     pieces = {"content": [{"token": "tokenization", "logprob": -0.1}, {"token": " a long piece"}, {"token": "Hi"}]}
     body = json.dumps(pieces).encode()
 
-    assert body == Cleaner().body(body, "application/json")
+    assert body == Cleaner().clean_body(body, "application/json")
 
 
 @pytest.mark.spec("replay:K4")
@@ -171,10 +171,10 @@ def test_a_multipart_form_loses_its_secrets_and_nothing_else(parts: Any, end: by
         return made + b"--" + boundary.encode() + b"--" + end
 
     kind = f'multipart/form-data; boundary="{boundary}"'
-    cleaned = Cleaner().body(build(hide=False), kind)
+    cleaned = Cleaner().clean_body(build(hide=False), kind)
 
     assert build(hide=True) == cleaned
-    assert cleaned == Cleaner().request(RecordedRequest("POST", "http://h/", [("content-type", kind)], cleaned)).body
+    assert cleaned == Cleaner().clean_request(RecordedRequest("POST", "http://h/", [("content-type", kind)], cleaned)).body
 
 
 @pytest.mark.spec("replay:K4")

@@ -109,7 +109,7 @@ def _report_recording(run: ProgramRun, file: str, command: Sequence[str]) -> Exi
 
     for left in run.cassette.left_out:
         print_error(f"not recorded: {left}")
-    for line in run.cassette.unread:
+    for line in run.cassette.unscanned_bodies:
         print_error(f"not looked into: {line}")
     if run.lost:
         print_error(f"not recorded: {run.lost} request(s) whose process ended before the reply did")

@@ -32,7 +32,7 @@ def check_interactor(make: MakeInteractor, *, only: str = "") -> None:
     INTERACTOR.check(make, only)
 
 
-def _ask(interactor: Interactor, *questions: Ask) -> Any:
+def _run_with_questions(interactor: Interactor, *questions: Ask) -> Any:
     """Return the result of a run that asks questions one after the other."""
 
     def handle(_ctx: Any) -> Any:
@@ -46,37 +46,37 @@ def _ask(interactor: Interactor, *questions: Ask) -> Any:
 
 
 @INTERACTOR.add("object", "It is an object with a method `ask` that takes one question.")
-def _check_object(make: MakeInteractor) -> None:
+def _check_interactor_type(make: MakeInteractor) -> None:
     validate_interactor(make([]), "the surface")
 
 
 @INTERACTOR.add("text", "A question without options returns the text that the person says, unchanged.")
-def _check_text(make: MakeInteractor) -> None:
+def _check_free_text_answer(make: MakeInteractor) -> None:
     for said in ("four, at the window", "ünïcode 漢字", "no"):
-        require_equal([said], _ask(make([said]), Ask("Which table?")).output, "answer")
+        require_equal([said], _run_with_questions(make([said]), Ask("Which table?")).output, "answer")
 
 
 @INTERACTOR.add("options", "A question with options returns one of them.")
-def _check_options(make: MakeInteractor) -> None:
+def _check_option_answer(make: MakeInteractor) -> None:
     for said in ("left", "right"):
-        found = _ask(make([said]), Ask("Where to?", options=["left", "right"])).output
+        found = _run_with_questions(make([said]), Ask("Where to?", options=["left", "right"])).output
         require_equal([said], found, "answer")
 
 
 @INTERACTOR.add("invalid", "An invalid answer is asked again; no other answer is made of it.")
-def _check_invalid(make: MakeInteractor) -> None:
-    found = _ask(make(["sideways", "right"]), Ask("Where to?", options=["left", "right"])).output
+def _check_invalid_answer(make: MakeInteractor) -> None:
+    found = _run_with_questions(make(["sideways", "right"]), Ask("Where to?", options=["left", "right"])).output
     require_equal(["right"], found, "answer after an invalid one")
 
 
 @INTERACTOR.add("order", "Each question gets the answer that was given to it.")
-def _check_order(make: MakeInteractor) -> None:
+def _check_answer_order(make: MakeInteractor) -> None:
     names = ["one", "two", "three"]
-    require_equal(names, _ask(make(names), *[Ask(f"Name {n}?") for n in range(3)]).output, "answers")
+    require_equal(names, _run_with_questions(make(names), *[Ask(f"Name {n}?") for n in range(3)]).output, "answers")
 
 
 @INTERACTOR.add("together", "Of questions that are open at the same time each gets one answer.")
-def _check_together(make: MakeInteractor) -> None:
+def _check_parallel_questions(make: MakeInteractor) -> None:
     def handle(_ctx: Any) -> Any:
         return list((yield from Parallel(Ask("First?"), Ask("Second?"))))
 
@@ -85,7 +85,7 @@ def _check_together(make: MakeInteractor) -> None:
 
 
 @INTERACTOR.add("permission", "A call runs with its own input only after a yes to it; a yes or no counts for one call.")
-def _check_permission(make: MakeInteractor) -> None:
+def _check_permission_answers(make: MakeInteractor) -> None:
     rung: list[str] = []
 
     @tool(category="write")
@@ -105,6 +105,6 @@ def _check_permission(make: MakeInteractor) -> None:
 
 
 @INTERACTOR.add("gone", "When the person has left, the question stays open and the run waits for an answer.")
-def _check_gone(make: MakeInteractor) -> None:
-    result = _ask(make(["one"]), Ask("First?"), Ask("Second?"))
+def _check_absent_person(make: MakeInteractor) -> None:
+    result = _run_with_questions(make(["one"]), Ask("First?"), Ask("Second?"))
     require_equal(["Second?"], [question.text for question in result.pending_questions], "open questions")

@@ -75,7 +75,7 @@ def _counting_handler(ctx: Any) -> Any:
     return total
 
 
-def _ask(_ctx: Any) -> Any:
+def _asking_handler(_ctx: Any) -> Any:
     answer = yield from Ask("Which one?", options=["left", "right"])
     yield from Perform.idempotent(abs, -1)
     return answer
@@ -103,7 +103,7 @@ record_until_killed(*made)
 """
 AGENTS = [
     AgentDefinition("count", handle_steps=_counting_handler),
-    AgentDefinition("ask", handle_steps=_ask),
+    AgentDefinition("ask", handle_steps=_asking_handler),
     AgentDefinition("slow", handle_steps=_slow_counting_handler),
 ]
 
@@ -119,7 +119,7 @@ def _make_records(steps: int) -> list[Record]:
     return journal.records()
 
 
-def _require_same(expected: Sequence[Record], found: Sequence[Record], what: str) -> None:
+def _require_same_records(expected: Sequence[Record], found: Sequence[Record], what: str) -> None:
     """Compare records by the lines that one encoder makes of them."""
     judge = MemoryJournal()
     before, after = judge.encode_lines(expected), judge.encode_lines(found)
@@ -148,16 +148,16 @@ def _append_records(journal: Journal, records: Sequence[Record]) -> None:
 
 
 @JOURNAL.add("names", "Journals with different names do not share records.")
-def _check_names(make: MakeJournal) -> None:
+def _check_separate_journals(make: MakeJournal) -> None:
     one, two = _make_records(2), _make_records(4)
     _append_records(make("one"), one)
     _append_records(make("two"), two)
-    _require_same(one, make("one").records(), "the first journal")
-    _require_same(two, make("two").records(), "the second journal")
+    _require_same_records(one, make("one").records(), "the first journal")
+    _require_same_records(two, make("two").records(), "the second journal")
 
 
 @JOURNAL.add("append", "Committed records are read in order, while the writer is open and after it is closed.")
-def _check_append(make: MakeJournal) -> None:
+def _check_append_order(make: MakeJournal) -> None:
     records = _make_records(20)
     require_equal([], list(make("append").records()), "records of a new journal")
     with _open_writer(make("append")) as writer:
@@ -165,23 +165,23 @@ def _check_append(make: MakeJournal) -> None:
             writer.append(record)
             writer.commit()
             if number % 10 == 1:
-                _require_same(records[:number], make("append").records(), "records of an open journal")
+                _require_same_records(records[:number], make("append").records(), "records of an open journal")
         writer.append(records[-1])
-    _require_same(records, make("append").records(), "records after `close`, which commits")
+    _require_same_records(records, make("append").records(), "records after `close`, which commits")
 
 
 @JOURNAL.add("reopen", "A journal that is opened again continues behind its last record.")
-def _check_reopen(make: MakeJournal) -> None:
+def _check_append_after_reopen(make: MakeJournal) -> None:
     records = _make_records(6)
     for start in range(0, len(records), 4):
         _append_records(make("reopen"), records[start : start + 4])
-    _require_same(records, make("reopen").records(), "records of several writers")
+    _require_same_records(records, make("reopen").records(), "records of several writers")
     with _open_writer(make("reopen")) as writer:
-        _require_same(records, list(writer.history.records), "`history` of a writer")
+        _require_same_records(records, list(writer.history.records), "`history` of a writer")
 
 
 @JOURNAL.add("lock", "A journal has one writer; a second one raises JournalLocked until the first is closed.")
-def _check_lock(make: MakeJournal) -> None:
+def _check_single_writer(make: MakeJournal) -> None:
     records = _make_records(2)
     first = make("lock").writer()
     try:
@@ -193,28 +193,28 @@ def _check_lock(make: MakeJournal) -> None:
     finally:
         first.close()
     first.close()
-    _require_same(records, make("lock").records(), "records of the first writer")
+    _require_same_records(records, make("lock").records(), "records of the first writer")
     _append_records(make("lock"), ())
 
 
 @JOURNAL.add("replace", "`replace` and `discard` replace all records at once; on failure nothing changes.")
-def _check_replace(make: MakeJournal) -> None:
+def _check_replace_and_discard(make: MakeJournal) -> None:
     records, others = _make_records(9), _make_records(2)
     _append_records(make("replace"), records)
     make("replace").replace(others)
-    _require_same(others, make("replace").records(), "records after a replacement by fewer")
+    _require_same_records(others, make("replace").records(), "records after a replacement by fewer")
     require_error(JournalError, lambda: make("replace").replace(others[1:]), "records without a head")
-    _require_same(others, make("replace").records(), "records after a refused replacement")
+    _require_same_records(others, make("replace").records(), "records after a refused replacement")
     make("replace").discard()
     require_equal([], make("replace").records(), "records after `discard`")
     _append_records(make("replace"), records)
-    _require_same(records, make("replace").records(), "a new run after `discard`")
+    _require_same_records(records, make("replace").records(), "a new run after `discard`")
     if isinstance(make("gap"), LineJournal):
-        _check_gap(_line_journal(make("gap")), make("gap"))
+        _check_replacement_is_atomic(_require_line_journal(make("gap")), make("gap"))
 
 
 @JOURNAL.add("follow", "A tail returns each record once, in order, and starts again after a replacement.")
-def _check_follow(make: MakeJournal) -> None:
+def _check_tail(make: MakeJournal) -> None:
     records, others = _make_records(12), _make_records(3)
     tail = make("follow").tail()
     require_equal(0, len(tail.read_new_records().records), "new records of an empty journal")
@@ -226,16 +226,16 @@ def _check_follow(make: MakeJournal) -> None:
             require(tail.may_have_new_records(), "`may_have_new_records` is false after a commit")
             found = tail.read_new_records()
             require(not found.again, f"a tail started again ({found.again}) while records were only appended")
-            _require_same(records[start : start + 5], found.records, "new records")
+            _require_same_records(records[start : start + 5], found.records, "new records")
             require_equal(0, len(tail.read_new_records().records), "new records without a commit")
     make("follow").replace(others)
     found = tail.read_new_records()
     require(found.again, "`again` is empty after a replacement")
-    _require_same(others, found.records, "records after a replacement")
+    _require_same_records(others, found.records, "records after a replacement")
 
 
 @JOURNAL.add("resume", "A run that waits for an answer is resumed from the store alone, and its record replays.")
-def _check_resume(make: MakeJournal) -> None:
+def _check_resume_and_replay(make: MakeJournal) -> None:
     waiting = _record_run(make("resume"), "ask", "")
     require_equal(1, len(waiting.pending_questions), "open questions")
     with Engine(AGENTS) as engine:
@@ -247,7 +247,7 @@ def _check_resume(make: MakeJournal) -> None:
 @JOURNAL.add(
     "mailbox", "If the store has a mailbox, a run receives each message once, and only messages for its own run."
 )
-def _check_mailbox(make: MakeJournal) -> None:
+def _check_mailbox_delivery(make: MakeJournal) -> None:
     _append_records(make("mailbox"), _make_records(2))
     try:
         box = make("mailbox").mailbox()
@@ -282,13 +282,13 @@ def _check_foreign_bytes(make: MakeJournal) -> None:
             writer.append(record)
         writer.commit()
         before = make("foreign").content()
-        _line_journal(make("foreign")).append_bytes(b"bytes of another writer\n", len(before))
+        _require_line_journal(make("foreign")).append_bytes(b"bytes of another writer\n", len(before))
         writer.append(records[-1])
         require_error(JournalWriteFailed, writer.commit, "a commit behind bytes of another writer")
     finally:
         writer.close()
     require_equal(before + b"bytes of another writer\n", make("foreign").content(), "stored bytes")
-    _line_journal(make("foreign")).replace_bytes(before.replace(b'"kind"', b'"kinds"', 1))
+    _require_line_journal(make("foreign")).replace_bytes(before.replace(b'"kind"', b'"kinds"', 1))
     for _ in range(2):
         require_error(
             JournalCorrupt, make("foreign").writer, "a writer of a damaged journal, which must not stay locked"
@@ -296,25 +296,25 @@ def _check_foreign_bytes(make: MakeJournal) -> None:
 
 
 @JOURNAL.add("torn line", "A last line that was cut off is removed before anything is appended; all before it stays.")
-def _check_torn_line(make: MakeJournal) -> None:
+def _check_torn_line_repair(make: MakeJournal) -> None:
     if not isinstance(make("torn"), LineJournal):
         return
     records = _make_records(4)
     _append_records(make("torn"), records[:-1])
     whole = make("torn").content()
     for cut in (1, 7, 40):
-        _line_journal(make("torn")).replace_bytes(whole[:-cut])
+        _require_line_journal(make("torn")).replace_bytes(whole[:-cut])
         kept = make("torn").records()
-        _require_same(records[: len(kept)], kept, f"records without the last {cut} bytes")
+        _require_same_records(records[: len(kept)], kept, f"records without the last {cut} bytes")
         with _open_writer(make("torn")) as writer:
             require_equal(cut > 1, bool(writer.repaired), "whether bytes were removed")
             for record in records[len(kept) :]:
                 writer.append(record)
-        _require_same(records, make("torn").records(), "records after the repair")
+        _require_same_records(records, make("torn").records(), "records after the repair")
 
 
 @JOURNAL.add("growth", f"A step costs the same after {LATE:,} steps as after {EARLY}, in calls and in bytes.")
-def _check_growth(make: MakeJournal) -> None:
+def _check_constant_step_cost(make: MakeJournal) -> None:
     early, late = _measure_steps(make("growth"))
     for what, most in (
         ("function calls", MOST_CALLS),
@@ -329,11 +329,11 @@ def _check_growth(make: MakeJournal) -> None:
 
 
 @JOURNAL.add("killed", "A run whose process is killed is resumed from its last commit in another process.")
-def _check_killed(make: MakeJournal) -> None:
+def _check_resume_after_kill(make: MakeJournal) -> None:
     # A new interpreter, and no fork: a fork would share connections and threads of the store.
     child = subprocess.run(  # noqa: S603 - our own program
         [sys.executable, "-c", CHILD],
-        input=json.dumps([sys.path, *_importable_reference(make)]).encode(),
+        input=json.dumps([sys.path, *_make_importable_reference(make)]).encode(),
         capture_output=True,
         timeout=CHILD_SECONDS,
         check=False,
@@ -344,12 +344,12 @@ def _check_killed(make: MakeJournal) -> None:
     require(
         len(done) >= KILLED_AT, f"{len(done)} results are stored, at least {KILLED_AT} were committed before the kill"
     )
-    _await_unlocked(make("killed"))
+    _wait_until_unlocked(make("killed"))
     with Engine(AGENTS) as engine:
         require_equal("done", engine.resume_sync(make("killed")).output, "output of the resumed run")
 
 
-def _importable_reference(make: MakeJournal) -> tuple[str, str, list[Any]]:
+def _make_importable_reference(make: MakeJournal) -> tuple[str, str, list[Any]]:
     """Return module, name and arguments of the factory *make*, with which another process calls it."""
     function, given = (make.func, make.args) if isinstance(make, partial) else (make, ())
     module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
@@ -372,14 +372,14 @@ def record_until_killed(module: str, name: str, arguments: Sequence[Any]) -> Non
 # --- helpers --------------------------------------------------------------------------------------------------------
 
 
-def _line_journal(journal: Journal) -> LineJournal:
+def _require_line_journal(journal: Journal) -> LineJournal:
     if not isinstance(journal, LineJournal):
         msg = "make returns a LineJournal for some names, and another journal for others"
         raise TypeError(msg)
     return journal
 
 
-def _check_gap(journal: LineJournal, other: Journal) -> None:
+def _check_replacement_is_atomic(journal: LineJournal, other: Journal) -> None:
     """Read the *other* object in another thread during each call that `replace_bytes` of the first makes."""
     old, new = (b"".join(journal.encode_lines(_make_records(steps))) for steps in (9, 2))
     journal.replace_bytes(old)
@@ -410,7 +410,7 @@ def _check_gap(journal: LineJournal, other: Journal) -> None:
     require(all(whole), "a reader found neither the old nor the new content while `replace_bytes` was running")
 
 
-def _await_unlocked(journal: Journal) -> None:
+def _wait_until_unlocked(journal: Journal) -> None:
     until = time.monotonic() + LOCK_SECONDS
     while True:
         try:
@@ -457,7 +457,7 @@ class _Meter:
 
     def __enter__(self) -> Self:
         for name in self.METHODS if self._is_counted else ():
-            setattr(self._journal, name, self._count_bytes(getattr(self._journal, name)))
+            setattr(self._journal, name, self._wrap_to_count_bytes(getattr(self._journal, name)))
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -482,7 +482,7 @@ class _Meter:
     def _count_call(self, _frame: object, event: str, _argument: object) -> None:
         self._calls += event in ("call", "c_call")
 
-    def _count_bytes(self, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_to_count_bytes(self, method: Callable[..., Any]) -> Callable[..., Any]:
         def count(*arguments: Any) -> Any:
             found = method(*arguments)
             self._moved += sum(len(one) for one in (*arguments, found) if isinstance(one, bytes))

@@ -44,7 +44,7 @@ class Promises(Generic[Make]):
         unchecked: dict[str, str] = {}
         for name in [only] if only else [name for name in self._checks if name not in skip]:
             try:
-                self._check_one(name, make)
+                self._check_promise(name, make)
             except UncheckedPromise as error:
                 unchecked[name] = str(error)
         if unchecked:
@@ -53,7 +53,7 @@ class Promises(Generic[Make]):
             msg = f"promises that were not checked:\n{reasons}\nTo leave them out: {self._call}, skip={skipped})"
             raise AssertionError(msg)
 
-    def _check_one(self, name: str, make: Make) -> None:
+    def _check_promise(self, name: str, make: Make) -> None:
         text, check = self._checks[name]
         try:
             check(make)

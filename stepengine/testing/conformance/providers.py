@@ -77,7 +77,7 @@ def check_provider(make: MakeProvider, model: str, *, only: str = "", skip: Coll
 
 @PROVIDER.add("name", "`name` has letters and no slash, and `strip_prefix` removes it from a model string.")
 def _check_name(given: tuple[MakeProvider, str]) -> None:
-    provider = _make(given, "normal")
+    provider = _make_provider(given, "normal")
     require(provider.name and "/" not in provider.name, f"`name` is {provider.name!r}")
     require_equal(
         "some/model", provider.strip_prefix(f"{provider.name}/some/model"), "`strip_prefix` of a model string"
@@ -87,9 +87,9 @@ def _check_name(given: tuple[MakeProvider, str]) -> None:
 @PROVIDER.add("complete", "`complete` sends the messages and returns one whole reply.")
 def _check_complete(given: tuple[MakeProvider, str]) -> None:
     async def ask(provider: Provider) -> ModelReply:
-        return await provider.complete(_request(provider, given[1], "a heron"))
+        return await provider.complete(_make_request(provider, given[1], "a heron"))
 
-    reply = _run(given, "normal", ask)
+    reply = _run_with_provider(given, "normal", ask)
     _require_answer(reply, "a heron")
 
 
@@ -98,11 +98,11 @@ def _check_complete(given: tuple[MakeProvider, str]) -> None:
 )
 def _check_stream(given: tuple[MakeProvider, str]) -> None:
     async def ask(provider: Provider) -> tuple[list[ModelDelta], ModelReply]:
-        request = _request(provider, given[1], "a heron")
-        return await _collect(provider, request), await provider.complete(request)
+        request = _make_request(provider, given[1], "a heron")
+        return await _collect_stream(provider, request), await provider.complete(request)
 
-    deltas, whole = _run(given, "normal", ask)
-    reply = _require_done(deltas)
+    deltas, whole = _run_with_provider(given, "normal", ask)
+    reply = _require_one_final_reply(deltas)
     _require_answer(reply, "a heron")
     require_equal(whole.text, reply.text, "text of ReplyDone, compared with `complete`")
     require_equal(reply.text, "".join(d.text for d in deltas if isinstance(d, TextChunk)), "texts of the pieces")
@@ -112,11 +112,11 @@ def _check_stream(given: tuple[MakeProvider, str]) -> None:
     "tools",
     "A call has the name of the tool and its input; the result is sent with the next request.",
 )
-def _check_tools(given: tuple[MakeProvider, str]) -> None:
+def _check_tool_calls(given: tuple[MakeProvider, str]) -> None:
     async def ask(provider: Provider) -> tuple[ModelReply, list[ModelDelta], ModelReply]:
-        first = _request(provider, given[1], "How is it?", WEATHER)
+        first = _make_request(provider, given[1], "How is it?", WEATHER)
         reply = await provider.complete(first)
-        deltas = await _collect(provider, first)
+        deltas = await _collect_stream(provider, first)
         # As in a run, where the engine numbers the calls.
         calls = [attrs.evolve(call, tool_call_id=f"call-{n}") for n, call in enumerate(reply.tool_calls)]
         results = [ToolMessage(call.tool_call_id, call.tool_name, "rain") for call in calls]
@@ -124,19 +124,19 @@ def _check_tools(given: tuple[MakeProvider, str]) -> None:
         second = ModelRequest(first.model, messages=history, tools=(WEATHER,))
         return reply, deltas, await provider.complete(second)
 
-    reply, deltas, answer = _run(given, "normal", ask)
-    for one in (reply, _require_done(deltas)):
+    reply, deltas, answer = _run_with_provider(given, "normal", ask)
+    for one in (reply, _require_one_final_reply(deltas)):
         require_equal(["weather"], [call.tool_name for call in one.tool_calls], "names of the calls")
         require_equal(StopReason.TOOL_USE, one.stop_reason, "stop reason of a reply with a call")
         require_equal([str], [type(call.input.get("city")) for call in one.tool_calls], "type of the argument `city`")
-    _require_call_pieces(deltas, _require_done(deltas))
+    _require_matching_call_pieces(deltas, _require_one_final_reply(deltas))
     require("rain" in answer.text, f"the result 'rain' was not sent: the server answered {answer.text!r}")
 
 
 @PROVIDER.add("run", "An agent with a tool comes to the model's last answer.")
-def _check_run(given: tuple[MakeProvider, str]) -> None:
+def _check_agent_run(given: tuple[MakeProvider, str]) -> None:
     cities: list[Any] = []
-    provider = _make(given, "normal")
+    provider = _make_provider(given, "normal")
 
     def look_up(input: dict[str, Any]) -> str:
         cities.append(input["city"])
@@ -155,14 +155,14 @@ def _check_concurrency(given: tuple[MakeProvider, str]) -> None:
     names = [f"bird {number}" for number in range(8)]
 
     async def stream(provider: Provider, request: ModelRequest) -> ModelReply:
-        return _require_done(await _collect(provider, request))
+        return _require_one_final_reply(await _collect_stream(provider, request))
 
     async def ask(provider: Provider) -> list[ModelReply]:
-        requests = [_request(provider, given[1], name) for name in names]
+        requests = [_make_request(provider, given[1], name) for name in names]
         whole = [provider.complete(request) for request in requests[::2]]
         return await asyncio.gather(*whole, *[stream(provider, request) for request in requests[1::2]])
 
-    for name, reply in zip([*names[::2], *names[1::2]], _run(given, "normal", ask), strict=True):
+    for name, reply in zip([*names[::2], *names[1::2]], _run_with_provider(given, "normal", ask), strict=True):
         _require_answer(reply, name)
 
 
@@ -170,11 +170,11 @@ def _check_concurrency(given: tuple[MakeProvider, str]) -> None:
     "reuse",
     "A provider works again after `close`, in another event loop, and after a stream that was not read to its end.",
 )
-def _check_reuse(given: tuple[MakeProvider, str]) -> None:
-    provider = _make(given, "normal")
+def _check_reuse_after_close(given: tuple[MakeProvider, str]) -> None:
+    provider = _make_provider(given, "normal")
 
     async def ask(name: str) -> ModelReply:
-        request = _request(provider, given[1], name)
+        request = _make_request(provider, given[1], name)
         try:
             async with aclosing(_open_stream(provider, request)) as deltas:
                 async for _ in deltas:
@@ -190,52 +190,52 @@ def _check_reuse(given: tuple[MakeProvider, str]) -> None:
 @PROVIDER.add(
     "refused", "A refusal is a ModelError with retryable=True, and the provider does not try again by itself."
 )
-def _check_refused(given: tuple[MakeProvider, str]) -> None:
-    for ask in (_complete, _collect):
-        error = _find_error(given, "refused", ask)
+def _check_refusal_is_retryable(given: tuple[MakeProvider, str]) -> None:
+    for ask in (_request_whole_reply, _collect_stream):
+        error = _request_expecting_error(given, "refused", ask)
         require(error.retryable, f"retryable is False in {error!r}")
 
 
 @PROVIDER.add("cut", "A stream that ends too early raises ModelError; no ReplyDone comes.")
-def _check_cut(given: tuple[MakeProvider, str]) -> None:
-    error = _find_error(given, "cut", _collect)
+def _check_cut_stream(given: tuple[MakeProvider, str]) -> None:
+    error = _request_expecting_error(given, "cut", _collect_stream)
     require(error.retryable, f"retryable is False in {error!r}")
 
 
 @PROVIDER.add("unreachable", "If no server listens, `complete` and `stream` raise a ModelError with retryable=True.")
-def _check_unreachable(given: tuple[MakeProvider, str]) -> None:
-    for ask in (_complete, _collect):
-        error = _find_error(given, "unreachable", ask)
+def _check_unreachable_server(given: tuple[MakeProvider, str]) -> None:
+    for ask in (_request_whole_reply, _collect_stream):
+        error = _request_expecting_error(given, "unreachable", ask)
         require(error.retryable, f"retryable is False in {error!r}")
 
 
 @PROVIDER.add("cancel", "A request that waits can be cancelled at once, and leaves no task.")
-def _check_cancel(given: tuple[MakeProvider, str]) -> None:
+def _check_request_cancellation(given: tuple[MakeProvider, str]) -> None:
     async def cancel(
         ask: Callable[[Provider, ModelRequest], Awaitable[Any]], loop_runs: threading.Event, provider: Provider
     ) -> None:
         before = asyncio.all_tasks()
-        task = asyncio.ensure_future(ask(provider, _request(provider, given[1], "a heron")))
+        task = asyncio.ensure_future(ask(provider, _make_request(provider, given[1], "a heron")))
         start = time.monotonic()
         await asyncio.sleep(0.1)
         # Read the error in any case: asyncio logs errors of tasks that are never read.
-        end = _describe_end(task) if task.done() else ""
+        end = _describe_task_end(task) if task.done() else ""
         require(not end or time.monotonic() - start < BLOCKED_SECONDS, BLOCKED)
         loop_runs.set()
         require(not end, f"the server should be silent, and the request has ended with {end}")
         task.cancel()
         await asyncio.wait([task], timeout=CANCEL_SECONDS)
         require(task.done(), NOT_CANCELLED)
-        end = _describe_end(task)
+        end = _describe_task_end(task)
         require(task.cancelled(), f"a cancelled request ended with {end}, not with CancelledError")
         await provider.close()
         await asyncio.sleep(0)
         require_equal(set(), {t for t in asyncio.all_tasks() - before if not t.done()}, "tasks that are left")
 
-    for ask in (_complete, _collect):
+    for ask in (_request_whole_reply, _collect_stream):
         loop_runs = threading.Event()
         # In another thread, since a blocked event loop, or a task that ignores its cancellation, would never return.
-        ended = _run_in_thread(partial(_run, given, "silent", partial(cancel, ask, loop_runs)))
+        ended = _has_ended_in_thread(partial(_run_with_provider, given, "silent", partial(cancel, ask, loop_runs)))
         require(ended or loop_runs.is_set(), BLOCKED)
         require(ended, NOT_CANCELLED)
 
@@ -243,7 +243,7 @@ def _check_cancel(given: tuple[MakeProvider, str]) -> None:
 # --- helpers --------------------------------------------------------------------------------------------------------
 
 
-def _make(given: tuple[MakeProvider, str], situation: Situation) -> Provider:
+def _make_provider(given: tuple[MakeProvider, str], situation: Situation) -> Provider:
     provider = given[0](situation)
     if provider is None:
         msg = f"make({situation!r}) returned None"
@@ -254,11 +254,11 @@ def _make(given: tuple[MakeProvider, str], situation: Situation) -> Provider:
     return provider
 
 
-def _run(given: tuple[MakeProvider, str], situation: Situation, work: Callable[[Provider], Awaitable[T]]) -> T:
+def _run_with_provider(given: tuple[MakeProvider, str], situation: Situation, work: Callable[[Provider], Awaitable[T]]) -> T:
     """Return the result of *work* with a provider, in an event loop of its own."""
 
     async def run() -> T:
-        provider = _make(given, situation)
+        provider = _make_provider(given, situation)
         try:
             return await work(provider)
         finally:
@@ -267,7 +267,7 @@ def _run(given: tuple[MakeProvider, str], situation: Situation, work: Callable[[
     return asyncio.run(run())
 
 
-def _run_in_thread(work: Callable[[], None]) -> bool:
+def _has_ended_in_thread(work: Callable[[], None]) -> bool:
     """Return whether *work* ends in time; raise its error."""
     errors: list[Exception] = []
 
@@ -285,11 +285,11 @@ def _run_in_thread(work: Callable[[], None]) -> bool:
     return not thread.is_alive()
 
 
-def _request(provider: Provider, model: str, text: str, *tools: ToolSpec) -> ModelRequest:
+def _make_request(provider: Provider, model: str, text: str, *tools: ToolSpec) -> ModelRequest:
     return ModelRequest(f"{provider.name}/{model}", messages=Transcript([UserMessage(text)]), tools=tools)
 
 
-async def _complete(provider: Provider, request: ModelRequest) -> ModelReply:
+async def _request_whole_reply(provider: Provider, request: ModelRequest) -> ModelReply:
     return await provider.complete(request)
 
 
@@ -297,29 +297,29 @@ def _open_stream(provider: Provider, request: ModelRequest) -> Any:
     return provider.stream(request)
 
 
-async def _collect(provider: Provider, request: ModelRequest) -> list[ModelDelta]:
+async def _collect_stream(provider: Provider, request: ModelRequest) -> list[ModelDelta]:
     async with aclosing(_open_stream(provider, request)) as deltas:
         return [delta async for delta in deltas]
 
 
-def _describe_end(task: asyncio.Future[Any]) -> str:
+def _describe_task_end(task: asyncio.Future[Any]) -> str:
     return "CancelledError" if task.cancelled() else repr(task.exception() or task.result())
 
 
-def _find_error(
+def _request_expecting_error(
     given: tuple[MakeProvider, str], situation: Situation, ask: Callable[[Provider, ModelRequest], Awaitable[Any]]
 ) -> ModelError:
     """Return the error of a request."""
 
     async def fail(provider: Provider) -> ModelError:
         try:
-            found = await ask(provider, _request(provider, given[1], "a heron"))
+            found = await ask(provider, _make_request(provider, given[1], "a heron"))
         except ModelError as error:
             return error
-        msg = f"`{'complete' if ask is _complete else 'stream'}` raised no ModelError and returned {found!r}"
+        msg = f"`{'complete' if ask is _request_whole_reply else 'stream'}` raised no ModelError and returned {found!r}"
         raise AssertionError(msg)
 
-    return _run(given, situation, fail)
+    return _run_with_provider(given, situation, fail)
 
 
 def _require_answer(reply: ModelReply, text: str) -> None:
@@ -328,7 +328,7 @@ def _require_answer(reply: ModelReply, text: str) -> None:
     require_equal(StopReason.END_TURN, reply.stop_reason, "stop reason of a whole answer")
 
 
-def _require_done(deltas: list[ModelDelta]) -> ModelReply:
+def _require_one_final_reply(deltas: list[ModelDelta]) -> ModelReply:
     """Return the reply of the one ``ReplyDone``, which is last."""
     done = [number for number, delta in enumerate(deltas, start=1) if isinstance(delta, ReplyDone)]
     require_equal([len(deltas)], done, "positions of ReplyDone in the stream")
@@ -337,7 +337,7 @@ def _require_done(deltas: list[ModelDelta]) -> ModelReply:
     return last.reply
 
 
-def _require_call_pieces(deltas: list[ModelDelta], reply: ModelReply) -> None:
+def _require_matching_call_pieces(deltas: list[ModelDelta], reply: ModelReply) -> None:
     started = {d.index: d.tool_name for d in deltas if isinstance(d, ToolCallStarted)}
     require_equal([call.tool_name for call in reply.tool_calls], list(started.values()), "calls that started")
     require_equal(sorted(started), sorted(d.index for d in deltas if isinstance(d, ToolCallEnded)), "calls that ended")

@@ -111,7 +111,7 @@ def _check_name(make: MakeSandbox) -> None:
 
 
 @SANDBOX.add("check", "The check refuses a syntax error at its line, and no program that runs.")
-def _check_check(make: MakeSandbox) -> None:
+def _check_syntax_check(make: MakeSandbox) -> None:
     with _use_sandbox(make) as sandbox:
         wrong = sandbox.check("x = 1\nx = = 2", STUBS, (), StopSignal()).refused
         require_equal([2], [problem.line for problem in wrong], "lines of the problems of a syntax error")
@@ -121,7 +121,7 @@ def _check_check(make: MakeSandbox) -> None:
 
 
 @SANDBOX.add("result", "A program ends with the value of its last expression and its output; variables remain.")
-def _check_result(make: MakeSandbox) -> None:
+def _check_program_result(make: MakeSandbox) -> None:
     code = "print('one', 2)\nprint('three')\nx = [1, 2.5, None, True, 'ü', {'k': []}]\nx"
     with _use_sandbox(make) as sandbox, _open_session(sandbox) as session:
         require_equal(ProgramEnded([1, 2.5, None, True, "ü", {"k": []}]), session.feed(code, NOW), "result")
@@ -132,7 +132,7 @@ def _check_result(make: MakeSandbox) -> None:
 
 
 @SANDBOX.add("call", "A call arrives with its name, arguments and line, and its answer is the value of the call.")
-def _check_call(make: MakeSandbox) -> None:
+def _check_tool_call(make: MakeSandbox) -> None:
     answer = {"found": [1, None, "ü"], "more": False}
     with _use_sandbox(make) as sandbox, _open_session(sandbox) as session:
         first = _expect_waiting(session.feed("a = 1\nb = await look(a, where=['x', {'deep': None}])\nb", NOW))
@@ -144,7 +144,7 @@ def _check_call(make: MakeSandbox) -> None:
 
 
 @SANDBOX.add("together", "Calls of one `gather` arrive together, in order, and each gets its own answer.")
-def _check_together(make: MakeSandbox) -> None:
+def _check_gathered_calls(make: MakeSandbox) -> None:
     with _use_sandbox(make) as sandbox, _open_session(sandbox) as session:
         code = "import asyncio\nawait asyncio.gather(look(1), shout(2), look(3))"
         waiting = _expect_waiting(session.feed(code, NOW))
@@ -155,7 +155,7 @@ def _check_together(make: MakeSandbox) -> None:
 
 
 @SANDBOX.add("sleep", "`asyncio.sleep` is a call with that name and its seconds; the sandbox does not sleep.")
-def _check_sleep(make: MakeSandbox) -> None:
+def _check_sleep_call(make: MakeSandbox) -> None:
     with _use_sandbox(make) as sandbox, _open_session(sandbox) as session:
         waiting = _expect_waiting(session.feed("import asyncio\nawait asyncio.sleep(86400)\n'awake'", NOW))
         found = [(call.name, list(call.args)) for call in waiting.calls]
@@ -164,7 +164,7 @@ def _check_sleep(make: MakeSandbox) -> None:
 
 
 @SANDBOX.add("unawaited", "A call that is never awaited is reported at the end of the program.")
-def _check_unawaited(make: MakeSandbox) -> None:
+def _check_unawaited_call(make: MakeSandbox) -> None:
     with _use_sandbox(make) as sandbox, _open_session(sandbox) as session:
         ended = session.feed("look(2)\n'end'", NOW)
         require(isinstance(ended, ProgramEnded), f"the program does not end: {ended!r}")
@@ -190,7 +190,7 @@ def _check_failed_call(make: MakeSandbox) -> None:
 
 
 @SANDBOX.add("error", "An exception is a result with its class, text and line, and the session remains usable.")
-def _check_error(make: MakeSandbox) -> None:
+def _check_raised_exception(make: MakeSandbox) -> None:
     with _use_sandbox(make) as sandbox, _open_session(sandbox) as session:
         for code, kind, line, words in (
             ("print('before')\nx = 5\n1 / 0", "ZeroDivisionError", 3, "division"),
@@ -205,7 +205,7 @@ def _check_error(make: MakeSandbox) -> None:
         require_equal(ProgramEnded(5), session.feed("x", NOW), "variable of a failed program")
 
 
-def _check_limit(make: MakeSandbox, kind: str, codes: Collection[str], **limits: Any) -> None:
+def _require_limit_error(make: MakeSandbox, kind: str, codes: Collection[str], **limits: Any) -> None:
     with _use_sandbox(make) as sandbox:
         for code in codes:
             with _open_session(sandbox, **limits) as session:
@@ -219,21 +219,21 @@ def _check_limit(make: MakeSandbox, kind: str, codes: Collection[str], **limits:
 
 
 @SANDBOX.add("time", "A program that computes longer than `seconds` ends with `TimeoutError`.")
-def _check_time(make: MakeSandbox) -> None:
+def _check_time_limit(make: MakeSandbox) -> None:
     start = time.monotonic()
-    _check_limit(make, "TimeoutError", [ENDLESS, "sum(range(10**12))"], seconds=0.3)
+    _require_limit_error(make, "TimeoutError", [ENDLESS, "sum(range(10**12))"], seconds=0.3)
     require(time.monotonic() - start < SLOW_SECONDS, "it takes much longer than `seconds`")
 
 
 @SANDBOX.add("memory", "A program that uses more than `memory` ends with `MemoryError`.")
-def _check_memory(make: MakeSandbox) -> None:
+def _check_memory_limit(make: MakeSandbox) -> None:
     codes = [f"x = 'x' * {MEMORY}", "x = []\nwhile True:\n    x.append('y' * 100_000 + str(len(x)))"]
-    _check_limit(make, "MemoryError", codes, memory=MEMORY // 4)
+    _require_limit_error(make, "MemoryError", codes, memory=MEMORY // 4)
 
 
 @SANDBOX.add("printed", "A program that prints more than `printed` bytes ends with the kind `printed`.")
-def _check_printed(make: MakeSandbox) -> None:
-    _check_limit(make, "printed", ["for n in range(2_000):\n    print('y' * 100)", f"print('y' * {MEMORY // 4})"])
+def _check_output_limit(make: MakeSandbox) -> None:
+    _require_limit_error(make, "printed", ["for n in range(2_000):\n    print('y' * 100)", f"print('y' * {MEMORY // 4})"])
 
 
 ESCAPE = """
@@ -245,7 +245,7 @@ for kind in ().__class__.__base__.__subclasses__():
 """A well-known way to the modules of an interpreter without an import."""
 
 
-def _run_each(make: MakeSandbox, codes: Collection[str], secret: str) -> None:
+def _require_secret_invisible(make: MakeSandbox, codes: Collection[str], secret: str) -> None:
     """Run programs, and fail if *secret* is in anything that one of them returns or prints."""
     with _use_sandbox(make) as sandbox:
         for code in codes:
@@ -255,14 +255,14 @@ def _run_each(make: MakeSandbox, codes: Collection[str], secret: str) -> None:
 
 
 @SANDBOX.add("files", "A program reads, lists and writes no file of the host.")
-def _check_files(make: MakeSandbox) -> None:
+def _check_no_file_access(make: MakeSandbox) -> None:
     secret = secrets.token_hex(8)
     with tempfile.TemporaryDirectory() as folder:
         known, new = Path(folder, "known.txt"), Path(folder, "new.txt")
         known.write_text(secret, encoding="utf-8")
         Path(folder, secret).touch()
         read = f"open({str(known)!r}).read()"
-        _run_each(
+        _require_secret_invisible(
             make,
             [
                 read,
@@ -283,11 +283,11 @@ def _check_files(make: MakeSandbox) -> None:
 
 
 @SANDBOX.add("environment", "A program does not see the environment of the host.")
-def _check_environment(make: MakeSandbox) -> None:
+def _check_no_environment_access(make: MakeSandbox) -> None:
     name, secret = f"STEPENGINE_CHECK_{secrets.token_hex(4)}", secrets.token_hex(8)
     os.environ[name] = secret
     try:
-        _run_each(
+        _require_secret_invisible(
             make,
             [
                 "import os\nprint(dict(os.environ))",
@@ -304,7 +304,7 @@ def _check_environment(make: MakeSandbox) -> None:
 
 
 @SANDBOX.add("network", "A program connects to nothing.")
-def _check_network(make: MakeSandbox) -> None:
+def _check_no_network_access(make: MakeSandbox) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.setblocking(False)
         port = server.getsockname()[1]
@@ -325,7 +325,7 @@ def _check_network(make: MakeSandbox) -> None:
 
 
 @SANDBOX.add("imports", "A program imports no module of the host, and none that reaches the operating system.")
-def _check_imports(make: MakeSandbox) -> None:
+def _check_no_host_imports(make: MakeSandbox) -> None:
     with tempfile.TemporaryDirectory() as folder:
         module = f"own_{secrets.token_hex(4)}"
         Path(folder, f"{module}.py").touch()
@@ -361,7 +361,7 @@ found
 
 
 @SANDBOX.add("equal", "Equal programs with equal seeds, times and answers give equal results, also elsewhere.")
-def _check_equal(make: MakeSandbox) -> None:
+def _check_deterministic_results(make: MakeSandbox) -> None:
     def run() -> list[Any]:
         came: list[Any] = []
         with _use_sandbox(make) as sandbox, _open_session(sandbox) as session:
@@ -376,7 +376,7 @@ def _check_equal(make: MakeSandbox) -> None:
 
 
 @SANDBOX.add("many", "Many sessions wait at the same time, and each goes on with its own variables.")
-def _check_many(make: MakeSandbox) -> None:
+def _check_many_sessions(make: MakeSandbox) -> None:
     with _use_sandbox(make) as sandbox, contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(_open_session(sandbox)) for _ in range(10)]
         waiting = [_expect_waiting(one.feed(f"x = {n}\ny = await look(x)", NOW)) for n, one in enumerate(sessions)]
@@ -388,7 +388,7 @@ def _check_many(make: MakeSandbox) -> None:
 
 
 @SANDBOX.add("close", "Closing a session ends its running program; closing it again does nothing.")
-def _check_close(make: MakeSandbox) -> None:
+def _check_close_ends_program(make: MakeSandbox) -> None:
     came: list[ProgramTurn | ToolError] = []
 
     def run(session: ProgramSession) -> None:
@@ -431,7 +431,7 @@ def _count_resources() -> Mapping[str, int]:
 
 
 @SANDBOX.add("left", "Sessions that were closed leave no threads, descriptors and processes behind.")
-def _check_left(make: MakeSandbox) -> None:
+def _check_no_leaked_resources(make: MakeSandbox) -> None:
     def use(sandbox: Sandbox) -> None:
         with _open_session(sandbox) as waiting, _open_session(sandbox, seconds=0.1) as late, _open_session(sandbox):
             _expect_waiting(waiting.feed("await look(1)", NOW))
@@ -451,7 +451,7 @@ def _check_left(make: MakeSandbox) -> None:
 
 
 @SANDBOX.add("run", "In a run, a program calls tools, and a later process finds its variables again.")
-def _check_run(make: MakeSandbox) -> None:
+def _check_agent_run(make: MakeSandbox) -> None:
     def handle(_ctx: Any) -> Any:
         yield from ToolCall(
             "run_code", {"code": "import random\nx = await look(4)\nmark = random.random()\nprint(mark)"}

@@ -42,7 +42,7 @@ def check_sessions(make: MakeSessions, *, only: str = "") -> None:
     SESSIONS.check(make, only)
 
 
-def _ask(_ctx: Any) -> Any:
+def _asking_handler(_ctx: Any) -> Any:
     answer = yield from Ask("For how many?")
     yield STEP
     return f"a table for {answer}"
@@ -70,7 +70,7 @@ def _check_history(make: MakeSessions) -> None:
 
 
 @SESSIONS.add("ids", "Every id of 1 to 1,000 characters has a session of its own.")
-def _check_ids(make: MakeSessions) -> None:
+def _check_distinct_ids(make: MakeSessions) -> None:
     if not isinstance(make(), SessionStore):
         return
     for session_id in IDS:
@@ -111,12 +111,12 @@ def _check_cache(make: MakeSessions) -> None:
 
 
 @SESSIONS.add("versions", "`save` raises SessionConflict if another writer saved since `load`, and changes nothing.")
-def _check_versions(make: MakeSessions) -> None:
+def _check_save_conflict(make: MakeSessions) -> None:
     store = make()
     if not isinstance(store, VersionedStore):
         return
     require_equal(0, _await_if_needed(store.load("versions")).version, "version of an unknown id")
-    saved = _save(make(), "versions", HISTORY)
+    saved = _save_messages(make(), "versions", HISTORY)
     require_equal(
         (1, list(HISTORY)), (saved.version, list(saved.messages)), "version and messages of the saved session"
     )
@@ -136,7 +136,7 @@ def _check_versions(make: MakeSessions) -> None:
 
 
 @SESSIONS.add("writers", "Of several threads that save one version, exactly one succeeds.")
-def _check_writers(make: MakeSessions) -> None:
+def _check_concurrent_saves(make: MakeSessions) -> None:
     if not isinstance(make(), VersionedStore):
         return
     for attempt in range(4):
@@ -177,7 +177,7 @@ def _check_list(make: MakeSessions) -> None:
         return
     before = len(_await_if_needed(store.list()))
     for session_id in ("listed one", "listed two"):
-        _save(store, session_id, HISTORY)
+        _save_messages(store, session_id, HISTORY)
     found = [info.session_id for info in _await_if_needed(make().list()) if info.session_id.startswith("listed")]
     require_equal(
         (["listed one", "listed two"], before + 2),
@@ -197,7 +197,7 @@ def _check_delete(make: MakeSessions) -> None:
         return
     is_whole = isinstance(store, VersionedStore)
     if is_whole:
-        _save(store, "delete", HISTORY)
+        _save_messages(store, "delete", HISTORY)
     else:
         _await_if_needed(make().save_history("delete", HISTORY))
     for session_id in ("delete", "delete", "nobody"):
@@ -223,10 +223,10 @@ def _check_conversation(make: MakeSessions) -> None:
 @SESSIONS.add(
     "question", "If the store keeps states, the next message answers a question, in another engine and store object."
 )
-def _check_question(make: MakeSessions) -> None:
+def _check_answer_in_next_message(make: MakeSessions) -> None:
     if not isinstance(make(), StateStore | VersionedStore):
         return
-    agent = AgentDefinition("waiter", model="anthropic/claude-haiku-4-5", handle_steps=_ask)
+    agent = AgentDefinition("waiter", model="anthropic/claude-haiku-4-5", handle_steps=_asking_handler)
     outputs: list[Any] = []
     for words in ("A table, please.", "four"):
         with Engine([agent], models=ScriptedModel([text("I see.")]), pricing=None, sessions=make()) as engine:
@@ -245,6 +245,6 @@ def _await_if_needed(value: Any) -> Any:
     return asyncio.run(wait())
 
 
-def _save(store: Any, session_id: str, messages: Sequence[Message]) -> Any:
+def _save_messages(store: Any, session_id: str, messages: Sequence[Message]) -> Any:
     loaded = _await_if_needed(store.load(session_id))
     return _await_if_needed(store.save(attrs.evolve(loaded, messages=type(loaded.messages)(messages))))

@@ -49,26 +49,26 @@ def _make_asking_agent(given: _Given) -> AgentDefinition[Any]:
     return AgentDefinition("caller", tools=[given.make(True)], handle_steps=call)
 
 
-def _make_agent(given: _Given, source: ToolSource) -> AgentDefinition[Any]:
+def _make_calling_agent(given: _Given, source: ToolSource) -> AgentDefinition[Any]:
     def call(_ctx: Any) -> Any:
         return (yield from ToolCall(given.tool, dict(given.input))).text
 
     return AgentDefinition("caller", tools=[source], handle_steps=call)
 
 
-def _run(given: _Given, source: ToolSource, **options: Any) -> Any:
-    with Engine([_make_agent(given, source)]) as engine:
+def _run_calling_agent(given: _Given, source: ToolSource, **options: Any) -> Any:
+    with Engine([_make_calling_agent(given, source)]) as engine:
         return engine.run_sync("caller", **options)
 
 
 @TOOL_SOURCE.add(
     "source", "It has a name, `pre_run` and `aclose`, and each tool has a description and an object as its schema."
 )
-def _check_source(given: _Given) -> None:
+def _check_tool_definitions(given: _Given) -> None:
     source = given.make(True)
     require(isinstance(source, ToolSource), f"{source!r} lacks `name`, `pre_run` or `aclose`")
     require(source.name and source.name == given.make(True).name, "`name` is empty, or another one each time")
-    result = _run(given, source)
+    result = _run_calling_agent(given, source)
     for name, shown in result.state.tool_definitions.items():
         require(shown.description, f"the tool {name!r} has no description")
         require_equal("object", shown.input_schema.get("type"), f"type in the schema of {name!r}")
@@ -77,16 +77,16 @@ def _check_source(given: _Given) -> None:
 @TOOL_SOURCE.add(
     "call", "A tool of the source runs like any other, also when one source object serves several engines in turn."
 )
-def _check_call(given: _Given) -> None:
+def _check_repeated_calls(given: _Given) -> None:
     source = given.make(True)
     for _ in range(2):
-        result = _run(given, source)
+        result = _run_calling_agent(given, source)
         require_equal(RunStatus.COMPLETED, result.status, f"status of a run, which says {result.error!r}")
 
 
 @TOOL_SOURCE.add("engines", "Closing one engine leaves the source usable for another engine.")
-def _check_engines(given: _Given) -> None:
-    agent = _make_agent(given, given.make(True))
+def _check_several_engines(given: _Given) -> None:
+    agent = _make_calling_agent(given, given.make(True))
     with Engine([agent]) as first:
         with Engine([agent]) as second:
             second.run_sync("caller").unwrap()
@@ -97,22 +97,22 @@ def _check_engines(given: _Given) -> None:
     "unreachable",
     "If its server cannot be reached, the run fails with the reason before the first step; it does not hang.",
 )
-def _check_unreachable(given: _Given) -> None:
-    result = _run(given, given.make(False))
+def _check_unreachable_server(given: _Given) -> None:
+    result = _run_calling_agent(given, given.make(False))
     require_equal(RunStatus.FAILED, result.status, "status of the run")
     require(result.error is not None and str(result.error), "the run has no error text")
 
 
 @TOOL_SOURCE.add("replay", "A recorded run replays without its server: look-ups of tools are recorded with Perform.")
-def _check_replay(given: _Given) -> None:
+def _check_replay_without_server(given: _Given) -> None:
     journal = MemoryJournal()
-    recorded = _run(given, given.make(True), journal=journal).unwrap()
-    with Engine([_make_agent(given, given.make(False))]) as engine:
+    recorded = _run_calling_agent(given, given.make(True), journal=journal).unwrap()
+    with Engine([_make_calling_agent(given, given.make(False))]) as engine:
         require_equal(recorded, engine.replay_sync(journal).unwrap(), "output of the replay")
 
 
 @TOOL_SOURCE.add("resume", "A run that waits for a person is resumed with another object, and its tools work.")
-def _check_resume(given: _Given) -> None:
+def _check_resume_with_new_source(given: _Given) -> None:
     journal = MemoryJournal()
     with Engine([_make_asking_agent(given)]) as engine:
         waiting = engine.run_sync("caller", journal=journal)

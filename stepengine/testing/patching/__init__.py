@@ -79,7 +79,7 @@ def patch_clients(exchanges: Exchanges, name: str = "a cassette") -> Iterator[No
     undo: list[Undo] = []
     finder = _PatchOnImport(exchanges, undo)
     try:
-        undo += [_patch(name, sys.modules[name], exchanges) for name in LIBRARIES if name in sys.modules]
+        undo += [_patch_library(name, sys.modules[name], exchanges) for name in LIBRARIES if name in sys.modules]
         sys.meta_path.insert(0, finder)
         yield
     finally:
@@ -98,8 +98,8 @@ def _audit_connection(event: str, args: tuple[Any, ...]) -> None:
         _active[0][1].leave_out_connection(f"{address[0]}:{address[1]}")
 
 
-def _patch(library: str, module: Any, exchanges: Exchanges) -> Undo:
-    undo: Undo = import_module(f"{HERE}.{LIBRARIES[library]}").install(module, exchanges)
+def _patch_library(library: str, module: Any, exchanges: Exchanges) -> Undo:
+    undo: Undo = import_module(f"{HERE}.{LIBRARIES[library]}").patch_library(module, exchanges)
     return undo
 
 
@@ -118,12 +118,12 @@ class _PatchOnImport(MetaPathFinder):
             spec = None if finder is self else finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _PatchingLoader(spec.loader, lambda module: self._patch(fullname, module))
+                    spec.loader = _PatchingLoader(spec.loader, lambda module: self._patch_and_store_undo(fullname, module))
                 return spec
         return None
 
-    def _patch(self, library: str, module: Any) -> None:
-        self._undo.append(_patch(library, module, self._exchanges))
+    def _patch_and_store_undo(self, library: str, module: Any) -> None:
+        self._undo.append(_patch_library(library, module, self._exchanges))
 
 
 class _PatchingLoader(Loader):

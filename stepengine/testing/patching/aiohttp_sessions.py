@@ -61,7 +61,7 @@ class _Traffic:
 TRAFFIC: ContextVar[_Traffic | None] = ContextVar("TRAFFIC", default=None)
 
 
-def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
+def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     """
     Replace the request methods of aiohttp sessions, and return a function that restores them.
 
@@ -112,7 +112,7 @@ def _make_middleware(exchanges: Exchanges) -> Any:
         if found is not None and not found.response.status:
             await wait_for_cancellation(found.error)
             raise _restore_error(found, request)
-        exchange = exchanges.start(recorded) if found is None else None
+        exchange = exchanges.start_recording(recorded) if found is None else None
         traffic = _Traffic(found)
         token = TRAFFIC.set(traffic)
         try:

@@ -28,7 +28,7 @@ __tracebackhide__ = True  # a failed test ends at its author's line
 HTTPS_PORT = 443
 
 
-def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
+def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     """Replace the methods of connections of *module* and of those based on them, and return a function that restores them."""
     with contextlib.ExitStack() as undo:
         for kind in _iter_subclasses(client.HTTPConnection):
@@ -101,13 +101,13 @@ class _Connections:
         request = self._outgoing.setdefault(connection, _OutgoingRequest())
         for piece in _read_pieces(connection, data):
             request.sent += piece
-            if not self._exchanges.plays:
+            if not self._exchanges.has_known_replies:
                 self._send_live(connection, request, piece)
-        if self._exchanges.plays and connection.sock is None:
+        if self._exchanges.has_known_replies and connection.sock is None:
             connection.sock = PlayedSocket()
         if not is_complete_request(request.sent):
             return
-        if self._exchanges.plays:
+        if self._exchanges.has_known_replies:
             self._find_or_send(connection, request)
         if request.error is not None:
             self._raise_sending_error(connection, request, request.error)
@@ -142,7 +142,7 @@ class _Connections:
         """Raise an error of a live or recorded connection; urllib3 may read a reply in spite of one."""
         if request.found is not None or connection.sock is None or not hasattr(connection, "is_verified"):
             del self._outgoing[connection]
-            if request.found is None and (exchange := self._exchanges.start(self._read_request(connection, request))):
+            if request.found is None and (exchange := self._exchanges.start_recording(self._read_request(connection, request))):
                 exchange.fail(error, while_sending=True)
         raise error
 
@@ -151,7 +151,7 @@ class _Connections:
         request = None if PASSING.get() else self._outgoing.get(connection)
         if request is None:
             return self._getresponse(connection, *args, **kwargs)
-        if self._exchanges.plays and not request.looked_up:
+        if self._exchanges.has_known_replies and not request.looked_up:
             self._find_or_send(connection, request)
         del self._outgoing[connection]
         asked, found = self._read_request(connection, request), request.found
@@ -162,7 +162,7 @@ class _Connections:
                 return self._getresponse(connection, *args, **kwargs)
             finally:
                 connection.sock = live
-        exchange = self._exchanges.start(asked)
+        exchange = self._exchanges.start_recording(asked)
         with bypass_patches(exchange):
             response = self._getresponse(connection, *args, **kwargs)
         _record_response(response, exchange)
@@ -238,7 +238,7 @@ class _Watched(io.RawIOBase):
         except Exception as error:
             self._exchange.finish(read_to_end=False, error=error)
             raise
-        self._exchange.add(piece)
+        self._exchange.add_piece(piece)
         if not piece:
             self._exchange.finish(read_to_end=True)
         buffer[: len(piece)] = piece

@@ -15,7 +15,7 @@ __tracebackhide__ = True  # a failed test ends at its author's line
 PORTS = {b"http": 80, b"https": 443}
 
 
-def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
+def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     """Replace the request methods of the pools of *module*, and return a function that restores them."""
     sync, asynchronous = module.ConnectionPool, module.AsyncConnectionPool
     send, send_async = sync.handle_request, asynchronous.handle_async_request
@@ -28,7 +28,7 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         found = exchanges.find_interaction(recorded)
         if found is not None:
             return _make_played_response(module, found)
-        exchange = exchanges.start(recorded)
+        exchange = exchanges.start_recording(recorded)
         with bypass_patches(exchange):
             response = send(self, _replace_body(module, request, body))
         return _record_response_body(response, exchange)
@@ -42,7 +42,7 @@ def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
         if found is not None:
             await wait_for_cancellation(None if found.response.status else found.error)
             return _make_played_response(module, found)
-        exchange = exchanges.start(recorded)
+        exchange = exchanges.start_recording(recorded)
         with bypass_patches(exchange):
             response = await send_async(self, _replace_body(module, request, body))
         return _record_response_body(response, exchange)

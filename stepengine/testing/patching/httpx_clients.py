@@ -23,7 +23,7 @@ APPLICATIONS = ("starlette.", "stepengine.testing.")
 """Modules whose transports pass requests on inside the process, or record them already."""
 
 
-def install(module: Any, exchanges: Exchanges) -> Callable[[], None]:
+def patch_library(module: Any, exchanges: Exchanges) -> Callable[[], None]:
     """Patch the method that selects the transport of a request in the clients of *module*, and return a function that restores it."""
     plain = (module.HTTPTransport, module.AsyncHTTPTransport)
     applications = (module.ASGITransport, module.WSGITransport)
@@ -75,15 +75,15 @@ class _TransportRecorder:
         if seen or PASSING.get():
             return response
         recorded = self._convert.read_request(request)
-        if self._exchanges.replaying:  # nothing says whether this transport has reached the network
+        if self._exchanges.is_replay_only:  # nothing says whether this transport has reached the network
             found = self._exchanges.find_interaction(recorded)
             return response if found is None else self._make_played_response(found, request)
-        return self._convert.watch(response, self._exchanges.start(recorded, self._name))
+        return self._convert.record_while_read(response, self._exchanges.start_recording(recorded, self._name))
 
     def _record_error(self, request: Any, error: BaseException, seen: list[str]) -> None:
         if seen or PASSING.get():
             return
-        exchange = self._exchanges.start(self._convert.read_request(request), self._name)
+        exchange = self._exchanges.start_recording(self._convert.read_request(request), self._name)
         if exchange is not None:
             exchange.fail(error)
 

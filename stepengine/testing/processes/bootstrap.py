@@ -120,7 +120,7 @@ def _observe_sources(channel: Any, frozen: dict[str, Any] | None) -> Callable[[]
     sources.report_source_calls(
         (frozen or {"kinds": []})["kinds"], lambda n, at: _send_report(channel, "source", name=n, line=at)
     )
-    return lambda: sources.author_line(sys._getframe(1))  # noqa: SLF001 - `inspect` has no cheaper way
+    return lambda: sources.find_program_line(sys._getframe(1))  # noqa: SLF001 - `inspect` has no cheaper way
 
 
 def _report_uncovered_children(channel: Any, folder: str) -> None:
@@ -170,13 +170,13 @@ class _StartOnImport(MetaPathFinder):
                 return None
             self._is_starting = True
             try:
-                first = self._start()
+                first = self._patch_http_libraries()
                 self._started = True
             finally:
                 self._is_starting = False
         return None if first is None else first.find_spec(fullname, path, target)
 
-    def _start(self) -> Any:
+    def _patch_http_libraries(self) -> Any:
         try:
             from stepengine.testing.processes.client import patch_process
         except ImportError as error:

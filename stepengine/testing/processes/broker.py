@@ -111,7 +111,7 @@ class Broker(AbstractContextManager["Broker"]):
         self._folder = TemporaryDirectory(prefix="stepengine-")
         try:
             self._write_site_folder()
-            self._server = _BrokerServer(self._socket, self)
+            self._server = _BrokerServer(self._socket_path, self)
         except BaseException:
             self._folder.cleanup()
             raise
@@ -132,37 +132,37 @@ class Broker(AbstractContextManager["Broker"]):
         return self._missed_at is not None and time.monotonic() - self._missed_at >= seconds
 
     @property
-    def site(self) -> str:
+    def site_folder(self) -> str:
         """The folder for ``PYTHONPATH`` that makes a Python process record or replay."""
         return str(Path(self._folder.name) / "site")
 
     @property
-    def _socket(self) -> str:
+    def _socket_path(self) -> str:
         return str(Path(self._folder.name) / "s")
 
     def _write_site_folder(self) -> None:
-        folder = Path(self.site)
+        folder = Path(self.site_folder)
         folder.mkdir()
-        source = bootstrap.SITE.format(path=bootstrap.__file__, folder=self.site)
+        source = bootstrap.SITE.format(path=bootstrap.__file__, folder=self.site_folder)
         (folder / "sitecustomize.py").write_text(source, encoding="utf-8")
 
-    def environment(self, before: dict[str, str]) -> dict[str, str]:
+    def make_environment(self, before: dict[str, str]) -> dict[str, str]:
         """Return a copy of *before* with the variables that make a Python process record or replay."""
         rest = [before["PYTHONPATH"]] if before.get("PYTHONPATH") else []
         return {
             **before,
-            "PYTHONPATH": os.pathsep.join([self.site, *rest]),
-            channel.VARIABLE: f"{'replay' if self._replays else 'record'}:{self._socket}",
+            "PYTHONPATH": os.pathsep.join([self.site_folder, *rest]),
+            channel.VARIABLE: f"{'replay' if self._replays else 'record'}:{self._socket_path}",
         }
 
     # --- answers ------------------------------------------------------------------------------------------------------------
 
-    def answer(self, question: dict[str, Any]) -> dict[str, Any]:
+    def execute_request(self, question: dict[str, Any]) -> dict[str, Any]:
         """Execute a request of a process, and return the reply."""
         operations: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
             "hello": self._register_process, "take": self._take_interaction, "reserve": self._reserve_slot, "finish": self._finish_slot, "times": self._add_times,
             "has_transport": lambda asked: {"known": self.run.cassette.has_transport(asked["name"])},
-            "leave_out": lambda told: self.run.cassette.leave_out(LeftOut(**told["left"])),
+            "leave_out": lambda told: self.run.cassette.record_left_out(LeftOut(**told["left"])),
             "blocked": lambda told: self.run.blocked.append(told["message"]), "uncovered": self._record_uncovered,
             "source": self._add_source,
         }  # fmt: skip
@@ -172,7 +172,7 @@ class Broker(AbstractContextManager["Broker"]):
         """Record the command of a process that has started, and return its allowed hosts and frozen values."""
         with self._lock:
             self.run.processes.append(shlex.join(question["command"]))
-        frozen = None if self._frozen is None else self._frozen.start_process(question["command"])
+        frozen = None if self._frozen is None else self._frozen.register_process(question["command"])
         return {"allowed": self._allowed, "frozen": frozen, "observes": self._observed is not None}
 
     def _add_times(self, question: dict[str, Any]) -> None:
@@ -229,7 +229,7 @@ class _Handler(socketserver.StreamRequestHandler):
     def handle(self) -> None:
         question = json.loads(self.rfile.readline() or b"null")
         if question is not None:
-            self.wfile.write(json.dumps(self.server.broker.answer(question)).encode() + b"\n")
+            self.wfile.write(json.dumps(self.server.broker.execute_request(question)).encode() + b"\n")
 
     def finish(self) -> None:
         try:
@@ -356,7 +356,7 @@ def _run_program(broker: Broker, command: Sequence[str], changes: Mapping[str, s
     if is_main:
         before[signal.SIGINT] = signal.signal(signal.SIGINT, lambda *_: None)
     try:
-        with subprocess.Popen(command, env=broker.environment(variables)) as process:  # noqa: S603 - the caller's command
+        with subprocess.Popen(command, env=broker.make_environment(variables)) as process:  # noqa: S603 - the caller's command
             if is_main:
                 before[signal.SIGTERM] = signal.signal(signal.SIGTERM, lambda *_: process.terminate())
             code = _wait_for_program(process, broker)

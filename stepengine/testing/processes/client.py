@@ -80,7 +80,7 @@ class RemoteCassette:
             raise CassetteMiss(answer["miss"], reason=answer["reason"], request=request, candidates=())
         return interaction_from_json(answer["interaction"])
 
-    def forget(self, miss: CassetteMiss) -> None:
+    def remove_miss(self, miss: CassetteMiss) -> None:
         """Do nothing: in a replay every miss is reported."""
 
     def has_transport(self, name: str) -> bool:
@@ -106,7 +106,7 @@ class RemoteCassette:
         with contextlib.suppress(BrokerGone):
             ask_broker("finish", slot=slot.number, interaction=interaction_to_json(interaction))
 
-    def leave_out(self, left: LeftOut) -> None:
+    def record_left_out(self, left: LeftOut) -> None:
         """Report a reply that is not recorded."""
         with contextlib.suppress(BrokerGone):
             ask_broker("leave_out", left=attrs.asdict(left))

@@ -58,7 +58,7 @@ class ObservedRun:
 
     def add_request(self, request: RecordedRequest, line: str) -> None:
         """Store a request, with the sources that were called before it."""
-        clean = Cleaner(find_header_secrets(request.headers)).request(request)
+        clean = Cleaner(find_header_secrets(request.headers)).clean_request(request)
         with self._lock:
             self.requests.append(_SentRequest(clean, line, tuple(reversed(self.sources))))
 
@@ -75,10 +75,10 @@ class ObservedRun:
 def compare_runs(first: ObservedRun, second: ObservedRun) -> Iterator[RequestDifference]:
     """Yield the requests of the first run that the second one did not send; their order does not matter."""
     matcher = Matcher()
-    rest = [(matcher.read(sent.request), sent) for sent in second.requests]
+    rest = [(matcher.extract_compared_parts(sent.request), sent) for sent in second.requests]
     alone: list[_SentRequest] = []
     for sent in first.requests:
-        asked = matcher.read(sent.request)
+        asked = matcher.extract_compared_parts(sent.request)
         found = next((i for i, (other, _) in enumerate(rest) if other == asked), None)
         if found is None:
             alone.append(sent)
@@ -86,7 +86,7 @@ def compare_runs(first: ObservedRun, second: ObservedRun) -> Iterator[RequestDif
             rest.pop(found)
     for sent in alone:
         other = rest.pop(0)[1].request if rest else None
-        now = ABSENT if other is None else matcher.json(other)
+        now = ABSENT if other is None else matcher.parse_compared_json(other)
         yield RequestDifference(
-            sent.request, sent.line, tuple(differences(matcher.json(sent.request), now)), sent.sources
+            sent.request, sent.line, tuple(differences(matcher.parse_compared_json(sent.request), now)), sent.sources
         )

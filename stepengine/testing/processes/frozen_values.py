@@ -60,7 +60,7 @@ class FrozenValues:
         """Return the values as a cassette file stores them."""
         return {MEMBER: {"kinds": self.kinds, "seed": self.seed, "times": self._times}}
 
-    def start_process(self, command: Sequence[str]) -> dict[str, Any]:
+    def register_process(self, command: Sequence[str]) -> dict[str, Any]:
         """Return the values of a new process. Equal commands are numbered in the order in which they start."""
         text = TEMPORARY.sub("0", "\n".join(command[1:]))
         digest = hashlib.sha256(text.encode(errors="surrogateescape")).hexdigest()[:12]

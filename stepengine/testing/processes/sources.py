@@ -32,7 +32,7 @@ _foreign = tuple({
 })  # fmt: skip
 
 
-def author_line(frame: FrameType | None) -> str:
+def find_program_line(frame: FrameType | None) -> str:
     """Return the file and line of the program that *frame* was called from; ``""`` if there is none."""
     while frame is not None:
         if _is_author_frame(frame):

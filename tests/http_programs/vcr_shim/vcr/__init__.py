@@ -68,7 +68,7 @@ class UsedCassette(contextlib.ContextDecorator):
         self._save()
 
     def _save(self, *, force: bool = False) -> None:
-        self.ours.keep()
+        self.ours.write_recordings()
 
     def __call__(self, function: Any) -> Any:
         if not inspect.iscoroutinefunction(function):
