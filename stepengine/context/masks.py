@@ -124,7 +124,9 @@ class mask_tool_results(ContextPolicy):  # noqa: N801 - a policy is called by it
             return left
         return MaskableCounts(left.long + self._is_long(message), left.named + (message.tool_name in self.tools))
 
-    def _iter_mask_passes(self, transcript: Transcript, target: int, room: int) -> Iterator[tuple[int, list[ToolMessage]]]:
+    def _iter_mask_passes(
+        self, transcript: Transcript, target: int, room: int
+    ) -> Iterator[tuple[int, list[ToolMessage]]]:
         """Yield the passes, each as the size that makes it unnecessary and the results to mask."""
         newest = group_calls_with_results(transcript)[-1].start if transcript else 0
         seen = [m for m in transcript[:newest] if isinstance(m, ToolMessage)]

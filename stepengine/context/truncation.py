@@ -105,7 +105,9 @@ class truncate(ContextPolicy):  # noqa: N801 - a policy is called by its name, a
         return frozenset([*users[:1], *users[-1:], *flagged, *[i for i in current if i is not None]])
 
 
-def _replace_dropped_groups(transcript: Transcript, groups: Sequence[range], dropped: frozenset[int]) -> Iterator[Message]:
+def _replace_dropped_groups(
+    transcript: Transcript, groups: Sequence[range], dropped: frozenset[int]
+) -> Iterator[Message]:
     for index, group in enumerate(groups):
         if index not in dropped:
             yield from transcript[group.start : group.stop]

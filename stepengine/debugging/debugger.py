@@ -75,7 +75,9 @@ def summarize_moment(moment: Moment, texts: SafeTexts) -> dict[str, Any]:
         "context": {key: texts.format_variable(key, value) for key, value in state.context.items()},
         "budgets": {"steps_remaining": state.steps_remaining},
         "usage": {"tokens": state.usage.total_tokens, "cost": None if state.cost is None else str(state.cost)},
-        "locals": {} if frame is None else {name: texts.format_variable(name, value) for name, value in frame.locals.items()},
+        "locals": {}
+        if frame is None
+        else {name: texts.format_variable(name, value) for name, value in frame.locals.items()},
     }
 
 
@@ -108,7 +110,7 @@ def diff_summaries(before: Mapping[str, Any], after: Mapping[str, Any]) -> list[
 
 def debug(engine: Engine, journal: JournalLike, *, agent: AgentLike | None = None) -> Debugger:
     """
-    Return a debugger at the start of a recorded run; it goes both ways, and is a context manager.
+    Return a debugger at the start of a recorded run. It moves in both directions and is a context manager.
 
     Args:
         engine: The engine that the agents belong to; forks run in it.
@@ -265,7 +267,7 @@ class Debugger:
 
     def run_until(self, condition: str, *, backwards: bool = False) -> bool:
         """
-        Move to the next, *backwards* the previous, position where a condition holds; return whether there is one.
+        Move to the next, *backwards* the previous, position where a condition holds; return True if there is one.
 
         Without one, move to the last position, *backwards* to the first. Runs of children are stepped over unless one of them is
         followed.
@@ -286,7 +288,7 @@ class Debugger:
 
     def search(self, condition: str, first: int, last: int, *, backwards: bool = False) -> int | None:
         """
-        Move from *first* to *last*, and return the first, *backwards* the last, position where a condition holds; ``None`` without one.
+        Move through the positions from *first* to *last*; return the first, *backwards* the last, where a condition holds, or ``None``.
 
         Conditions and errors are those of ``run_until``.
         """

@@ -157,7 +157,9 @@ class _RunInspector:
         self._write_message = write_message
         self._file = file
         self._at = at
-        self._watched = WatchedMoment(maker.create_engine_and_agent, Tape(FileJournal(file)), at, files=maker.iter_watched_files)
+        self._watched = WatchedMoment(
+            maker.create_engine_and_agent, Tape(FileJournal(file)), at, files=maker.iter_watched_files
+        )
 
     def serve_requests(self, read_lines: Callable[[float | None], list[Any] | None]) -> None:
         """Answer requests, and send a new preview when a file is saved, until the input ends."""

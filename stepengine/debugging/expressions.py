@@ -149,7 +149,9 @@ def evaluate_expression(expression: str, names: Mapping[str, object], *, pretty:
     code, texts = compile_expression(expression), SafeTexts(runs_reprs=True)
     try:
         value = eval(code, {**names})  # noqa: S307 - the user's own expression
-        return ExpressionResult("\n".join(texts.format_lines(value)) if pretty else texts.format_value(value, limit=MAX_TEXT))
+        return ExpressionResult(
+            "\n".join(texts.format_lines(value)) if pretty else texts.format_value(value, limit=MAX_TEXT)
+        )
     except BaseException as error:  # noqa: BLE001 - whatever it raises is what is to be seen
         return ExpressionResult(f"{type(error).__name__}: {texts.clean(safe_error_text(error), 2_000)}", raised=True)
 

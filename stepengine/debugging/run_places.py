@@ -26,7 +26,7 @@ class RunPlaces:
 
     def find_position(self, at: int | str) -> int:
         """
-        Return the position of a step such as ``3``, or of an effect such as ``"3.2#1"``; steps are those of the followed run, else of the root.
+        Return the position of an effect such as ``"3.2#1"``, or of a step such as ``3`` of the followed run or the root.
 
         Raises:
             JournalError: when there is no such place; it says what there is.

@@ -59,7 +59,7 @@ class PausedWalk:
 
     def move_to(self, position: int, **kept: Any) -> None:
         """
-        Move to *position* with the nearest stored stepper before it, or with a new one; *kept* is for walks of several processes.
+        Move to *position* with the nearest stored stepper before it, or with a new one; *kept* is ignored.
 
         Raises:
             ReplayDivergence: when the run differs from its record before *position*; the walk is at the last equal position.
@@ -205,7 +205,9 @@ class ForkedWalk:
             if known.get("to") == os.getpid():
                 message: Mapping[str, object] = known["message"]
                 # Taken, before it would be read a second time; whoever told it has left, so nobody else writes here.
-                self._write_shared_message({name: said for name, said in known.items() if name not in ("to", "message")})
+                self._write_shared_message(
+                    {name: said for name, said in known.items() if name not in ("to", "message")}
+                )
                 return message
             if os.getppid() != parent:
                 os._exit(1)
@@ -271,7 +273,9 @@ class ForkedWalk:
 
     def _find_sleeping_process(self, position: int) -> tuple[int, int]:
         """Return id and position of the sleeping process that is nearest at or before *position*."""
-        pid, stands = max(self._read_shared_message()["places"], key=lambda each: each[1] if each[1] <= position else -1)
+        pid, stands = max(
+            self._read_shared_message()["places"], key=lambda each: each[1] if each[1] <= position else -1
+        )
         return pid, stands
 
     def move_to(self, position: int, **kept: Any) -> None:
@@ -303,7 +307,10 @@ class ForkedWalk:
         here = self.stepper.position
         if here % SPACING:
             return False
-        return here - self._find_sleeping_process(here)[1] >= self._spacing and len(self._read_shared_message()["places"]) < MAX_SNAPSHOTS
+        return (
+            here - self._find_sleeping_process(here)[1] >= self._spacing
+            and len(self._read_shared_message()["places"]) < MAX_SNAPSHOTS
+        )
 
     def wake_nearest_and_exit(self, position: int, **kept: object) -> Never:
         """Wake the process that sleeps nearest at or before *position*, which raises ``Rewound`` with a message; exit this process."""

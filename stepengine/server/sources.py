@@ -119,7 +119,10 @@ class EngineSources:
         return engine
 
     def _watched_files(self) -> set[str]:
-        return {*files_imported_since(self._known), *[str(Path(file).resolve()) for file in self._maker.iter_watched_files()]}
+        return {
+            *files_imported_since(self._known),
+            *[str(Path(file).resolve()) for file in self._maker.iter_watched_files()],
+        }
 
     def _hash_unless_saved_since(self, file: str) -> bytes:
         try:

@@ -125,7 +125,9 @@ class SimulatedChildren:
     def list_running_children(self, parent_path: str) -> list[str]:
         """Return the paths of the children of the run *parent_path* that have not ended."""
         return [
-            path for path, child in self._children.items() if path.rpartition(".")[0] == parent_path and child.result is None
+            path
+            for path, child in self._children.items()
+            if path.rpartition(".")[0] == parent_path and child.result is None
         ]
 
     def find_child_stop(self) -> Stop | None:
@@ -189,7 +191,9 @@ class SimulatedChildren:
             if self._children[path].result is None:
                 self.cut[path] = self._make_random(item, path).randrange(MAX_BEFORE_END)
                 self._run_child(path)
-        return self.find_child_stop() or self._make_awaited_value(effect.children, self._list_finished_paths(effect.children), now)
+        return self.find_child_stop() or self._make_awaited_value(
+            effect.children, self._list_finished_paths(effect.children), now
+        )
 
     def _list_finished_paths(self, paths: Sequence[str]) -> list[str]:
         found = [path for path in paths if self._children[path].result is not None]

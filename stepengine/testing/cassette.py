@@ -401,7 +401,7 @@ class Cassette:
 
 def make_marking_redactor(redactor: Redactor, key: str) -> Redactor:
     """
-    Return a redactor that tells secrets of one name apart, as far as *key* is given.
+    Return a redactor whose placeholders distinguish secrets of one name; *redactor* itself if *key* is empty.
 
     A mark has 16 bits: enough for the secrets of one recording, and too few to find out a password by trying.
     """
@@ -441,7 +441,7 @@ class _Hit:
 
 
 def _find_remaining_secrets(interactions: Iterable[Interaction], cleaner: Cleaner) -> dict[int, _Hit]:
-    """Return the first secret of each interaction that holds one, by index."""
+    """Return the first remaining secret of each interaction that has one, by index."""
     found = {}
     for index, interaction in enumerate(interactions):
         for place, rule in _iter_remaining_secrets(interaction, cleaner):

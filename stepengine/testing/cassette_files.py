@@ -116,7 +116,7 @@ class Interaction:
 
     @property
     def error(self) -> Exception | None:
-        """What the program met in place of a reply, or of the rest of it; a new object each time."""
+        """The recorded error in place of a reply or of its rest, or ``None``; a new object each time."""
         return error_from_json(self.extras["error"]) if "error" in self.extras else None
 
     @property
@@ -364,7 +364,7 @@ def _restore_body(body: bytes, style: Any, source: str, at: str) -> bytes:
 
 
 def _read_body(message: dict[str, object], source: str, at: str, *, bare: bool) -> tuple[bytes, bool]:
-    """Return the body's bytes and whether the file holds it as text or a tree."""
+    """Return the bytes of a body, and True if the file has it as text or a tree."""
     if "parsed_body" in message:
         return _encode_json(message["parsed_body"], source, f"{at}.parsed_body"), True
     body = message.get("body")
@@ -402,7 +402,9 @@ def _read_typed_body(body: dict[str, object], source: str, at: str) -> tuple[byt
                 return bytes.fromhex(content), False
             except ValueError:
                 raise _make_invalid_value_error(content, "hexadecimal digits", source, f"{at}.content") from None
-    raise _make_invalid_value_error(body["type"], "none, json, text or binary with content of that kind", source, f"{at}.type")
+    raise _make_invalid_value_error(
+        body["type"], "none, json, text or binary with content of that kind", source, f"{at}.type"
+    )
 
 
 def _encode_json(tree: object, source: str, at: str) -> bytes:
@@ -494,7 +496,7 @@ ENDLESS = 1 << 30
 
 
 def dump_cassette(interactions: Iterable[Interaction], extras: Mapping[str, object] | None = None) -> bytes:
-    """Return the file that holds *interactions*, and *extras* that belong to none of them."""
+    """Return the bytes of a cassette file with *interactions*, and with *extras* that belong to none of them."""
     import yaml
 
     held = [*interactions]

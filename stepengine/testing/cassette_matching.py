@@ -49,12 +49,12 @@ UNCOUNTED_PREFIXES = ("amz-sdk-", "langsmith-", "sentry-", "x-b3-", "x-forwarded
 
 
 def is_compared_header(name: str) -> bool:
-    """Return whether the header *name*, in lower case, tells requests apart by its whole value."""
+    """Return whether requests are compared by the whole value of the header *name*, in lower case."""
     return not is_ignored_header(name) and not is_secret_name(name, "header")
 
 
 def is_ignored_header(name: str) -> bool:
-    """Return whether the header *name*, in lower case, never tells requests apart."""
+    """Return whether requests are never compared by the header *name*, in lower case."""
     return name in UNCOUNTED or name.startswith(UNCOUNTED_PREFIXES)
 
 
@@ -79,7 +79,11 @@ def parse_request_place(url: str) -> RequestPlace:
     parts = urlsplit(url)
     port = parts.port or PORTS.get(parts.scheme)
     return RequestPlace(
-        parts.scheme, parts.hostname or "", port, _normalize_percent_encoding(parts.path) or "/", sort_query_pairs(_normalize_percent_encoding(parts.query))
+        parts.scheme,
+        parts.hostname or "",
+        port,
+        _normalize_percent_encoding(parts.path) or "/",
+        sort_query_pairs(_normalize_percent_encoding(parts.query)),
     )
 
 
@@ -140,7 +144,9 @@ class Matcher:
         key = (request.method, parse_request_place(plain.url), self._make_body_key(plain))
         texts = [("url", request.url), ("body", request.body.decode(errors="replace"))]
         marks = _collect_marks(MARK, [*request.headers, *texts])
-        return ComparedRequest(key, self.list_compared_headers(request), marks, _collect_marks(COUNTED_MARK, request.headers))
+        return ComparedRequest(
+            key, self.list_compared_headers(request), marks, _collect_marks(COUNTED_MARK, request.headers)
+        )
 
     def list_compared_headers(self, request: RecordedRequest) -> tuple[tuple[str, str], ...]:
         """Return the counted headers of *request*, by name; values of one name remain in their order."""
@@ -158,7 +164,9 @@ class Matcher:
         if kind.startswith("multipart/"):
             return _hash_bytes(_replace_boundary(request.body, request.header("content-type")))
         if kind.startswith("application/x-www-form-urlencoded"):
-            return _hash_bytes(json.dumps(sort_query_pairs(_normalize_percent_encoding(request.body.decode("latin-1")))).encode())
+            return _hash_bytes(
+                json.dumps(sort_query_pairs(_normalize_percent_encoding(request.body.decode("latin-1")))).encode()
+            )
         tree = self.parse_compared_json(request)
         if tree is ABSENT:
             return _hash_bytes(request.body)
@@ -173,7 +181,7 @@ class Matcher:
 
 
 def _decimal_to_json(number: object) -> list[object]:
-    """Return a list that no JSON can contain for a number that is no float, so that it differs from a text of the same digits."""
+    """Return a list that no JSON contains for a number that is no float; it differs from a text of the same digits."""
     return [math.nan, str(number)]
 
 

@@ -179,7 +179,10 @@ def _window_on_difference(value: object, other: object) -> str:
     """Return *value* as JSON, cut to a window that starts shortly before it differs from *other*."""
     if value is ABSENT:
         return repr(ABSENT)
-    text, against = Cleaner().clean_text(_to_json(value)), "" if other is ABSENT else Cleaner().clean_text(_to_json(other))
+    text, against = (
+        Cleaner().clean_text(_to_json(value)),
+        "" if other is ABSENT else Cleaner().clean_text(_to_json(other)),
+    )
     if len(text) <= VALUE_WIDTH:
         return text
     start = max(0, min(first_difference(text, against) - VALUE_WIDTH // 4, len(text) - VALUE_WIDTH))

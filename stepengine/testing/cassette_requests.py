@@ -251,7 +251,7 @@ class RequestMessages:
             self.system_marks += [part.provider_data for part in parts if part.provider_data]
 
     def add_user(self, content: object, more: Json | None = None) -> None:
-        """Add a user message; *more* are members of it that our messages cannot hold."""
+        """Add a user message; *more* are its members without a field in our messages."""
         parts = (*_user_parts(content), *([_json_text_part(more)] if more else []))
         if parts:
             self.entries.append(UserMessage(parts))

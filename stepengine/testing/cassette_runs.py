@@ -112,7 +112,7 @@ def _clean_interaction(interaction: Interaction) -> Interaction:
 
 
 def _decompress(response: RecordedResponse) -> RecordedResponse:
-    """Return a response without its compression; one that is not compressed as its header says, or is too long, as it is."""
+    """Return a response decompressed; unchanged if it is not compressed as its header says, or is too long."""
     encoding = response.header("content-encoding")
     if not encoding or not encoding.isascii():
         return response

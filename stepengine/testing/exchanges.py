@@ -275,7 +275,7 @@ class Exchanges:
             self._fresh.record_left_out(LeftOut("CONNECT", address, 0, "other_client"))
 
     def start_recording(self, request: RecordedRequest, transport: str = "") -> Exchange | None:
-        """Start to record a request that is sent, by a *transport* of the program's own if it has a name; None for one that is not recorded."""
+        """Start to record a request that is sent; *transport* names the program's own transport. None if the request is not recorded."""
         if self._fresh is None or is_telemetry(request):
             return None
         return start_exchange(self._fresh, request, record_errors=self._record_errors, transport=transport)

@@ -417,7 +417,9 @@ class WatchedRun:
             raise_violation("I12", f"the run was stopped ({self._stop.kind}) and ended as {finished.status.value}")
         limited = (RunStatus.FAILED, RunStatus.MAX_STEPS)
         if self._left_as not in (None, finished.status):
-            raise_violation("I12", f"a step that was stopped ended as {self._left_as}, its run as {finished.status.value}")
+            raise_violation(
+                "I12", f"a step that was stopped ended as {self._left_as}, its run as {finished.status.value}"
+            )
         if self._stop is None and self._limit is not None and finished.status not in limited:
             raise_violation("I8", f"the run was refused more ({self._limit.kind}) and ended as {finished.status.value}")
         if (finished.status is RunStatus.FAILED) != (finished.error is not None) and self._stop is None:
@@ -442,14 +444,16 @@ class WatchedRun:
             raise_violation("I10", f"{len(ran)} children ran, and the run tells of {len(listed)}")
 
     def _check_history_results(self, history: Iterable[Message]) -> None:
-        """Check that each call has its own result, and that no input is lost; runs that may change both, such as those with hooks, are skipped."""
+        """Check that each call has its own result, and that no input is lost; runs with hooks or replaced messages are skipped."""
         if self.plan.hooks or self._replaced or self.plan.body is not None:
             return
         messages = [*history]
         for message in messages:
             due = self._results.get(message.tool_call_id) if isinstance(message, ToolMessage) else None
             if due is not None and (message.content, message.status) != (due.content, due.status):  # type: ignore[union-attr]
-                raise_violation("I1", f"call {due.tool_call_id!r} gave {due.text!r}, and its result says {message.text!r}")
+                raise_violation(
+                    "I1", f"call {due.tool_call_id!r} gave {due.text!r}, and its result says {message.text!r}"
+                )
         held = Counter([message.text for message in messages])
         for sent, times in Counter([message.text for message in self._inputs]).items():
             if held[sent] != times:

@@ -52,7 +52,7 @@ def probe_package(site: str, project: str, out: str) -> None:
 
 
 def _import_package(value: str, told: dict[str, Any]) -> None:
-    """Import the package, and add its agents and the reasons an engine rejects it to *told*."""
+    """Import the package; add its agents, and the reasons why an engine rejects it, to *told*."""
     from stepengine.engine.packages import find_installed_packages, find_mismatches, import_agents, make_declaration
 
     try:

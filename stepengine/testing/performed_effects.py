@@ -164,9 +164,13 @@ class EffectRecords:
         if isinstance(item.effect, (*RUNS, RunInBackground)):
             return
         if self.is_replay or self.is_recorded(at):
-            raise_violation("I3", f"{self.repetition_prefix} {_describe_item(item)} happens although its outcome is recorded")
+            raise_violation(
+                "I3", f"{self.repetition_prefix} {_describe_item(item)} happens although its outcome is recorded"
+            )
         if at in self._doubtful and not is_repeatable(item):
-            raise_violation("R3", f"{self.repetition_prefix} {_describe_item(item)} happens although it may have happened before")
+            raise_violation(
+                "R3", f"{self.repetition_prefix} {_describe_item(item)} happens although it may have happened before"
+            )
 
     def check_outcome(self, item: Item, outcome: Single) -> bool:
         """Check the outcome that the recorder sends to a run; return whether it is new."""
@@ -176,9 +180,13 @@ class EffectRecords:
             self._expect_recorded_outcome(item, outcome)
             return False
         if self.is_replay:
-            raise_violation("I3", f"{self.repetition_prefix} the run asks for {_describe_item(item)} which it did not do before")
+            raise_violation(
+                "I3", f"{self.repetition_prefix} the run asks for {_describe_item(item)} which it did not do before"
+            )
         if len(self.performed) >= MAX_EFFECTS:
-            raise_violation("R1", f"the run does not end: {MAX_EFFECTS} effects, the last of them {describe_effect(effect)}")
+            raise_violation(
+                "R1", f"the run does not end: {MAX_EFFECTS} effects, the last of them {describe_effect(effect)}"
+            )
         self._expect_world_outcome(item, outcome)
         self.performed[at] = (effect, outcome)
         if not isinstance(outcome, Stop):
@@ -204,13 +212,17 @@ class EffectRecords:
             if not _is_equal_outcome(_with_last_request_usage(outcome, given) if was_lost else outcome, given):
                 sent = f"gave {describe_outcome(given)}, and the run is sent {describe_outcome(outcome)}"
                 raise_violation("R1", f"{_describe_item(item)} {sent}")
-        elif (at in self.lost and was_given_up(outcome)) or (isinstance(outcome, Stop) and self._has_recorded_end(at[0])):
+        elif (at in self.lost and was_given_up(outcome)) or (
+            isinstance(outcome, Stop) and self._has_recorded_end(at[0])
+        ):
             self._clock.now += 1  # that another one has won, or that the run was ended there, stands in the record
         elif is_doubtful and not is_repeatable(item) and isinstance(getattr(outcome, "error", None), UnknownOutcome):
             self._clock.now += 1
             self.has_unknown = True
         else:
-            raise_violation("R1", f"{_describe_item(item)} did not happen, and the run is sent {describe_outcome(outcome)}")
+            raise_violation(
+                "R1", f"{_describe_item(item)} did not happen, and the run is sent {describe_outcome(outcome)}"
+            )
 
     def _has_recorded_end(self, path: str) -> bool:
         """Return whether the end of the run at *path*, as a child in the background or below one, is recorded."""

@@ -35,7 +35,7 @@ KEYS_OF_HOSTS = {
 
 
 def key_variables() -> frozenset[str]:
-    """Return the names of all environment variables that hold a credential of a known provider."""
+    """Return the names of all environment variables with a credential of a known provider."""
     of_presets = {preset.key_variable for preset in PRESETS.values() if preset.key_variable}
     return frozenset({*SDK_KEYS, *AWS_KEYS, *FURTHER_KEYS, *of_presets, "GOOGLE_APPLICATION_CREDENTIALS"})
 

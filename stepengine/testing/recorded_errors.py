@@ -23,7 +23,7 @@ class WasCancelled(ConnectionError):
 
 
 async def wait_for_cancellation(error: Exception | None) -> None:
-    """Wait until the program cancels the request again, if *error* says that it did so; a minute at most."""
+    """Wait until the program cancels the request again, if *error* is a recorded cancellation; a minute at most."""
     if isinstance(error, WasCancelled):
         await asyncio.sleep(CANCELLED_SECONDS)
 

@@ -521,7 +521,7 @@ class JournalFixture(SelfOpeningJournal):
         return self._fresh
 
     def replace(self, records: Sequence[Record]) -> None:
-        """Hold *records* in memory; the file is written after the test has passed."""
+        """Store *records* in memory; the file is written after the test has passed."""
         fresh = self._make_memory_journal()
         fresh.replace(records)
         self._fresh = fresh
@@ -556,7 +556,9 @@ class JournalFixture(SelfOpeningJournal):
     @property
     def calls(self) -> int:
         """The number of model calls that were made and recorded in this test."""
-        return sum([len(_list_model_replies(one.list_new_results(), one.history())) for one in (self, *self._others.values())])
+        return sum(
+            [len(_list_model_replies(one.list_new_results(), one.history())) for one in (self, *self._others.values())]
+        )
 
     def check_usage(self) -> None:
         """

@@ -108,7 +108,9 @@ def _parse_line(item: object, index: int) -> _ScriptLine:
 
 def _require_expected_yield(walk: Walk, lines: list[_ScriptLine], index: int) -> None:
     if walk.finished:
-        raise _make_script_error(walk, lines, f"the handler returned {_shorten_repr(walk.returned)} before its script was over")
+        raise _make_script_error(
+            walk, lines, f"the handler returned {_shorten_repr(walk.returned)} before its script was over"
+        )
     if not lines[index].matches(walk.asked):
         raise _make_script_error(walk, lines, "the handler yielded something else")
 
@@ -135,7 +137,9 @@ def _make_script_error(walk: Walk, lines: list[_ScriptLine], what: str) -> Asser
 def _format_log(walk: Walk, lines: list[_ScriptLine]) -> str:
     """Return the log: matched lines, the expected and the actual yield, and the remaining lines."""
     done = walk.history
-    told = [f"  {i}  {_shorten_repr(e.asked)}\n     <- {_shorten_repr(e.answer, of=lines[i])}" for i, e in enumerate(done)]
+    told = [
+        f"  {i}  {_shorten_repr(e.asked)}\n     <- {_shorten_repr(e.answer, of=lines[i])}" for i, e in enumerate(done)
+    ]
     shown = ["exchange so far:", *(told or ["  nothing"])]
     rest = lines[len(done) :]
     expected = _describe_expected(rest[0].expected) if rest else "the end of the handler"
@@ -163,7 +167,7 @@ def _describe_expected(expected: Any) -> str:
 
 
 def _shorten_repr(value: object, of: _ScriptLine | None = None) -> str:
-    """Return *value* in one line; an answer is shown as the script has it, since a ``StepResult`` holds a whole state."""
+    """Return the ``repr`` of *value*, cut; an answer is shown as the script has it, not as a ``StepResult``."""
     if of is not None and not isinstance(value, BaseException) and not callable(of.reply):
         value = of.reply
     said = repr(value)

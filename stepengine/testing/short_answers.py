@@ -208,7 +208,9 @@ def _answer_start(yielded: Start[Any], answer: Any, place: HandlerPlace) -> Any:
     fits = all(isinstance(ref, ChildRef) for ref in given) and len({ref.path for ref in given}) == len(yielded.calls)
     if not fits or [ref.agent_id for ref in given] != [call.agent_id for call in yielded.calls]:
         of = ", ".join([repr(call.agent_id) for call in yielded.calls])
-        raise _make_invalid_answer_error(yielded, answer, f"nothing, or a ChildRef for each of {of}, with a path of its own")
+        raise _make_invalid_answer_error(
+            yielded, answer, f"nothing, or a ChildRef for each of {of}, with a path of its own"
+        )
     return given[0] if len(given) == 1 else tuple(given)
 
 

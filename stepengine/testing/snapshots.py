@@ -152,7 +152,7 @@ def _apply_filters(
     include: PropertyFilter | None,
     matcher: PropertyMatcher | None,
 ) -> object:
-    """Return a JSON value as syrupy's filters and matchers want it; *path* holds the keys above it with their types."""
+    """Return a JSON value after syrupy's filters and matchers; *path* has the keys above it with their types."""
     if matcher is not None:
         value = matcher(data=value, path=path)
     if isinstance(value, dict):

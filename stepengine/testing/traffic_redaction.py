@@ -81,7 +81,11 @@ def clean_events(stream: str, redactor: Redactor) -> str:
 
         for piece, changed in _replace_spans(pieces, redactor.spans(joined), hide):
             _set_text_at_path(trees[piece.line], path, changed)
-    rows = [row for row in _find_multiline_events(lines) if not trees.keys() & row and _clean_data_lines(lines, row, redactor)]
+    rows = [
+        row
+        for row in _find_multiline_events(lines)
+        if not trees.keys() & row and _clean_data_lines(lines, row, redactor)
+    ]
     done = {number for row in rows for number in row}
     for number, line in enumerate(lines):
         if number in done:
@@ -106,7 +110,7 @@ def _find_multiline_events(lines: list[str]) -> Iterator[set[int]]:
 
 
 def _clean_data_lines(lines: list[str], row: set[int], redactor: Redactor) -> bool:
-    """Take the secrets out of the *lines* of data of one event; return False if the text of one goes over their ends."""
+    """Remove the secrets from the data *lines* of one event; return False if a secret spans several lines."""
     numbers = sorted(row)
     cleaned = redactor.json_text("\n".join([lines[number][5:] for number in numbers])).split("\n")
     if len(cleaned) != len(numbers):
@@ -472,7 +476,7 @@ class Cleaner:
         return self.base.with_known(self.known)
 
     def clean_request(self, request: RecordedRequest) -> RecordedRequest:
-        """Return *request* without secrets, and without headers that neither count nor hold a secret."""
+        """Return *request* without secrets, and without headers that are neither compared nor secret."""
         headers = [
             (n, self.clean_header(n, v))
             for n, v in request.headers
@@ -485,7 +489,9 @@ class Cleaner:
             body = request.body
         elif encoding:
             headers = [(n, v) for n, v in headers if n != "content-encoding"]
-        return RecordedRequest(request.method, clean_url(request.url, self.redactor), self._drop_excluded_headers(headers), body)
+        return RecordedRequest(
+            request.method, clean_url(request.url, self.redactor), self._drop_excluded_headers(headers), body
+        )
 
     def clean_response(self, response: RecordedResponse) -> RecordedResponse:
         """Return *response* without secrets."""
@@ -511,7 +517,9 @@ class Cleaner:
         if is_secret(low, value, "header"):
             scheme, space, credential = value.rpartition(" ") if value.count(" ") == 1 else value.partition(" ")
             return (
-                f"{scheme}{space}{self._replace_secret(credential, low, 'header')}" if space else self._replace_secret(value, low, "header")
+                f"{scheme}{space}{self._replace_secret(credential, low, 'header')}"
+                if space
+                else self._replace_secret(value, low, "header")
             )
         if low in ACCOUNT_HEADERS:
             return self._replace_secret(value, low, "header")
@@ -624,7 +632,7 @@ class Cleaner:
                 yield from ((f"body (joined events){place}", rule) for rule in rules)
 
     def _clean_reply_body(self, response: RecordedResponse) -> bytes:
-        """Return the body as it is if it holds no secret, and else decoded and without secrets."""
+        """Return the body unchanged if it has no secret, else decoded and without secrets."""
         plain = decode_body(response.body, response.header("content-encoding"))
         if not is_stream(response):
             clean = self.clean_body(plain, response.header("content-type"))
@@ -661,7 +669,9 @@ def vcr_config(secrets: Mapping[str, str] | None = None) -> dict[str, Any]:
         cleaner = Cleaner(find_header_secrets(tuple(headers)), base=redactor)
         request.uri = clean_url(request.uri, cleaner.redactor)
         request.headers = {
-            n: cleaner.clean_header(n, _header_to_text(v)) for n, v in request.headers.items() if n.lower() in KEPT_REQUEST_HEADERS
+            n: cleaner.clean_header(n, _header_to_text(v))
+            for n, v in request.headers.items()
+            if n.lower() in KEPT_REQUEST_HEADERS
         }
         given = request.body
         clean = _clean_vcr_body(cleaner, _read_vcr_body(given), dict(headers).get("content-type", ""))

@@ -305,7 +305,9 @@ class Walk:
         return self._steps.send(StepResult(self.state, value=freeze(outcome.value)))
 
     def _throw_bad_yield(self, foreign: object) -> Any:
-        asked = self._steps.throw(make_bad_yield(self._handler_name, foreign, self.location, names_of_yieldables(self._by)))
+        asked = self._steps.throw(
+            make_bad_yield(self._handler_name, foreign, self.location, names_of_yieldables(self._by))
+        )
         return asked if type(asked) in self._accepted else self._throw_bad_yield(asked)
 
     def _require_unfinished(self, verb: str) -> None:

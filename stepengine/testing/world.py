@@ -303,7 +303,7 @@ class World:
 
     @property
     def random_seed(self) -> str:
-        """What chance in the run depends on."""
+        """The seed of the run's random numbers."""
         return str(self.seed) if self.setting.random_seed is None else self.setting.random_seed
 
     @property
@@ -451,7 +451,9 @@ class SimulatedProcess:
         run.check_end(finished)
         left = self.backstage.list_running_children(plan.path)
         if left and finished.status not in (RunStatus.SUSPENDED, RunStatus.CANCELLED):
-            raise_violation("WT3", f"the run {plan.path or 'root'} has ended, and its children at {', '.join(left)} have not")
+            raise_violation(
+                "WT3", f"the run {plan.path or 'root'} has ended, and its children at {', '.join(left)} have not"
+            )
         return finished
 
     def _drive_machine(self, run: WatchedRun, machine: Generator[Effect, Outcome | None, Finished]) -> Finished:
@@ -481,7 +483,9 @@ class SimulatedProcess:
             try:
                 said = holds(state, tuple(self._events))
             except AssertionError as error:
-                raise_violation("own", f"{name} does not hold in the run {path or 'root'}: {str(error) or 'it says no more'}")
+                raise_violation(
+                    "own", f"{name} does not hold in the run {path or 'root'}: {str(error) or 'it says no more'}"
+                )
             if said is False:
                 raise_violation("own", f"{name} does not hold in the run {path or 'root'}")
 

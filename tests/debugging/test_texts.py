@@ -173,7 +173,9 @@ def test_secrets_are_redacted_by_shape_by_name_and_at_cuts() -> None:
         assert "aB3dE6" not in shown
     assert "<redacted>" == texts.format_variable("access_token", "anything") == texts.format_variable("token", "t")
     assert "'v'" == texts.format_variable("key", "v")
-    assert "hunter2" not in texts.format_value({"password": "hunter2"}) + "".join(texts.format_lines({"password": "hunter2"}))
+    assert "hunter2" not in texts.format_value({"password": "hunter2"}) + "".join(
+        texts.format_lines({"password": "hunter2"})
+    )
     assert "'\\x1b[2J\\u202e'" == texts.format_value("\x1b[2J\u202e")
 
 

@@ -51,7 +51,9 @@ def test_headers_are_recorded_without_secrets_and_marks_of_one_attempt(spelled):
     cookie = ("Set-Cookie", "a=PLANTED; Path=/; HttpOnly")
     reply = RecordedResponse(200, "OK", [*headers, cookie, *kept], b"")
     hidden = [(spelled(name), f"<redacted:{name}>") for name in (*SECRET, *OF_ACCOUNTS)]
-    assert [*hidden, ("Set-Cookie", "a=<redacted:a>; Path=/; HttpOnly"), *kept] == [*Cleaner().clean_response(reply).headers]
+    assert [*hidden, ("Set-Cookie", "a=<redacted:a>; Path=/; HttpOnly"), *kept] == [
+        *Cleaner().clean_response(reply).headers
+    ]
 
 
 HARMLESS = ("alt", "city", "limit", "page_token", "q", "x-amz-date")

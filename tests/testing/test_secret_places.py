@@ -174,7 +174,9 @@ def test_a_multipart_form_loses_its_secrets_and_nothing_else(parts: Any, end: by
     cleaned = Cleaner().clean_body(build(hide=False), kind)
 
     assert build(hide=True) == cleaned
-    assert cleaned == Cleaner().clean_request(RecordedRequest("POST", "http://h/", [("content-type", kind)], cleaned)).body
+    assert (
+        cleaned == Cleaner().clean_request(RecordedRequest("POST", "http://h/", [("content-type", kind)], cleaned)).body
+    )
 
 
 @pytest.mark.spec("replay:K4")

@@ -254,7 +254,9 @@ def _make_provider(given: tuple[MakeProvider, str], situation: Situation) -> Pro
     return provider
 
 
-def _run_with_provider(given: tuple[MakeProvider, str], situation: Situation, work: Callable[[Provider], Awaitable[T]]) -> T:
+def _run_with_provider(
+    given: tuple[MakeProvider, str], situation: Situation, work: Callable[[Provider], Awaitable[T]]
+) -> T:
     """Return the result of *work* with a provider, in an event loop of its own."""
 
     async def run() -> T:

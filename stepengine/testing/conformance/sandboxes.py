@@ -233,7 +233,9 @@ def _check_memory_limit(make: MakeSandbox) -> None:
 
 @SANDBOX.add("printed", "A program that prints more than `printed` bytes ends with the kind `printed`.")
 def _check_output_limit(make: MakeSandbox) -> None:
-    _require_limit_error(make, "printed", ["for n in range(2_000):\n    print('y' * 100)", f"print('y' * {MEMORY // 4})"])
+    _require_limit_error(
+        make, "printed", ["for n in range(2_000):\n    print('y' * 100)", f"print('y' * {MEMORY // 4})"]
+    )
 
 
 ESCAPE = """

@@ -118,7 +118,9 @@ class _PatchOnImport(MetaPathFinder):
             spec = None if finder is self else finder.find_spec(fullname, path, target)
             if spec is not None:
                 if spec.loader is not None:
-                    spec.loader = _PatchingLoader(spec.loader, lambda module: self._patch_and_store_undo(fullname, module))
+                    spec.loader = _PatchingLoader(
+                        spec.loader, lambda module: self._patch_and_store_undo(fullname, module)
+                    )
                 return spec
         return None
 

@@ -268,10 +268,10 @@ class _PlayedTransport(asyncio.Transport):
         return False
 
     def close(self) -> None:
-        """Give nothing more."""
+        """Pass no more bytes to the protocol."""
         self._pieces.clear()
         self._closes = False
 
     def abort(self) -> None:
-        """Give nothing more."""
+        """Pass no more bytes to the protocol."""
         self.close()

@@ -21,7 +21,14 @@ import attrs
 
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
 from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches
-from stepengine.testing.patching.wire import PlayedSocket, is_chunked, is_complete_request, make_reply_pieces, parse_request_bytes, decode_chunks
+from stepengine.testing.patching.wire import (
+    PlayedSocket,
+    is_chunked,
+    is_complete_request,
+    make_reply_pieces,
+    parse_request_bytes,
+    decode_chunks,
+)
 
 __tracebackhide__ = True  # a failed test ends at its author's line
 
@@ -142,7 +149,9 @@ class _Connections:
         """Raise an error of a live or recorded connection; urllib3 may read a reply in spite of one."""
         if request.found is not None or connection.sock is None or not hasattr(connection, "is_verified"):
             del self._outgoing[connection]
-            if request.found is None and (exchange := self._exchanges.start_recording(self._read_request(connection, request))):
+            if request.found is None and (
+                exchange := self._exchanges.start_recording(self._read_request(connection, request))
+            ):
                 exchange.fail(error, while_sending=True)
         raise error
 

@@ -7,7 +7,13 @@ from typing import Any
 
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
 from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches, headers_from_raw
-from stepengine.testing.httpx_exchanges import PlayedBody, WatchedBody, headers_to_raw, make_cut_reply_error, split_body_into_events
+from stepengine.testing.httpx_exchanges import (
+    PlayedBody,
+    WatchedBody,
+    headers_to_raw,
+    make_cut_reply_error,
+    split_body_into_events,
+)
 from stepengine.testing.recorded_errors import wait_for_cancellation
 
 __tracebackhide__ = True  # a failed test ends at its author's line

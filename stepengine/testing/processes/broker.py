@@ -190,7 +190,9 @@ class Broker(AbstractContextManager["Broker"]):
         try:
             found = self.run.cassette.take(request)
         except CassetteMiss as miss:
-            nearest = None if self._observed is None else self._observed.use_nearest_interaction(self.run.cassette, miss)
+            nearest = (
+                None if self._observed is None else self._observed.use_nearest_interaction(self.run.cassette, miss)
+            )
             if nearest is not None:
                 return {"interaction": interaction_to_json(nearest)}
             self._missed_at = self._missed_at or time.monotonic()
@@ -331,7 +333,7 @@ def _check_command(command: Sequence[str]) -> None:
 
 
 def _wait_for_program(process: subprocess.Popen[bytes], broker: Broker) -> int:
-    """Return the exit code of the program; end it if it does not end by itself after a miss, which may have ended a thread of it."""
+    """Wait for the program and return its exit code; end the program if it does not end after a missed request."""
     while True:
         try:
             return process.wait(GRACE_SECONDS)
