@@ -115,7 +115,7 @@ def _default_page_path(journal: Journal) -> Path:
 
 def _make_page_source(options: Options, wanted: PageOptions) -> PageSource:
     """Return a journal and the code of its agent, if available; with ``--force`` only the undamaged records."""
-    from stepengine.debugging.viewer.rendering import PageSource, load_stored_history, copy_undamaged_records
+    from stepengine.debugging.viewer.rendering import PageSource, copy_undamaged_records, load_stored_history
     from stepengine.testing.cassette_runs import CassetteJournal
 
     journal = open_readable_journal(options.journal)

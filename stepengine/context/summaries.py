@@ -23,8 +23,8 @@ from stepengine.context.policy import (
     COUNT,
     TOKENS,
     ContextLimits,
-    find_last_tagged,
     compute_prompt_limit,
+    find_last_tagged,
     make_hook_limits,
     make_option_validator,
 )

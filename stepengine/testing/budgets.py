@@ -237,7 +237,7 @@ class Budgets:
         call = _HeldCall(prompt + (named or 0), is_bounded=named is not None)
         for node in nodes:
             # A call may run alone if what is known of it fits, and beside others only if all of that is known.
-            is_open = bool(node.held) and not all(each.has_bounded_calls for each in (call, *node.held.values()))
+            is_open = bool(node.held) and not all(each.is_bounded for each in (call, *node.held.values()))
             reserved = sum(each.tokens for each in node.held.values())
             if node.token_limit is not None and (is_open or node.tokens + reserved + call.tokens > node.token_limit):
                 raise_violation(

@@ -43,16 +43,16 @@ from stepengine.testing.cassette_misses import (
     KnownRequest,
     Situation,
     describe_miss,
-    find_nearest_requests,
     find_miss_reason,
+    find_nearest_requests,
 )
 from stepengine.testing.traffic_redaction import (
     SHAPES,
     Cleaner,
     clean_url,
+    find_header_secrets,
     find_request_secrets,
     has_binary_body,
-    find_header_secrets,
 )
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import replace_path

@@ -31,7 +31,7 @@ from stepengine.models._failures import error_from_body, find_request_id, make_p
 from stepengine.models._json import read_json
 from stepengine.models.pricing import LIST_PRICES
 from stepengine.testing.cassette_files import Interaction, RecordedResponse, is_stream
-from stepengine.testing.cassette_requests import ModelCall, parse_model_call, add_json_as_text
+from stepengine.testing.cassette_requests import ModelCall, add_json_as_text, parse_model_call
 from stepengine.testing.recordings import display_path, load_interactions
 from stepengine.testing.traffic_redaction import Cleaner, find_header_secrets
 

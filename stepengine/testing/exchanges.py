@@ -25,10 +25,10 @@ from stepengine.testing.recorded_errors import error_to_json
 from stepengine.testing.stream_ends import is_stream_complete
 from stepengine.testing.traffic_redaction import (
     clean_url,
+    find_header_secrets,
     is_credential_exchange,
     is_presigned,
     is_telemetry,
-    find_header_secrets,
 )
 
 __tracebackhide__ = True  # a failed test ends at its author's line

@@ -23,7 +23,7 @@ import attrs
 from stepengine.errors import DataError
 from stepengine.testing.cassette_files import Interaction, RecordedRequest
 from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches, headers_from_raw
-from stepengine.testing.patching.wire import has_body, is_chunked, make_reply_pieces, decode_chunks
+from stepengine.testing.patching.wire import decode_chunks, has_body, is_chunked, make_reply_pieces
 from stepengine.testing.recorded_errors import wait_for_cancellation
 
 __tracebackhide__ = True  # a failed test ends at its author's line

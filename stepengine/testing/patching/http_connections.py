@@ -23,11 +23,11 @@ from stepengine.testing.cassette_files import Interaction, RecordedRequest
 from stepengine.testing.exchanges import PASSING, Exchange, Exchanges, bypass_patches
 from stepengine.testing.patching.wire import (
     PlayedSocket,
+    decode_chunks,
     is_chunked,
     is_complete_request,
     make_reply_pieces,
     parse_request_bytes,
-    decode_chunks,
 )
 
 __tracebackhide__ = True  # a failed test ends at its author's line
