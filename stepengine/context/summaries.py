@@ -120,15 +120,15 @@ class summarize:  # noqa: N801 - a policy is called by its name, as a hook is
         """Return a generator that summarizes, or ``None`` if there is nothing to do."""
         if not (self.enabled and self.auto):
             return None
-        limits = make_hook_limits(ctx, self._get_max_tokens(ctx.context_window))
+        limits = make_hook_limits(ctx, self._compute_max_tokens(ctx.context_window))
         return None if limits.fits(ctx.state.view) else self._make_change(ctx, limits)
 
     def find_prompt_limit(self, context_window: int | None) -> int | None:
         """Return the most tokens of a prompt before it is summarized; ``None`` if that is off."""
         is_on = self.enabled and self.auto
-        return compute_prompt_limit(self._get_max_tokens(context_window), context_window) if is_on else None
+        return compute_prompt_limit(self._compute_max_tokens(context_window), context_window) if is_on else None
 
-    def _get_max_tokens(self, context_window: int | None) -> int | None:
+    def _compute_max_tokens(self, context_window: int | None) -> int | None:
         if self.max_tokens is None and context_window is not None:
             return int(context_window * self.window_ratio)
         return self.max_tokens

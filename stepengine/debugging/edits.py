@@ -281,10 +281,10 @@ class _WalkerProcess:
     def _run_request(self, what: Mapping[str, Any]) -> dict[str, Any]:
         try:
             if what["do"] == "next":
-                with report_broken_files():
+                with add_broken_files_to_error():
                     return attrs.asdict(asyncio.run(self._find_next_request()))
             go = self._load_and_preview if self._debugger is None else self._preview_loaded
-            with report_broken_files():
+            with add_broken_files_to_error():
                 found = go(what["at"], whole=what["whole"])
         except _MissingPlace as error:
             return {"no_place": str(error)}
@@ -423,7 +423,7 @@ def error_text(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def report_broken_files() -> Iterator[None]:
+def add_broken_files_to_error() -> Iterator[None]:
     """
     Inside the block, a missing agent raises an error that also names the agent files that could not be loaded.
 

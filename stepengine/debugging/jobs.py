@@ -24,7 +24,7 @@ from stepengine.data.codec import plain
 from stepengine.data.models import ModelReply
 from stepengine.data.visible import cut_end
 from stepengine.debugging.desk import EngineSpec, open_json_channel, wait_for_message
-from stepengine.debugging.edits import error_text, find_next_request, report_broken_files
+from stepengine.debugging.edits import add_broken_files_to_error, error_text, find_next_request
 from stepengine.engine import Engine
 from stepengine.errors import DataError, LimitExceeded
 from stepengine.evaluation.blame import blame
@@ -177,7 +177,7 @@ async def _run_job(
             raise asyncio.CancelledError
         return _JobBudget(agreement.get("budget"), estimate.calls, report, most)
 
-    with report_broken_files():
+    with add_broken_files_to_error():
         engine = maker.create_engine()
         async with engine:
             job = _JobRequest(engine=engine, files=first["files"], asked=first["asked"], agreed=agreed, report=report)

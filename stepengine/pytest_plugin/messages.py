@@ -68,7 +68,7 @@ def add_advice_note(item: pytest.Item, error: BaseException, *, replays: bool = 
 
 def _describe_environment_problem(error: BaseException) -> str:
     from stepengine.testing.cassette_misses import CassetteMiss
-    from stepengine.testing.placeholders import key_variables
+    from stepengine.testing.placeholders import list_key_variables
 
     if isinstance(error, CassetteMiss):
         if error.reason != "host_unknown":
@@ -78,7 +78,7 @@ def _describe_environment_problem(error: BaseException) -> str:
             f"was recorded\n  set now: {_list_base_urls() or 'none'}"
         )
     said = "\n".join(f"{type(one).__name__} {one}" for one in _iter_causes(error))
-    names = sorted(name for name in key_variables() if name in said)
+    names = sorted(name for name in list_key_variables() if name in said)
     if not names and not CREDENTIAL.search(said):
         return ""
     return (

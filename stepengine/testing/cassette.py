@@ -298,7 +298,7 @@ class Cassette:
 
     def finish(self, slot: Slot, interaction: Interaction) -> None:
         """Store a recorded interaction in its slot without its secrets, ready to be played."""
-        clean = _clean_interaction(interaction, Cleaner(slot.secrets, base=self.redactor))
+        clean = _redact_interaction(interaction, Cleaner(slot.secrets, base=self.redactor))
         if "chunks" in clean.extras and clean.response.body != interaction.response.body:
             clean = attrs.evolve(clean, extras={n: v for n, v in clean.extras.items() if n != "chunks"})
         self._fill_slot(slot, attrs.evolve(clean, mark_key=self.mark_key))
@@ -355,7 +355,7 @@ class Cassette:
         for exchange in [*self.open_exchanges]:
             exchange.finish_if_complete()
         cleaner = Cleaner(dict(self._secrets), base=self.redactor)
-        kept = [_clean_interaction(i, cleaner) for i in self.interactions if i.is_playable or allow_partial]
+        kept = [_redact_interaction(i, cleaner) for i in self.interactions if i.is_playable or allow_partial]
         data = dump_cassette(kept, self.extras)
         hits = _find_remaining_secrets(parse_cassette(data, str(target)), cleaner)
         if hits and target.exists():
@@ -378,7 +378,7 @@ class Cassette:
         """Remove a miss: another source answers the request."""
         self.misses.remove(miss)
 
-    def has_transport(self, name: str) -> bool:
+    def has_replies_of_transport(self, name: str) -> bool:
         """Return whether replies were recorded that a transport of the program's own gave."""
         return any(interaction.extras.get("transport") == name for interaction in self.interactions)
 
@@ -413,7 +413,7 @@ def make_marking_redactor(redactor: Redactor, key: str) -> Redactor:
     )
 
 
-def _clean_interaction(interaction: Interaction, cleaner: Cleaner) -> Interaction:
+def _redact_interaction(interaction: Interaction, cleaner: Cleaner) -> Interaction:
     request = cleaner.clean_request(interaction.request)
     # The same value in another request is compared as it is, so this holds for the reply alone.
     echoed = find_request_secrets(interaction.request)

@@ -89,19 +89,19 @@ def _make_records(interactions: Iterable[Interaction], name: str, written: datet
     ]
     transcripts = _Transcripts()
     for seq, recorded in enumerate(interactions):
-        interaction = _clean_interaction(recorded)
+        interaction = _decompress_and_redact(recorded)
         call = parse_model_call(interaction.request)
         if call is None:
             records += _make_http_records(seq, interaction)
             continue
-        request = attrs.evolve(call.request, messages=transcripts.share(call.request.messages))
+        request = attrs.evolve(call.request, messages=transcripts.share_prefix(call.request.messages))
         records.append(Intent("", seq, CallModel(seq, request)))
         records.append(Result("", seq, 0, _make_outcome(call, interaction.response, written)))
     spending = spending_of(History(records, name))
     return [*records, Result("", -1, 0, ChildResult(agent_id=PROGRAM, run_id=name, spending=spending))]
 
 
-def _clean_interaction(interaction: Interaction) -> Interaction:
+def _decompress_and_redact(interaction: Interaction) -> Interaction:
     """Return an interaction decompressed and without secrets, which other recorders leave in."""
     cleaner = Cleaner(find_header_secrets(interaction.request.headers))
     return attrs.evolve(
@@ -146,7 +146,7 @@ class _Transcripts:
     def __init__(self) -> None:
         self._kept: list[Transcript] = []
 
-    def share(self, transcript: Transcript) -> Transcript:
+    def share_prefix(self, transcript: Transcript) -> Transcript:
         """Return an equal transcript that shares its first messages with the most similar request before it."""
         messages = list(transcript)
         made = transcript

@@ -51,7 +51,7 @@ class KnownReplies(Protocol):
     def remove_miss(self, miss: CassetteMiss) -> None:
         """Remove a miss, because another source answers the request."""
 
-    def has_transport(self, name: str) -> bool:
+    def has_replies_of_transport(self, name: str) -> bool:
         """Return whether replies were recorded that a transport of the program's own gave."""
 
 
@@ -143,7 +143,7 @@ class Exchange:
             extras["chunks"] = [len(piece) for piece in self.pieces]
         self._cassette.finish(slot, Interaction(self._request, reply, JsonDict(extras)))
 
-    def fail(self, error: BaseException, *, while_sending: bool = False) -> None:
+    def finish_with_error(self, error: BaseException, *, while_sending: bool = False) -> None:
         """Store *error* in place of a reply, if errors are recorded. With *while_sending*, the client raised it while it sent the request."""
         slot, self._slot = self._slot, None
         if slot is None:
@@ -192,7 +192,7 @@ def bypass_patches(exchange: Exchange | None) -> Iterator[None]:
         yield
     except BaseException as error:
         if exchange is not None:
-            exchange.fail(error)
+            exchange.finish_with_error(error)
         raise
     finally:
         PASSING.reset(token)
@@ -264,9 +264,9 @@ class Exchanges:
             self._known.remove_miss(miss)
             return None
 
-    def has_transport(self, name: str) -> bool:
+    def has_replies_of_transport(self, name: str) -> bool:
         """Return whether replies are played that a transport of the program's own gave."""
-        return self._known is not None and self._known.has_transport(name)
+        return self._known is not None and self._known.has_replies_of_transport(name)
 
     def leave_out_connection(self, address: str) -> None:
         """Store that a connection to *address* was opened by a client that is not recorded, such as one on plain sockets."""

@@ -34,7 +34,7 @@ KEYS_OF_HOSTS = {
 }
 
 
-def key_variables() -> frozenset[str]:
+def list_key_variables() -> frozenset[str]:
     """Return the names of all environment variables with a credential of a known provider."""
     of_presets = {preset.key_variable for preset in PRESETS.values() if preset.key_variable}
     return frozenset({*SDK_KEYS, *AWS_KEYS, *FURTHER_KEYS, *of_presets, "GOOGLE_APPLICATION_CREDENTIALS"})
@@ -52,7 +52,7 @@ def make_replay_variables(environ: Mapping[str, str], hosts: Iterable[str] = ())
     Credentials that are set are replaced. Those that the recorded *hosts* need are added, and only those: a program may choose its
     provider by the keys that are set. Where that is not known, the keys of the three SDKs are added.
     """
-    known = key_variables()
+    known = list_key_variables()
     needed = {name for host in hosts for name in _list_key_variables_of_host(host)} if hosts else {*SDK_KEYS}
     if "GOOGLE_API_KEY" in environ:  # the SDK takes one of the two, and warns of both
         needed.discard("GEMINI_API_KEY")

@@ -86,14 +86,16 @@ def make_step_result(yielded: Yieldable, answer: object, place: HandlerPlace) ->
         raise DataError(msg) from None
 
 
-def advance_time(yielded: object, value: object, now: datetime) -> datetime:
+def compute_time_after_yield(yielded: object, value: object, now: datetime) -> datetime:
     """Return the time after *yielded*, yielded at *now*, has returned *value*. Only waits advance the time."""
     if isinstance(yielded, Sleep) and isinstance(value, datetime):
         return max(now, value)
     if isinstance(yielded, Race) and isinstance(value, tuple):
-        return advance_time(yielded.members[value[0]], value[1], now)
+        return compute_time_after_yield(yielded.members[value[0]], value[1], now)
     if isinstance(yielded, Parallel) and isinstance(value, tuple):
-        return max([now, *[advance_time(one, came, now) for one, came in zip(yielded.calls, value, strict=False)]])
+        return max(
+            [now, *[compute_time_after_yield(one, came, now) for one, came in zip(yielded.calls, value, strict=False)]]
+        )
     is_over = isinstance(yielded, Receive) and value is None
     if isinstance(yielded, Wait) and isinstance(value, Waited):
         is_over = len(value.done) < yielded.need

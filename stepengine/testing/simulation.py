@@ -217,7 +217,7 @@ def simulate(
     statuses: Counter[RunStatus] = Counter()
     happened: Counter[str] = Counter()
     runs = effects = 0
-    for seed, due, order in _repeat_in_orders(_iter_worlds(setting, seeds, given, history), orders):
+    for seed, due, order in _repeat_in_orders(_iter_seeds_and_faults(setting, seeds, given, history), orders):
         world = World(setting, seed, due, order)
         try:
             finished = _run_and_check_world(setting, world)
@@ -233,7 +233,7 @@ def simulate(
     return Simulated(runs, effects, dict(statuses), dict(happened))
 
 
-def _iter_worlds(
+def _iter_seeds_and_faults(
     setting: SimulationSetting, seeds: Iterable[int] | None, given: Sequence[str | Fault], history: History | None
 ) -> Iterator[tuple[int, RandomFaults | Sequence[Fault]]]:
     """Yield the seed and the faults of each world."""
@@ -241,7 +241,7 @@ def _iter_worlds(
     kinds = [kind for kind in given if isinstance(kind, str)]
     if history is None and seeds is not None:
         return ((seed, exact or RandomFaults(seed, kinds)) for seed in seeds)
-    worlds = _iter_single_faults_and_crash_pairs if history is None else _iter_recorded_worlds
+    worlds = _iter_single_faults_and_crash_pairs if history is None else _iter_faults_of_recorded_run
     return ((0, faults) for faults in worlds(setting, exact, [validate_fault_kind(kind) for kind in kinds]))
 
 
@@ -314,7 +314,7 @@ def _list_single_faults(calm: World, kinds: Sequence[str]) -> list[Fault]:
     ]
 
 
-def _iter_recorded_worlds(
+def _iter_faults_of_recorded_run(
     setting: SimulationSetting, exact: Sequence[Fault], kinds: Sequence[str]
 ) -> Iterator[Sequence[Fault]]:
     """Yield the faults of each world of a recorded run: the given ones, then one at each effect, or at a sample."""

@@ -37,7 +37,7 @@ from stepengine.errors import (
 from stepengine.machine.author import find_waiting_line, make_bad_yield
 from stepengine.machine.protocol import By, names_of_yieldables, rows_for
 from stepengine.runtime.performer import run_compute
-from stepengine.testing.short_answers import HandlerPlace, advance_time, make_step_result
+from stepengine.testing.short_answers import HandlerPlace, compute_time_after_yield, make_step_result
 from stepengine.tools.context import RunResources
 from stepengine.tools.definition import Tool
 
@@ -227,7 +227,7 @@ class Walk:
         result = make_step_result(self._asked, answer, HandlerPlace(self.state, now, self._children))
         self._history.append(WalkStep(self._asked, result))
         self.state = result.agent_state
-        self._waited_ms += (advance_time(self._asked, result.value, now) - now) // timedelta(milliseconds=1)
+        self._waited_ms += (compute_time_after_yield(self._asked, result.value, now) - now) // timedelta(milliseconds=1)
         self._children += len(self._asked.calls) if isinstance(self._asked, Start) else 0
         return self._run_to_next_yield(lambda: self._steps.send(result))
 

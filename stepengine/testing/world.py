@@ -425,7 +425,7 @@ class SimulatedProcess:
         (recorder,) = services.middlewares
         self._budgets = Budgets(
             lambda gate: ForwardingPerformer(
-                recorder(ForwardingPerformer(gate, world.effects.store_outcome)), self._check_outcome
+                recorder(ForwardingPerformer(gate, world.effects.store_outcome)), self._check_and_log_outcome
             ),
             self._perform,
             lambda: world.clock.elapsed,
@@ -569,7 +569,7 @@ class SimulatedProcess:
             yield from now
             start = end
 
-    def _check_outcome(self, item: Item, outcome: Single) -> Single:
+    def _check_and_log_outcome(self, item: Item, outcome: Single) -> Single:
         """Check an outcome from the recorder, whether new or recorded."""
         self.expect_recorder_sound()
         if self._world.effects.check_outcome(item, outcome):

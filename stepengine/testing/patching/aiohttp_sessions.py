@@ -149,7 +149,7 @@ def _record_response(response: Any, exchange: Exchange, traffic: _Traffic) -> No
     """Record a live reply, of which bytes may have arrived before."""
     headers = headers_from_raw(response.raw_headers)
     if response.status == UPGRADED:
-        exchange.fail(ConnectionError("the connection became one of a websocket"))
+        exchange.finish_with_error(ConnectionError("the connection became one of a websocket"))
         return
     reason = (response.reason or "").encode(errors="surrogateescape").decode("latin-1")
     if not exchange.start_reply(response.status, reason, headers):

@@ -152,7 +152,7 @@ class _Connections:
             if request.found is None and (
                 exchange := self._exchanges.start_recording(self._read_request(connection, request))
             ):
-                exchange.fail(error, while_sending=True)
+                exchange.finish_with_error(error, while_sending=True)
         raise error
 
     def getresponse(self, connection: Any, *args: Any, **kwargs: Any) -> Any:

@@ -60,7 +60,7 @@ class _TransportRecorder:
 
     def _find_recorded_reply(self, request: Any) -> Interaction | None:
         """Return the recorded reply of a transport that sent by itself; None if it is to be asked."""
-        if PASSING.get() or not self._exchanges.has_transport(self._name):
+        if PASSING.get() or not self._exchanges.has_replies_of_transport(self._name):
             return None
         return self._exchanges.find_interaction(self._convert.read_request(request))
 
@@ -85,7 +85,7 @@ class _TransportRecorder:
             return
         exchange = self._exchanges.start_recording(self._convert.read_request(request), self._name)
         if exchange is not None:
-            exchange.fail(error)
+            exchange.finish_with_error(error)
 
 
 class _SyncTransportRecorder(_TransportRecorder):

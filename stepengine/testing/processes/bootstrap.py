@@ -1,7 +1,7 @@
 """
 Prepare a Python process of a program that is recorded or replayed, before the first line of the program.
 
-A ``sitecustomize`` module that the command writes loads this file by its path and calls ``start``. This module imports the standard
+A ``sitecustomize`` module that the command writes loads this file by its path and calls ``patch_starting_process``. This module imports the standard
 library alone. stepengine is imported when the program imports the first HTTP library, so that processes without one start fast.
 """
 
@@ -27,12 +27,12 @@ import importlib.util, sys
 _spec = importlib.util.spec_from_file_location("_stepengine_bootstrap", {path!r})
 _module = sys.modules[_spec.name] = importlib.util.module_from_spec(_spec)
 _spec.loader.exec_module(_module)
-_module.start({folder!r})
+_module.patch_starting_process({folder!r})
 """
 """The source of the module ``sitecustomize`` that loads this one."""
 
 
-def start(folder: str) -> None:
+def patch_starting_process(folder: str) -> None:
     """
     Patch this process so that it records or replays; *folder* has the settings.
 

@@ -161,7 +161,7 @@ class Broker(AbstractContextManager["Broker"]):
         """Execute a request of a process, and return the reply."""
         operations: dict[str, Callable[[dict[str, Any]], dict[str, Any] | None]] = {
             "hello": self._register_process, "take": self._take_interaction, "reserve": self._reserve_slot, "finish": self._finish_slot, "times": self._add_times,
-            "has_transport": lambda asked: {"known": self.run.cassette.has_transport(asked["name"])},
+            "has_transport": lambda asked: {"known": self.run.cassette.has_replies_of_transport(asked["name"])},
             "leave_out": lambda told: self.run.cassette.record_left_out(LeftOut(**told["left"])),
             "blocked": lambda told: self.run.blocked.append(told["message"]), "uncovered": self._record_uncovered,
             "source": self._add_source,

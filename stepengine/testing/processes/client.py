@@ -83,7 +83,7 @@ class RemoteCassette:
     def remove_miss(self, miss: CassetteMiss) -> None:
         """Do nothing: in a replay every miss is reported."""
 
-    def has_transport(self, name: str) -> bool:
+    def has_replies_of_transport(self, name: str) -> bool:
         """Return whether replies were recorded that a transport of the program's own gave."""
         try:
             return bool(ask_broker("has_transport", name=name)["known"])
