@@ -77,7 +77,7 @@ def test_rules_apply_to_escaped_and_nested_content(tmp_path, rule):
     whole = 0 if isinstance(rule, RedactPattern) or rule.pointer == "/input/*" else 1
     assert whole == recorded.count("classified")
     body = json.dumps({"input": ["classified"], "said": ["classified"], "gr\u00fc\u00dfe": "classified"})
-    left = Cleaner(base=make_redactor([rule], {})).body(body.encode())
+    left = Cleaner(base=make_redactor([rule], {})).clean_body(body.encode())
     assert (0 if isinstance(rule, RedactPattern) else 2) == left.count(b"classified")
 
 
@@ -124,9 +124,11 @@ def test_user_header_rule_removes_the_header():
     headers = [("anthropic-beta", "x"), ("content-type", "text/plain")]
 
     assert [("content-type", "text/plain")] == list(
-        cleaner.request(RecordedRequest("GET", "http://h/", headers, b"")).headers
+        cleaner.clean_request(RecordedRequest("GET", "http://h/", headers, b"")).headers
     )
-    assert [("content-type", "text/plain")] == list(cleaner.response(RecordedResponse(200, "OK", headers, b"")).headers)
+    assert [("content-type", "text/plain")] == list(
+        cleaner.clean_response(RecordedResponse(200, "OK", headers, b"")).headers
+    )
 
 
 @pytest.mark.parametrize("rule", ["x-tenant", None, 3, RedactField])

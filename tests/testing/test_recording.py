@@ -251,7 +251,7 @@ def test_a_secret_split_over_pieces_is_removed(tmp_path, size, text):
 
 @pytest.mark.parametrize("body", [KEY, json.dumps({KEY: 1})])
 def test_the_final_scan_refuses_to_write_a_missed_secret(tmp_path, monkeypatch, body):
-    monkeypatch.setattr(Cleaner, "response", lambda _, response: response)
+    monkeypatch.setattr(Cleaner, "clean_response", lambda _, response: response)
     held = cassette_of(RecordedResponse(200, "OK", (), body.encode()))
 
     with pytest.raises(SecretFound, match=r"interactions\[0\], GET .* holds a secret at response/body") as caught:
@@ -272,7 +272,7 @@ def test_a_recording_with_a_secret_keeps_its_other_exchanges(tmp_path, monkeypat
     if exists:
         cassette_of(RecordedResponse(200, "OK", (), b"before")).save(file)
     held = cassette_of(*[RecordedResponse(200, "OK", (), body) for body in (b"one", KEY.encode(), b"three")])
-    monkeypatch.setattr(Cleaner, "response", lambda _, response: response)
+    monkeypatch.setattr(Cleaner, "clean_response", lambda _, response: response)
 
     with pytest.raises(SecretFound) as caught:
         held.save(file)

@@ -39,7 +39,7 @@ from stepengine.testing.snapshots import (
     RequestSnapshot,
     RunJsonSnapshot,
     RunSnapshot,
-    tree_of,
+    run_to_snapshot_tree,
 )
 
 KEY = "sk-proj-PLANT7aaaabbbbccccdddd9"
@@ -188,7 +188,7 @@ def test_a_transcript_shows_the_cost_on_request() -> None:
             return await engine.run(AgentDefinition("a", model="test/m"), "hi", journal=MemoryJournal())
 
     result = asyncio.run(run())
-    assert "cost $0.25" in RunSnapshot().serialize(tree_of(result, cost=True)).splitlines()[0]
+    assert "cost $0.25" in RunSnapshot().serialize(run_to_snapshot_tree(result, cost=True)).splitlines()[0]
     assert "0.25" not in RunSnapshot().serialize(result)
 
 
