@@ -315,7 +315,7 @@ async def test_the_debugger_shows_line_and_output_of_a_waiting_program() -> None
                         frame.kind,
                         frame.line,
                         frame.source,
-                        debugger.printed(frame),
+                        debugger.get_program_output(frame),
                         getattr(moment.effect, "program_line", 0),
                     )
                 )
@@ -454,7 +454,7 @@ async def test_the_debugger_shows_lines_without_the_sandbox(
         with debug(engine, journal) as debugger:
             debugger.goto("1#4")
             (frame,) = debugger.list_author_frames()
-            seen = (frame.line, debugger.printed(frame), debugger.to_dict()["frames"][0]["printed"])
+            seen = (frame.line, debugger.get_program_output(frame), debugger.to_dict()["frames"][0]["printed"])
             debugger.goto("#2")
             left = debugger.variables()
             debugger.move_to(debugger.last)
