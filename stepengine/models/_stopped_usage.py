@@ -34,12 +34,12 @@ def mark_unsent(stopped: BaseException) -> None:
     vars(stopped)[UNSENT] = True
 
 
-def was_sent(stopped: BaseException) -> bool:
+def may_have_been_sent(stopped: BaseException) -> bool:
     """Return whether a stopped request may have been sent."""
     return not vars(stopped).get(UNSENT, False)
 
 
-def get_known_usage(error: ModelError) -> Usage | None:
+def get_failed_attempt_usage(error: ModelError) -> Usage | None:
     """
     Return the usage of a failed attempt, which is a lower bound if the answer was lost; ``None`` if it has none.
 

@@ -353,7 +353,7 @@ def test_any_program_history_keeps_the_rules_and_loses_no_results(steps, tail, l
         tail=(UserMessage("Mind the time."),) if tail else (),
     )
     provider = AnthropicProvider("k")
-    asked = json.loads(provider._encode(request, stream=False, after=LOST_PROGRAM if lost else "").content)
+    asked = json.loads(provider._encode(request, stream=False, previous_failure=LOST_PROGRAM if lost else "").content)
 
     for message in asked["messages"]:
         for block in message["content"]:

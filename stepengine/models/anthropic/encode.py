@@ -38,7 +38,7 @@ from stepengine.data.messages import (
     UserMessage,
 )
 from stepengine.data.models import ModelRequest
-from stepengine.models._hidden_tools import find_loaded_tools, is_tool_search
+from stepengine.models._hidden_tools import find_loaded_tool_names, is_tool_search_part
 from stepengine.models._json import find_objects, find_text
 from stepengine.models._wire import (
     MADE,
@@ -46,23 +46,23 @@ from stepengine.models._wire import (
     MessageEncoders,
     MessageJoiner,
     call_arguments,
-    call_text,
     check_file_provider,
-    check_image,
+    check_image_type,
     choose_wire_ids,
+    continues_paused_reply,
     encode_base64,
     encode_json,
     encode_turns,
-    is_own,
-    is_paused,
+    format_call_as_text,
+    is_from_provider,
     join_json,
     list_generated_media,
-    make_safe_name,
+    make_safe_tool_name,
     make_unsupported_part_error,
     media_kind,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
-from stepengine.models.anthropic.decode import find_calling_program
+from stepengine.models.anthropic.decode import find_calling_program_id
 
 Json = dict[str, Any]
 
@@ -123,7 +123,7 @@ def encode_messages(request: ModelRequest, flags: AnthropicEncodeOptions, *, los
     joiner = _AnthropicJoiner()
     for turn in turns:
         joiner.add(turn)
-    return joiner.join(nudge=not is_paused(request)), joiner.container
+    return joiner.join(nudge=not continues_paused_reply(request)), joiner.container
 
 
 def _replace_abandoned_turns(
@@ -176,18 +176,18 @@ class _AnthropicJoiner(MessageJoiner):
         if turn.role == "tool":
             wire_id = self._ids.get(turn.call_id)
             if wire_id is None:
-                self.put("user", self._texts[turn.call_id] + b"," + turn.as_text)
+                self.append_content("user", self._texts[turn.call_id] + b"," + turn.as_text)
             else:
-                self.put("user", b'{"type":"tool_result","tool_use_id":' + wire_id + turn.body)
+                self.append_content("user", b'{"type":"tool_result","tool_use_id":' + wire_id + turn.body)
             return
         if self._waits and turn.role == "user":
             return
-        self.append_moved()
+        self.append_deferred_content()
         if turn.role == "assistant":
             self._ids, self._texts = turn.ids, turn.texts
             self._waits, self.container = bool(turn.waits), turn.container
         if turn.body:
-            self.put(turn.role, turn.body)
+            self.append_content(turn.role, turn.body)
         self.defer_to_user_turn(turn.after)
 
 
@@ -216,7 +216,7 @@ def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, 
             after=after,
             ends=_list_answered_use_ids(blocks),
         )
-    waits = frozenset(filter(None, [find_calling_program(block) for block in blocks if block["type"] == "tool_use"]))
+    waits = frozenset(filter(None, [find_calling_program_id(block) for block in blocks if block["type"] == "tool_use"]))
     # With a thinking budget the API requires thinking at the start of a turn with calls. A history from another
     # model has none, so its calls are sent as text.
     if flags.manual and not waits and blocks[0]["type"] not in THINKING:
@@ -236,7 +236,7 @@ def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, 
 
 
 def _call_texts(calls: tuple[ToolCallPart, ...]) -> dict[str, bytes]:
-    return {call.tool_call_id: encode_json(_encode_text(call_text(call))) for call in calls}
+    return {call.tool_call_id: encode_json(_encode_text(format_call_as_text(call))) for call in calls}
 
 
 def _list_answered_use_ids(blocks: list[Json]) -> frozenset[str]:
@@ -280,7 +280,9 @@ def _drop_trailing_thoughts(blocks: list[Json]) -> list[Json]:
 def _encode_assistant_block(part: AssistantPart, flags: AnthropicEncodeOptions, ids: Mapping[str, str]) -> Json | None:
     match part:
         case TextPart():
-            block = _encode_text(part.text, part.provider_data if is_own(part.provider_data, flags.provider) else None)
+            block = _encode_text(
+                part.text, part.provider_data if is_from_provider(part.provider_data, flags.provider) else None
+            )
             return block and {**_unwrap_newer_members(part.provider_data, flags), **block}
         case RefusalPart():
             return _encode_text(part.text)
@@ -300,22 +302,22 @@ def _encode_call(part: ToolCallPart, flags: AnthropicEncodeOptions, ids: Mapping
     """Return the block of a call, with its unknown members except the default ``caller``."""
     more = _unwrap_newer_members(part.provider_data, flags)
     newer = {name: value for name, value in more.items() if (name, value) != DIRECT}
-    name, given = make_safe_name(part.tool_name), call_arguments(part)
+    name, given = make_safe_tool_name(part.tool_name), call_arguments(part)
     return {**newer, "type": "tool_use", "id": ids[part.tool_call_id], "name": name, "input": given}
 
 
 def _unwrap_newer_members(data: Mapping[str, Any] | None, flags: AnthropicEncodeOptions) -> Mapping[str, object]:
     """Return the members of a block that are newer than this package, for the same model only."""
-    return data.get("more", {}) if is_own(data, flags.provider, flags.model) else {}
+    return data.get("more", {}) if is_from_provider(data, flags.provider, flags.model) else {}
 
 
 def _encode_own_block(data: Mapping[str, Any], flags: AnthropicEncodeOptions) -> Json | None:
     """Return a block unchanged; a search of tools loses results that no longer exist, or is dropped if nothing is hidden."""
-    if flags.hidden is None or not is_tool_search(data):
+    if flags.hidden is None or not is_tool_search_part(data):
         return dict(data)
     if not flags.hidden:
         return None
-    if flags.hidden.issuperset(find_loaded_tools(data)):
+    if flags.hidden.issuperset(find_loaded_tool_names(data)):
         return dict(data)
     content = data["content"]
     kept = [one for one in find_objects(content, "tool_references") if one.get("tool_name") in flags.hidden]
@@ -326,7 +328,7 @@ def _encode_thinking(part: ThinkingPart, flags: AnthropicEncodeOptions) -> Json 
     data = part.provider_data
     # Only the model that produced thinking accepts its signature; for others its text would become part of the answer
     # (ecosystem:EC99).
-    if not is_own(data, flags.provider, flags.model):
+    if not is_from_provider(data, flags.provider, flags.model):
         return None
     if data.get("redacted"):
         return {**_unwrap_newer_members(data, flags), "type": "redacted_thinking", "data": data["redacted"]}
@@ -384,7 +386,7 @@ def _encode_media(part: ImagePart | DocumentPart, flags: AnthropicEncodeOptions)
     check_file_provider(flags.provider, part)
     kind = media_kind(part)
     if kind == "image":
-        check_image(flags.provider, part)
+        check_image_type(flags.provider, part)
         return {"type": "image", "source": _encode_source(part)}
     if part.file_id is not None and kind not in {"pdf", "text"} and flags.container:
         return {"type": "container_upload", "file_id": part.file_id}

@@ -75,11 +75,16 @@ class GoogleInteractionsProvider(GoogleProvider):
             dropped.append("parallel_tool_calls")
         return tuple(dropped)
 
-    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
-        request, model = self._prepare_request(request, after), self.strip_prefix(request.model).removeprefix("models/")
+    def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
+        request, model = (
+            self._adapt_request_tools(request, previous_failure),
+            self.strip_prefix(request.model).removeprefix("models/"),
+        )
         warn_once(make_thinking_request(request.settings, model).note)
-        content = encode(request, model, self.name, self._tools(request.tools), stream=stream, after=after)
+        content = encode(
+            request, model, self.name, self._tools(request.tools), stream=stream, previous_failure=previous_failure
+        )
         return RequestBody(content, path=transport.INTERACTIONS)
 
-    def _encode_count(self, request: ModelRequest) -> Any:
+    def _encode_token_count_request(self, request: ModelRequest) -> Any:
         return None
