@@ -33,7 +33,7 @@ from stepengine.models.keys import (
     register_secret_headers,
     register_url_password,
     resolve_base_url,
-    select_usable_variables,
+    select_key_variables_for_url,
 )
 from stepengine.redaction import GIVEN
 
@@ -155,7 +155,7 @@ class ApiProvider(Provider):
         # A key is only sent to its own host, because a URL in the environment may point anywhere. If code passes both
         # key_env and base_url, that is an explicit choice.
         is_chosen = self._key_env is not None and self._base_url is not None
-        usable = variables if is_chosen else select_usable_variables(self.name, variables, url, default)
+        usable = variables if is_chosen else select_key_variables_for_url(self.name, variables, url, default)
         credentials = find_key(self.name, self._api_key, usable, required=required, argument=argument)
         if credentials.key is None and not usable and find_set_variable(variables) is not None:
             credentials = Credentials(None, WITHHELD)

@@ -33,7 +33,7 @@ from stepengine.models._json import parse_token_count
 from stepengine.models._reply import parse_dollar_text
 from stepengine.models._settings import (
     add_dropped_settings,
-    find_foreign_options,
+    find_options_of_other_providers,
     remove_extra_options,
     report_dropped_settings,
     warn_once,
@@ -130,19 +130,19 @@ class HttpProvider(ApiProvider):
         """Return the names of settings of *request* that the wire does not support."""
         return ()
 
-    def _find_foreign_options(self, request: ModelRequest) -> tuple[str, ...]:
+    def _find_options_of_other_providers(self, request: ModelRequest) -> tuple[str, ...]:
         """Return the members of ``extra`` that only another provider knows; ``()`` for a server at another URL."""
         if not request.settings.extra:
             return ()
         settings = self.settings()
         _, elsewhere = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
-        return () if elsewhere else find_foreign_options(request.settings, self.name)
+        return () if elsewhere else find_options_of_other_providers(request.settings, self.name)
 
     def _list_left_out_settings(self, request: ModelRequest) -> tuple[str, ...]:
         """Return the names of the settings and ``extra`` members that *request* is sent without."""
         return (
             *self._list_dropped_settings(request),
-            *[f"extra[{name!r}]" for name in self._find_foreign_options(request)],
+            *[f"extra[{name!r}]" for name in self._find_options_of_other_providers(request)],
         )
 
     def _adapt_request_tools(
@@ -197,7 +197,7 @@ class HttpProvider(ApiProvider):
                     for delta in (*split_reply_into_deltas(reply), ReplyDone(reply)):
                         yield delta
                     return
-                reader = self._make_reader(exchange, request)
+                reader = self._make_reply_reader(exchange, request)
                 done: ModelReply | None = None
                 filters: list[DeltaFilter] = [AnswerChunks()] if can_be_answered_by_tool(request) else []
                 filters += self._make_delta_filters()
@@ -222,7 +222,9 @@ class HttpProvider(ApiProvider):
         Raises:
             ModelError: when the query fails.
         """
-        body = self._encode_token_count_request(remove_extra_options(request, self._find_foreign_options(request)))
+        body = self._encode_token_count_request(
+            remove_extra_options(request, self._find_options_of_other_providers(request))
+        )
         if body is None:
             return None
         return parse_token_count((await self._request_json(body, request)).get(self.count_member))
@@ -232,7 +234,7 @@ class HttpProvider(ApiProvider):
     ) -> RequestBody:
         """Encode *request* without unsupported settings, and warn of these and of *dropped*."""
         report_dropped_settings(request, self.name, (*self._list_left_out_settings(request), *dropped))
-        request = remove_extra_options(request, self._find_foreign_options(request))
+        request = remove_extra_options(request, self._find_options_of_other_providers(request))
         _, kind = self._failed.get(_make_retry_key(request), (None, ""))
         return self._encode(request, stream=stream, previous_failure=kind)
 
@@ -282,7 +284,7 @@ class HttpProvider(ApiProvider):
     async def _read_reply(self, exchange: HttpExchange, request: ModelRequest) -> ModelReply:
         content = await exchange.read_content()
         if exchange.is_event_stream:
-            reader = self._make_reader(exchange, request)
+            reader = self._make_reply_reader(exchange, request)
             reader.feed(content)
             return self._convert_answer_and_add_dropped(reader.finish(), request)
         data = exchange.parse_json(content)
@@ -307,7 +309,7 @@ class HttpProvider(ApiProvider):
             reply = convert_answer_call_to_text(reply, request.settings.response_schema)
         return add_dropped_settings(self._postprocess_reply(reply, request), self._list_left_out_settings(request))
 
-    def _make_reader(self, exchange: HttpExchange, request: ModelRequest) -> ReplyReader:
+    def _make_reply_reader(self, exchange: HttpExchange, request: ModelRequest) -> ReplyReader:
         accumulator = self.accumulator(exchange.call, self.strip_prefix(request.model), exchange.request_id)
         return ReplyReader(accumulator, exchange.call, exchange.new_parser)
 

@@ -116,7 +116,7 @@ OWNERS = {member: preset.name for preset in PRESETS.values() for member in prese
 """The only provider that knows a member of ``settings.extra``, by member."""
 
 
-def find_foreign_options(settings: ModelSettings, provider: str) -> tuple[str, ...]:
+def find_options_of_other_providers(settings: ModelSettings, provider: str) -> tuple[str, ...]:
     """Return the names of members of ``settings.extra`` that only a provider other than *provider* knows."""
     body = settings.extra.get("body")
     given = {*settings.extra, *(body if isinstance(body, Mapping) else ())}

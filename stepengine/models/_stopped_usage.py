@@ -17,7 +17,7 @@ NAME = "stepengine_usage"
 UNSENT = "stepengine_unsent"
 
 
-def attach_usage(stopped: BaseException, usage: Usage | None) -> None:
+def attach_usage_to_exception(stopped: BaseException, usage: Usage | None) -> None:
     """Store the usage of a stream on *stopped*, the exception that ends it."""
     if usage is not None:
         vars(stopped)[NAME] = usage
@@ -29,7 +29,7 @@ def get_attached_usage(stopped: BaseException) -> Usage | None:
     return usage if isinstance(usage, Usage) else None
 
 
-def mark_unsent(stopped: BaseException) -> None:
+def mark_request_unsent(stopped: BaseException) -> None:
     """Mark on *stopped*, the exception that ends a request, that the request was never sent."""
     vars(stopped)[UNSENT] = True
 
@@ -57,5 +57,5 @@ def attach_usage_on_cancel(used: Callable[[], Usage | None]) -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError as stopped:
-        attach_usage(stopped, used())
+        attach_usage_to_exception(stopped, used())
         raise

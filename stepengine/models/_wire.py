@@ -75,7 +75,7 @@ def join_json_members(members: Mapping[str, bytes]) -> bytes:
     return b"{" + b",".join([encode_json(name) + b":" + value for name, value in members.items()]) + b"}"
 
 
-def join_json(values: Iterable[object]) -> bytes:
+def join_json_values(values: Iterable[object]) -> bytes:
     """Return *values* as JSON joined by commas, without ``None``."""
     return b",".join([encode_json(value) for value in values if value is not None])
 

@@ -25,7 +25,7 @@ from stepengine.data.codec import bare
 from stepengine.data.json import canonical
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.errors import DataError, MissingKey, ModelError
-from stepengine.models._stopped_usage import mark_unsent
+from stepengine.models._stopped_usage import mark_request_unsent
 from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings
 from stepengine.workspace.after_fork import keep_referenced, register_renewable
 from stepengine.workspace.file_formats import check_own_database, mark_own_database
@@ -380,7 +380,7 @@ async def _await_reply(call: _WaitingCall) -> ModelReply:
         return await call.reply
     except asyncio.CancelledError as stopped:
         if not call.batch:
-            mark_unsent(stopped)
+            mark_request_unsent(stopped)
         raise
 
 

@@ -65,7 +65,7 @@ from stepengine.models.keys import (
     hash_account,
     register_secret,
     resolve_base_url,
-    select_usable_variables,
+    select_key_variables_for_url,
 )
 from stepengine.models.openai import OpenAIProvider
 from stepengine.models.presets import OPENAI
@@ -494,7 +494,7 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
         family, settings = family_of_converse(model), request.settings
-        dropped = [*converse.encode_special_settings(request, model, family, self.name).dropped]
+        dropped = [*converse.encode_wire_settings(request, model, family, self.name).dropped]
         if any(tool.strict for tool in request.tools) and not self._can_all_tools_be_strict(request):
             dropped.append("strict")
         if request.tools and settings.parallel_tool_calls is False:
@@ -741,7 +741,9 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
             has_key = self._api_key is not None or settings.key_from is not None
             url, _ = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
             # Entra ID credentials of the environment are only sent to hosts that a key of the environment may be sent to.
-            if has_key or not select_usable_variables(self.name, (AZURE_TOKEN, *ENTRA_SIGNS), url, settings.base_url):
+            if has_key or not select_key_variables_for_url(
+                self.name, (AZURE_TOKEN, *ENTRA_SIGNS), url, settings.base_url
+            ):
                 return None
         return (
             None if self._api_key is not None else make_entra_token_source(self.name, self._token_provider, ENTRA_SCOPE)

@@ -153,7 +153,7 @@ def resolve_base_url(explicit: str | None, variable: str | None, default: str | 
     return url, default is None or url.rstrip("/") != default.rstrip("/")
 
 
-def select_usable_variables(
+def select_key_variables_for_url(
     provider: str, variables: Sequence[str], url: str | None, default: str | None
 ) -> Sequence[str]:
     """

@@ -51,13 +51,13 @@ def _create_installed_provider(entry: EntryPoint) -> Provider:
     except ModelError:
         raise
     except Exception as error:
-        raise _make_entry_error(entry, f"{type(error).__name__}: {error}") from error
+        raise _make_entry_point_error(entry, f"{type(error).__name__}: {error}") from error
     if not isinstance(provider, Provider):
-        raise _make_entry_error(entry, f"it returned {provider!r}")
+        raise _make_entry_point_error(entry, f"it returned {provider!r}")
     return provider
 
 
-def _make_entry_error(entry: EntryPoint, why: str) -> ModelError:
+def _make_entry_point_error(entry: EntryPoint, why: str) -> ModelError:
     msg = (
         f"the entry point {entry.name!r} of the group {ENTRY_POINTS!r} created no provider: {why}. It is called without arguments; "
         f"in the package that has it, replace {entry.value!r} by a class or function that needs none and creates a Provider"
@@ -169,7 +169,7 @@ class Models:
     @property
     def providers(self) -> tuple[str, ...]:
         """The registered prefixes, in order, those of installed packages last."""
-        self._load_entry_points()
+        self._register_installed_providers()
         return tuple(self._sources) if self._only is None else (self._only.name,)
 
     @property
@@ -288,7 +288,7 @@ class Models:
     def _match_longest_prefix(self, model: str, prefix: str, rest: str) -> ModelRef | None:
         """Return the reference with the longest registered prefix; ``None`` if none matches."""
         if prefix not in self._sources:
-            self._load_entry_points()
+            self._register_installed_providers()
         plain = f"{prefix}/{rest}"
         fits = [known for known in self._sources if plain.startswith(f"{known}/") and len(plain) > len(known) + 1]
         if not fits:
@@ -296,7 +296,7 @@ class Models:
         known = max(fits, key=len)
         return ModelRef(known, plain[len(known) + 1 :])
 
-    def _load_entry_points(self) -> None:
+    def _register_installed_providers(self) -> None:
         """Add the providers of installed packages, once."""
         if not self._discover:
             return
@@ -437,12 +437,12 @@ class Models:
             choices = list_names([f"{prefix}/{model}" for prefix in found], quoted=True)
             msg = f"the model {model!r} matches several providers; write one of {choices}"
             raise UnknownModel(msg, kind="unknown_model")
-        near = self._suggest_openrouter(model) or self._suggest_names(model)
+        near = self._suggest_openrouter_name(model) or self._suggest_names(model)
         msg = f"no provider is known for the model {model!r}; write 'provider/model' with one of the providers {self._format_provider_names()}{near}"
         raise UnknownModel(msg, kind="unknown_model")
 
     def _make_unknown_provider_error(self, model: str, prefix: str) -> UnknownModel:
-        elsewhere = self._suggest_openrouter(model)
+        elsewhere = self._suggest_openrouter_name(model)
         near = self._suggest_names(prefix, ALIKE) if elsewhere else self._suggest_names(prefix)
         msg = f"unknown provider {prefix!r} of the model {model!r}; registered are {self._format_provider_names()}{elsewhere}{near}"
         return UnknownModel(msg, kind="unknown_model")
@@ -450,7 +450,7 @@ class Models:
     def _suggest_names(self, word: str, alike: float = 0.6) -> str:
         return did_you_mean(word, [*self.providers, *self.aliases], alike=alike)
 
-    def _suggest_openrouter(self, model: str) -> str:
+    def _suggest_openrouter_name(self, model: str) -> str:
         """Return a clause with the model string at OpenRouter; ``""`` if OpenRouter does not list *model*."""
         if OPENROUTER not in self.providers:
             return ""

@@ -50,7 +50,7 @@ from stepengine.permissions.rules import (
     Untrusted,
     Values,
     names_instruction_file,
-    normalize_for_deny,
+    normalize_path_for_deny,
 )
 from stepengine.workspace.atomic import replace_path
 from stepengine.workspace.command_guard import CommandGuard
@@ -201,7 +201,7 @@ class Policy:
             return verdict
         for rule in self._origin_rules:
             if rule.covers_scope_and_source(request) and rule.matcher.matches(request, rule.decision):
-                return self._decide_by_origin(rule, request, is_only_reason=verdict.decision == "allow")
+                return self._decide_by_data_origin(rule, request, is_only_reason=verdict.decision == "allow")
         return verdict
 
     def _has_approved_values(self, request: Request) -> bool:
@@ -209,7 +209,7 @@ class Policy:
         rules = [rule for rule in self.rules if isinstance(rule.matcher, Values) and rule.decision == "allow"]
         return any(rule.covers_scope_and_source(request) and rule.matcher.matches(request, "allow") for rule in rules)
 
-    def _decide_by_origin(self, rule: Rule, request: Request, *, is_only_reason: bool) -> PolicyDecision:
+    def _decide_by_data_origin(self, rule: Rule, request: Request, *, is_only_reason: bool) -> PolicyDecision:
         """Return the decision of a rule about data origins; it holds in every mode."""
         assert isinstance(rule.matcher, ORIGIN_MATCHERS)  # noqa: S101
         known = request.provenance
@@ -454,7 +454,7 @@ class Policy:
             return "" if verdict.decision == "allow" or not nobody_asked else UNASKED
 
         def judge(_root: Sequence[str], parts: Sequence[str]) -> str:
-            first, low = always, normalize_for_deny(parts)
+            first, low = always, normalize_path_for_deny(parts)
             for rule, path in fitting:
                 if not path.matches_file(parts, low, rule.decision):
                     continue

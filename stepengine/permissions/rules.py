@@ -145,7 +145,7 @@ class Request:
 
     def texts_in_members(self, names: Sequence[str]) -> Iterator[str]:
         """Yield the texts under one of *names* in the input, at any depth."""
-        yield from [text for _, text in find_named_texts(self.input, frozenset(names))]
+        yield from [text for _, text in find_texts_by_member_name(self.input, frozenset(names))]
 
     @property
     def paths(self) -> list[str]:
@@ -157,7 +157,7 @@ class Request:
         """
         if self.tool.about is not None:
             return [place for place in self._declared_subjects if not _is_url_and_not_path(place)]
-        return [*self.texts_in_members(PATHS), *filter(is_file_address, _find_texts_except(self.input, PATHS))]
+        return [*self.texts_in_members(PATHS), *filter(is_file_address, _find_texts_outside_members(self.input, PATHS))]
 
     @property
     def unmarked_texts(self) -> list[str]:
@@ -172,7 +172,7 @@ class Request:
             return []
         judged = (*PATHS, *COMMANDS) if self.tool.category == "execute" else PATHS
         lists = [text for name in PLURAL_PATHS if isinstance(text := self.input.get(name), str)]
-        return [*_find_texts_except(self.input, judged), *self._undeclared_member_names, *lists]
+        return [*_find_texts_outside_members(self.input, judged), *self._undeclared_member_names, *lists]
 
     @property
     def declares_all_paths(self) -> bool:
@@ -224,17 +224,17 @@ def _find_contained_paths(texts: Iterable[str], keep: str) -> tuple[str, ...] | 
     return tuple(sorted(found))
 
 
-def _find_texts_except(value: object, names: Sequence[str]) -> Iterator[str]:
+def _find_texts_outside_members(value: object, names: Sequence[str]) -> Iterator[str]:
     """Yield the texts in a value, except those under one of *names*."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for name, member in value.items():
             if name not in names:
-                yield from _find_texts_except(member, names)
+                yield from _find_texts_outside_members(member, names)
     elif isinstance(value, list):
         for member in value:
-            yield from _find_texts_except(member, names)
+            yield from _find_texts_outside_members(member, names)
 
 
 def _find_member_names(value: object) -> Iterator[str]:
@@ -291,7 +291,9 @@ def _parse_input_command(given: object) -> Argv | Script:
         return Script(words if isinstance(words, str) else "\n".join(words), error.message)
 
 
-def find_named_texts(value: object, names: frozenset[str], under: str | None = None) -> Iterator[tuple[str, str]]:
+def find_texts_by_member_name(
+    value: object, names: frozenset[str], under: str | None = None
+) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of the texts and numbers under one of *names* at any depth, each with the nearest of these names."""
     if isinstance(value, str):
         if under is not None:
@@ -300,10 +302,10 @@ def find_named_texts(value: object, names: frozenset[str], under: str | None = N
         yield under, str(value)  # a tool may open a file of that name
     elif isinstance(value, Mapping):
         for name, member in value.items():
-            yield from find_named_texts(member, names, name if name in names else under)
+            yield from find_texts_by_member_name(member, names, name if name in names else under)
     elif isinstance(value, list):
         for member in value:
-            yield from find_named_texts(member, names, under)
+            yield from find_texts_by_member_name(member, names, under)
 
 
 def _normalize_name(name: str) -> str:
@@ -533,7 +535,7 @@ class Path:
         return _matches_tool(self.tool, request)
 
     def matches_file(self, parts: Sequence[str], low: Sequence[str], decision: Effect) -> bool:
-        """Return whether a file matches, by its resolved path below the root of a tool; for *low* see ``normalize_for_deny``."""
+        """Return whether a file matches, by its resolved path below the root of a tool; for *low* see ``normalize_path_for_deny``."""
         if decision == "allow":
             return any(glob.match(parts) for glob in self._exact)
         return any(glob.match(low) for glob in self._folded)
@@ -563,7 +565,7 @@ def _add_literal_bracket_glob(glob: str) -> tuple[str, ...]:
     return (glob,) if plain == glob else (glob, plain)
 
 
-def normalize_for_deny(parts: Sequence[str]) -> tuple[str, ...]:
+def normalize_path_for_deny(parts: Sequence[str]) -> tuple[str, ...]:
     """Return a path in the form that denies and asks compare, independent of letter case."""
     return _split_path(normalize_path(parts))
 
@@ -894,7 +896,7 @@ def _named_paths_and_urls(request: Request) -> list[tuple[str, str]]:
             for place in about
             for text in attrs.evolve(request.tool, about=(place,)).find_subjects(request.input)
         ]
-    found = find_named_texts(request.input, NAMES_OF_PLACES)
+    found = find_texts_by_member_name(request.input, NAMES_OF_PLACES)
     return [("" if name in PATHS[:-1] or name in URLS else name, text) for name, text in found]
 
 
@@ -902,7 +904,7 @@ def _names_path_or_url(request: Request) -> bool:
     """Return whether a call names a certain file or address; a database or a person could also be a ``target``."""
     if request.tool.about is not None:
         return bool(_named_paths_and_urls(request))
-    found = find_named_texts(request.input, NAMES_OF_PLACES)
+    found = find_texts_by_member_name(request.input, NAMES_OF_PLACES)
     return any(name not in PLACES or ADDRESS.match(text) for name, text in found)
 
 

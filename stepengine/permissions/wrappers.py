@@ -521,7 +521,7 @@ class _Search:
             program = derived.command[0]
             if program.endswith(EXPANSION) and not derived.is_guess:
                 self._set_unclear(f"only the shell knows which program {program.replace(EXPANSION, '')!r} is")
-            yield from self._derive_from_words(derived.command, is_guess=derived.is_guess)
+            yield from self._derive_from_argv(derived.command, is_guess=derived.is_guess)
 
     def _set_unclear(self, reason: str) -> None:
         self._unclear = self._unclear or reason
@@ -542,12 +542,12 @@ class _Search:
             exported = simple.words[1:] if simple.words[0] in SETTING_WORDS else ()
             # An assigned variable that is not exported is no setting of a program.
             settings = simple.settings if exports or simple.words != (":",) else ()
-            yield from _derive_from_settings([*settings, *[word for word in exported if "=" in word]])
+            yield from _derive_from_variable_values([*settings, *[word for word in exported if "=" in word]])
             if not is_guess:
-                yield from self._derive_from_input(simple, text, printed)
+                yield from self._derive_from_piped_text(simple, text, printed)
                 yield from self._derive_from_interpreters(simple, text, written)
 
-    def _derive_from_input(self, simple: SimpleCommand, text: str, printed: Sequence[str]) -> Iterator[_Derived]:
+    def _derive_from_piped_text(self, simple: SimpleCommand, text: str, printed: Sequence[str]) -> Iterator[_Derived]:
         """Yield the texts piped to an unknown program, because it may run them."""
         if _is_known_program(_program_table_key(simple.words[0])):
             return
@@ -583,7 +583,7 @@ class _Search:
             if simple.is_piped or (name not in CODE and name != "-") or STARTING_CODE.search(text):
                 self._set_unclear(f"{words[0]!r} runs what it reads, which may start programs")
 
-    def _derive_from_words(self, words: Argv, *, is_guess: bool) -> Iterator[_Derived]:
+    def _derive_from_argv(self, words: Argv, *, is_guess: bool) -> Iterator[_Derived]:
         name = _program_table_key(words[0])
         if len(words) > COMMAND_WORDS:
             self._set_unclear(UNREADABLE)
@@ -628,7 +628,7 @@ class _Search:
             starts = _find_command_starts(wrapper, words, first) if wrapper.rest != "none" else []
             before = words[first : min(starts, default=len(words))]
             yield from _derive_from_split_string(words, before) if name == "env" else ()
-            yield from _derive_from_variables(wrapper, before)
+            yield from _derive_from_leading_variables(wrapper, before)
             for start in starts:
                 if wrapper.rest == "open":
                     yield from self._derive_from_xargs(name, words[first:start], words[start:])
@@ -910,15 +910,15 @@ def _derive_from_split_string(words: Argv, options: Argv) -> Iterator[_Derived]:
             yield from map(_Derived, _parse_shell_line(f"env {text}"))
 
 
-def _derive_from_variables(wrapper: Wrapper, words: Argv) -> Iterator[_Derived]:
+def _derive_from_leading_variables(wrapper: Wrapper, words: Argv) -> Iterator[_Derived]:
     """Yield the lines in variables before a command: ``make`` runs them, other programs may."""
     settings = [word for word in words if ASSIGNMENT.match(word)] if wrapper.sets_variables else []
-    yield from _derive_from_settings(settings)
+    yield from _derive_from_variable_values(settings)
     for word in settings if wrapper.rest == "none" else ():
         yield from map(_Derived, _parse_shell_line(word.partition("=")[2]))
 
 
-def _derive_from_settings(settings: Iterable[str]) -> Iterator[_Derived]:
+def _derive_from_variable_values(settings: Iterable[str]) -> Iterator[_Derived]:
     """Yield the commands in the values of variables, and the values as texts in which any word may be a program."""
     for setting in settings:
         value = setting.partition("=")[2]

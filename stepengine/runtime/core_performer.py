@@ -82,7 +82,7 @@ from stepengine.errors import (
 )
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.models._stopped_usage import (
-    attach_usage,
+    attach_usage_to_exception,
     get_attached_usage,
     get_failed_attempt_usage,
     may_have_been_sent,
@@ -650,7 +650,7 @@ class _StreamedChars:
         missing = max(0, (self.said + self.thought) // CHARS_PER_TOKEN - told.completion_tokens)
         thought = min(missing, self.thought // CHARS_PER_TOKEN)
         more = Usage(output_tokens=missing - thought, reasoning_tokens=thought, at_least=True)
-        attach_usage(stopped, told + more)
+        attach_usage_to_exception(stopped, told + more)
 
 
 def _emit_whole_reply(reply: ModelReply, item: Item, io: IO) -> ModelReply:

@@ -35,9 +35,9 @@ from stepengine.models.anthropic.request import (
     cannot_disable_thinking,
     demands_unsupported_call,
     encode,
-    encode_special_settings,
     encode_token_count_request,
     encode_tool,
+    encode_wire_settings,
     limit_strict_tools,
     limit_tools_to_choice,
     needs_binding_beta,
@@ -316,7 +316,7 @@ class AnthropicProvider(HttpProvider):
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
-        dropped = encode_special_settings(request, model, self.site).dropped
+        dropped = encode_wire_settings(request, model, self.site).dropped
         shaped = self._adapt_request_tools(request)
         wanted = {tool.name for tool in request.tools if tool.strict}
         if wanted and wanted.intersection([tool.name for tool in self._limit_strict_tools(shaped) if not tool.strict]):

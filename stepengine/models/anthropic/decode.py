@@ -82,7 +82,7 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
         raise ContextOverflow(msg, kind="context_overflow", usage=usage, request_id=request_id)
     if message.get("content") is None:
         raise make_protocol_error(call, "it holds no content", usage)
-    blocks = _drop_withdrawn_blocks(objects_at(message, "content"))
+    blocks = _drop_blocks_of_replaced_model(objects_at(message, "content"))
     container = find_text(message, "container", "id")
     content = tuple([part for block in blocks for part in _decode_parts(block, call.provider, model, container)])
     return make_reply(
@@ -103,7 +103,7 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
     )
 
 
-def _drop_withdrawn_blocks(blocks: list[Mapping[str, object]]) -> list[Mapping[str, object]]:
+def _drop_blocks_of_replaced_model(blocks: list[Mapping[str, object]]) -> list[Mapping[str, object]]:
     """Return *blocks* without the calls and thoughts of a model that was replaced in the middle of the reply."""
     # Executed, such calls would happen in addition to those of the second model. Sent back, the signatures of such
     # thoughts do not match the model that answered.

@@ -165,7 +165,7 @@ def encode(
         ModelError: for a server tool that the provider does not have.
     """
     settings, site = request.settings, ways.site
-    said = encode_special_settings(request, model, site)
+    said = encode_wire_settings(request, model, site)
     asked = encode_thinking(request, model, family, off=previous_failure == FORCED_THINKING)
     limit = resolve_output_limit(request, model, family, ways, previous_failure=previous_failure)
     manual = asked is not None and asked["type"] == "enabled"
@@ -338,7 +338,7 @@ def with_cache_setting(ways: AnthropicRequestOptions, settings: ModelSettings) -
     return attrs.evolve(ways, cache=None if settings.cache == "off" else settings.cache)
 
 
-def encode_special_settings(request: ModelRequest, model: str, site: Site) -> WireSettings:
+def encode_wire_settings(request: ModelRequest, model: str, site: Site) -> WireSettings:
     """Return the body members for the settings that only some wires support."""
     ways: dict[str, Way] = {
         "cache": lambda _: {},  # the marks hold it

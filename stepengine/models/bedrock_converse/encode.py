@@ -52,7 +52,7 @@ from stepengine.models._wire import (
     encode_turns,
     format_call_as_text,
     is_from_provider,
-    join_json,
+    join_json_values,
     list_generated_media,
     make_safe_tool_name,
     make_unsupported_part_error,
@@ -225,7 +225,7 @@ class _ConverseJoiner(MessageJoiner):
 
 def _encode_user(message: UserMessage, flags: ConverseEncodeOptions) -> ConverseEncoded:
     blocks = _add_text_for_documents([_encode_content(part, flags) for part in message.content])
-    return ConverseEncoded("user", join_json(blocks), kinds=_block_kinds(blocks), last=_last_block_kind(blocks))
+    return ConverseEncoded("user", join_json_values(blocks), kinds=_block_kinds(blocks), last=_last_block_kind(blocks))
 
 
 def _add_text_for_documents(blocks: Iterable[Json | None]) -> list[Json]:
@@ -257,14 +257,14 @@ def _encode_assistant(message: AssistantMessage, flags: ConverseEncodeOptions, o
         blocks = [block for block in blocks if not block.keys() & {"toolUse", "toolResult"}]
     made = list_generated_media(message)
     shown = _add_text_for_documents([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else []
-    more: Json = {"after": join_json(shown), "kinds": _block_kinds(shown), "last": _last_block_kind(shown)}
+    more: Json = {"after": join_json_values(shown), "kinds": _block_kinds(shown), "last": _last_block_kind(shown)}
     if not calls:
-        return ConverseEncoded("assistant", join_json(_drop_trailing_thoughts(blocks)), **more)
+        return ConverseEncoded("assistant", join_json_values(_drop_trailing_thoughts(blocks)), **more)
     if not keeps_calls:
         texts = {call.tool_call_id: encode_json({"text": format_call_as_text(call)}) for call in calls}
-        return ConverseEncoded("assistant", join_json(_drop_trailing_thoughts(blocks)), texts=texts, **more)
+        return ConverseEncoded("assistant", join_json_values(_drop_trailing_thoughts(blocks)), texts=texts, **more)
     return ConverseEncoded(
-        "assistant", join_json(blocks), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, **more
+        "assistant", join_json_values(blocks), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, **more
     )
 
 
@@ -349,8 +349,8 @@ def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> Conver
         "tool",
         b"," + encode_json(result)[1:] + b"}",
         call_id=message.tool_call_id,
-        after=join_json(after),
-        as_text=join_json(everything),
+        after=join_json_values(after),
+        as_text=join_json_values(everything),
         kinds=_block_kinds(after) if flags.calls and not flags.manual else _block_kinds(everything),
         last=_last_block_kind(everything),
     )

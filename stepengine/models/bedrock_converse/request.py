@@ -95,7 +95,7 @@ def encode(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) ->
         ModelError: for a server tool that the model does not have, and for an unsupported part.
     """
     settings = request.settings
-    said = encode_special_settings(request, ways.model, ways.family, ways.provider).members
+    said = encode_wire_settings(request, ways.model, ways.family, ways.provider).members
     limits = {
         "max_tokens": settings.max_tokens,
         "temperature": settings.temperature,
@@ -112,19 +112,19 @@ def encode(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) ->
     }
     members = encode_members(attrs.evolve(request, tools=()), head, b"")
     members.pop("toolConfig", None)
-    members.update(_encode_prompt(request, ways, tools, said.get("toolConfig", {}).get("tools", ())))
+    members.update(_encode_prompt_members(request, ways, tools, said.get("toolConfig", {}).get("tools", ())))
     return join_json_members(members)
 
 
 def encode_token_count_request(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) -> bytes:
     """Return the body of a request that counts the tokens of *request*."""
-    members = _encode_prompt(request, attrs.evolve(ways, cache=None), tools, ())
+    members = _encode_prompt_members(request, attrs.evolve(ways, cache=None), tools, ())
     if ways.thinking:
         members[FIELDS] = encode_json(ways.thinking)
     return b'{"input":{"converse":' + join_json_members(members) + b"}}"
 
 
-def has_tools(request: ModelRequest) -> bool:
+def offers_tools(request: ModelRequest) -> bool:
     """
     Return whether the request offers tools, without which earlier calls are sent as text.
 
@@ -134,12 +134,12 @@ def has_tools(request: ModelRequest) -> bool:
     return bool(offered) and resolve_tool_choice(request) != "none"
 
 
-def _encode_prompt(
+def _encode_prompt_members(
     request: ModelRequest, ways: ConverseRequestOptions, tools: bytes, running: object
 ) -> dict[str, bytes]:
     """Return the members that count as the prompt: tools, system prompt and messages, with their cache marks."""
     members: dict[str, bytes] = {}
-    mark, offers = ways.cache_mark("messages"), has_tools(request)
+    mark, offers = ways.cache_mark("messages"), offers_tools(request)
     if offers:
         members["toolConfig"] = _encode_tool_config(request, ways, tools, running)
     if request.system_prompt.strip():
@@ -218,7 +218,7 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"toolSpec": {"name": spec.name, **told, **schema, **({} if form is None else {"strict": True})}}
 
 
-def encode_special_settings(request: ModelRequest, model: str, family: ConverseFamily, provider: str) -> WireSettings:
+def encode_wire_settings(request: ModelRequest, model: str, family: ConverseFamily, provider: str) -> WireSettings:
     """Return the body members for the settings that only some wires support."""
     ways: dict[str, Way] = {
         "service_tier": TIERS.get,

@@ -51,7 +51,7 @@ from stepengine.models._wire import (
     encode_json,
     encode_turns,
     is_from_provider,
-    join_json,
+    join_json_values,
     list_generated_media,
     make_safe_tool_name,
     make_unsupported_part_error,
@@ -163,7 +163,7 @@ class _GoogleJoiner(MessageJoiner):
 
 def _encode_user(message: UserMessage, flags: GoogleEncodeOptions) -> GoogleEncoded:
     return GoogleEncoded(
-        "user", join_json([_encode_content(part, flags) for part in remove_blank_texts(message.content)])
+        "user", join_json_values([_encode_content(part, flags) for part in remove_blank_texts(message.content)])
     )
 
 
@@ -180,8 +180,8 @@ def _encode_assistant(message: AssistantMessage, flags: GoogleEncodeOptions, own
     ]
     return GoogleEncoded(
         "assistant",
-        join_json(parts),
-        after=join_json([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else b"",
+        join_json_values(parts),
+        after=join_json_values([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else b"",
         ids={ours: b',"id":' + encode_json(theirs) for ours, theirs in ids.items()},
         names={
             call.tool_call_id: b'"name":' + encode_json(_make_function_name(call.tool_name))
@@ -263,7 +263,7 @@ def _encode_result(message: ToolMessage, flags: GoogleEncodeOptions) -> GoogleEn
     if inside:
         answer["parts"] = [_encode_content(part, flags) for part in inside]
     return GoogleEncoded(
-        "tool", b"," + encode_json(answer)[1:] + b"}", call_id=message.tool_call_id, after=join_json(after)
+        "tool", b"," + encode_json(answer)[1:] + b"}", call_id=message.tool_call_id, after=join_json_values(after)
     )
 
 

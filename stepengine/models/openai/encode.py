@@ -52,7 +52,7 @@ from stepengine.models._wire import (
     encode_turns,
     file_name,
     is_from_provider,
-    join_json,
+    join_json_values,
     list_generated_media,
     make_safe_tool_name,
     make_unsupported_part_error,
@@ -206,7 +206,12 @@ def _encode_assistant(message: AssistantMessage, flags: OpenAIEncodeOptions, own
         [call.tool_call_id for call in message.tool_calls if _find_tool_search_item(call, flags) is not None]
     )
     return ResponsesEncoded(
-        "assistant", join_json(items), ids=wire, after=after, callers=_encode_callers(message, flags), searches=searches
+        "assistant",
+        join_json_values(items),
+        ids=wire,
+        after=after,
+        callers=_encode_callers(message, flags),
+        searches=searches,
     )
 
 

@@ -24,9 +24,9 @@ from stepengine.models.openai_chat.request import (
     demands_unsupported_call,
     encode,
     encode_simplified_tool,
-    encode_special_settings,
     encode_strict_tool,
     encode_tool,
+    encode_wire_settings,
     limit_tools_to_choice,
     make_thinking_request,
     supports_stop_sequences,
@@ -122,7 +122,7 @@ class OpenAIChatProvider(PresetProvider):
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model, preset = self.strip_prefix(request.model), self._preset
-        dropped = encode_special_settings(request, model, preset).dropped
+        dropped = encode_wire_settings(request, model, preset).dropped
         if has_strict_tool_openai_rejects(request.tools) or (
             not supports_strict_schemas(preset, model) and any(t.strict for t in request.tools)
         ):

@@ -51,7 +51,7 @@ from stepengine.models._wire import (
     encode_turns,
     file_name,
     is_from_provider,
-    join_json,
+    join_json_values,
     list_generated_media,
     make_safe_tool_name,
     make_unsupported_part_error,
@@ -207,7 +207,7 @@ def _encode_user(message: UserMessage, flags: ChatEncodeOptions) -> ChatEncoded:
     parts = remove_blank_texts(message.content)
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return ChatEncoded("user", encode_json(parts[0].text))
-    return ChatEncoded("user", join_json([_encode_content(part, flags) for part in parts]), plain=False)
+    return ChatEncoded("user", join_json_values([_encode_content(part, flags) for part in parts]), plain=False)
 
 
 def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_ids: bool) -> ChatEncoded:  # noqa: FBT001 - private
@@ -234,7 +234,11 @@ def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_i
     if member and (calls or (flags.preset.reasoning_with_text and body["content"] is not None)):
         body.setdefault(member, "")
     made = list_generated_media(message)
-    after = join_json([{"type": "text", "text": MADE}, *[_encode_media(part, flags) for part in made]]) if made else b""
+    after = (
+        join_json_values([{"type": "text", "text": MADE}, *[_encode_media(part, flags) for part in made]])
+        if made
+        else b""
+    )
     if body["content"] is None and len(body) == 2:  # noqa: PLR2004 - role and content: there is nothing to send
         return ChatEncoded("assistant", b"", after=after)
     return ChatEncoded(
@@ -347,7 +351,7 @@ def _encode_result(message: ToolMessage, flags: ChatEncodeOptions) -> ChatEncode
             *[_encode_content(part, flags) for part in media],
         ]
     body = b',"content":' + encode_json(text) + b"}"
-    return ChatEncoded("tool", body, call_id=message.tool_call_id, after=join_json(moved))
+    return ChatEncoded("tool", body, call_id=message.tool_call_id, after=join_json_values(moved))
 
 
 def _encode_content(part: ResultPart, flags: ChatEncodeOptions) -> Json:

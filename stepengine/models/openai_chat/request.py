@@ -57,7 +57,7 @@ def encode(
             rejected forced call, thinking is switched off.
     """
     settings = request.settings
-    said = encode_special_settings(request, model, preset)
+    said = encode_wire_settings(request, model, preset)
     optional = {
         "model": model,
         preset.limit_member: settings.max_tokens,
@@ -91,7 +91,7 @@ def encode(
 NO_TOOLS = b"[]"
 
 
-def encode_special_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
+def encode_wire_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return the body members for the settings that only some services support."""
     tiers = dict(preset.tiers)
     ways: dict[str, Way] = {
@@ -174,7 +174,7 @@ def demands_unsupported_call(request: ModelRequest, model: str, preset: Preset) 
     """Return whether the request forces a call and the server does not support that, or there is no tool."""
     if resolve_tool_choice(request) in {None, "auto", "none"}:
         return False
-    callable_ = request.tools or "tools" in encode_special_settings(request, model, preset).members
+    callable_ = request.tools or "tools" in encode_wire_settings(request, model, preset).members
     return not preset.required_word or not callable_
 
 

@@ -14,8 +14,8 @@ from stepengine.models.google import GoogleProvider, transport
 from stepengine.models.google.interactions.decode import InteractionsAccumulator
 from stepengine.models.google.interactions.request import (
     encode,
-    encode_special_settings,
     encode_tool,
+    encode_wire_settings,
     make_thinking_request,
 )
 from stepengine.models.keys import Secret
@@ -70,7 +70,7 @@ class GoogleInteractionsProvider(GoogleProvider):
         self._tools = ToolsCache(encode_tool)
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        dropped = [*encode_special_settings(request, self.strip_prefix(request.model), self.name).dropped]
+        dropped = [*encode_wire_settings(request, self.strip_prefix(request.model), self.name).dropped]
         if request.tools and request.settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
         return tuple(dropped)

@@ -43,7 +43,7 @@ from stepengine.models._wire import (
     encode_json,
     encode_turns,
     is_from_provider,
-    join_json,
+    join_json_values,
     list_generated_media,
     make_safe_tool_name,
     make_unsupported_part_error,
@@ -142,7 +142,10 @@ def _encode_assistant(message: AssistantMessage, flags: InteractionsEncodeOption
     ]
     after = _encode_user_step([_encode_text(MADE), *[_encode_content(part, flags) for part in made]]) if made else b""
     return EncodedMessage(
-        "assistant", join_json(steps), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, after=after
+        "assistant",
+        join_json_values(steps),
+        ids={ours: encode_json(theirs) for ours, theirs in ids.items()},
+        after=after,
     )
 
 

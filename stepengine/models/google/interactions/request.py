@@ -43,7 +43,7 @@ def encode(
         "tool_choice": _encode_tool_choice(request),
         **make_thinking_request(settings, model).members,
     }
-    said = encode_special_settings(request, model, provider).members
+    said = encode_wire_settings(request, model, provider).members
     generation = {name: value for name, value in config.items() if value is not None}
     schema = settings.response_schema
     head = {
@@ -80,7 +80,7 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"type": "function", "name": spec.name, "description": spec.description, "parameters": spec.input_schema}
 
 
-def encode_special_settings(request: ModelRequest, model: str, provider: str) -> WireSettings:
+def encode_wire_settings(request: ModelRequest, model: str, provider: str) -> WireSettings:
     """Return the body members for the settings that only some wires support."""
     ways: dict[str, Way] = {
         "service_tier": TIERS.get,
