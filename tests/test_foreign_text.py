@@ -82,21 +82,21 @@ from stepengine.machine.blocks import split_blocks
 from stepengine.machine.child_effects import find_matching_id
 from stepengine.machine.tool_search import find_hidden_tools
 from stepengine.models._aws_events import AWSParser
-from stepengine.models._call_arguments import can_start
+from stepengine.models._call_arguments import can_start_json
 from stepengine.models._failures import RequestLabel, error_from_body
 from stepengine.models._json import make_call_part, read_json
-from stepengine.models._schemas import simplify_schema
+from stepengine.models._schemas import remove_references_and_nulls
 from stepengine.models._sse import SSEParser
-from stepengine.models._wire import make_safe_name
+from stepengine.models._wire import make_safe_tool_name
 from stepengine.models.bedrock_converse.encode import make_document_name
 from stepengine.models.google.calls import _parse_json_path
-from stepengine.models.keys import Credentials, printable
+from stepengine.models.keys import Credentials, make_safe_excerpt
 from stepengine.models.openai_chat.written_calls import (
     WrittenThoughtFilter,
     parse_written_calls,
     parse_written_thoughts,
 )
-from stepengine.permissions.commands import READ_ONLY, CommandForm, find_doubt, matches_allow, matches_deny
+from stepengine.permissions.commands import READ_ONLY, CommandForm, explain_possible_match, matches_allow, matches_deny
 from stepengine.permissions.policy import Policy
 from stepengine.permissions.rules import Domain, Regex, Request
 from stepengine.permissions.rules import Path as PathRule
@@ -386,7 +386,7 @@ def thoughts_in_stream(text: str) -> None:
     told = WrittenThoughtFilter()
     for start in range(0, len(text), 8):
         told.convert_delta(TextChunk(text[start : start + 8]))
-    told.end()
+    told.flush()
 
 
 def loaded(read: Callable[[Path], Any]) -> Callable[[bytes], None]:
@@ -414,7 +414,7 @@ def judged(command: str) -> None:
     for form in (*READ_ONLY, CommandForm(("git", "push"))):
         matches_allow(form, words)
         matches_deny(form, words)
-        find_doubt(form, words)
+        explain_possible_match(form, words)
 
 
 def asked(text: str) -> None:
@@ -450,7 +450,7 @@ def schema_tool(schema: dict[str, Any]) -> Tool[..., Any]:
 def offered(schema: dict[str, Any]) -> None:
     """Take a tool of somebody else, and show it to a provider that knows no references."""
     made = schema_tool(schema)
-    simplify_schema(made.spec.input_schema)
+    remove_references_and_nulls(made.spec.input_schema)
     give(made, {"x": {"x": 1}})
 
 
@@ -1144,8 +1144,8 @@ PLACES = (
         (of("é"), of("a"), of(" a"), of("."), of("a.")),
         ("models/bedrock_converse/encode.py",),
     ),
-    Place("name of a tool", make_safe_name, (of("é"), of("a"), of(" a")), ("models/_wire.py",)),
-    Place("beginning of the arguments of a call", can_start, BRACKETS, ("models/_call_arguments.py",)),
+    Place("name of a tool", make_safe_tool_name, (of("é"), of("a"), of(" a")), ("models/_wire.py",)),
+    Place("beginning of the arguments of a call", can_start_json, BRACKETS, ("models/_call_arguments.py",)),
     Place(
         "line ends of a changed text",
         lambda text: keep_line_ends(text, f"x\n{text}"),
@@ -1183,7 +1183,7 @@ PLACES = (
     ),
     Place(
         "key in a message",
-        lambda text: printable(text, 2_000),
+        lambda text: make_safe_excerpt(text, 2_000),
         (of("sk-"), of("sk-a"), of("key-" * 3 + " "), of("sk"), of("gsk-a-")),
         ("models/keys.py",),
     ),

@@ -179,7 +179,7 @@ class Engine:
             overrides=dict(dependency_overrides or {}),
             workspace=place,
             resources=resources if isinstance(resources, ResourceMap) else ResourceMap(resources),
-            guard=permissions.guard if permissions is not None and permissions.binds_files else None,
+            guard=permissions.make_guard if permissions is not None and permissions.may_guard_calls else None,
         )
         catalog = Catalog(agents, tools, hooks or Hooks(), limits or Limits(), permissions=permissions, workspace=place)
         self._launcher = Launcher(

@@ -584,9 +584,9 @@ def _check_variant(parent_id: str, given: AgentDefinition, listed: AgentDefiniti
 def _choose_variant(agent: Agent, at_provider: Agent, model: str | None) -> Agent:
     """Return *at_provider* if the provider of *model* runs the programs that call tools; else *agent*."""
     # Imported here: the adapters of providers are loaded by who uses one.
-    from stepengine.models._programs import runs_programs
+    from stepengine.models._programs import supports_programs
 
-    return at_provider if model is not None and runs_programs(model) else agent
+    return at_provider if model is not None and supports_programs(model) else agent
 
 
 def _is_spawned_by_tool(parent: RunPlan, effect: Spawn) -> bool:

@@ -38,7 +38,10 @@ KEPT_TOOLS = 100
 
 
 def add_answer_tool_if_needed(
-    request: ModelRequest, provider: str, explain_no_schema: Callable[[ModelRequest], str], after: str
+    request: ModelRequest,
+    provider: str,
+    explain_unsupported_schema: Callable[[ModelRequest], str],
+    previous_failure: str,
 ) -> ModelRequest:
     """
     Return *request* with the answer tool if its response schema needs one.
@@ -46,8 +49,8 @@ def add_answer_tool_if_needed(
     Args:
         request: The request.
         provider: The provider, for errors.
-        explain_no_schema: Returns why the provider does not support the schema; ``""`` if it does.
-        after: The failure kind of the previous attempt.
+        explain_unsupported_schema: Returns why the provider does not support the schema; ``""`` if it does.
+        previous_failure: The failure kind of the previous attempt.
 
     Raises:
         ModelError: when the settings require native support of the schema, or an agent's tool has the same name.
@@ -55,8 +58,8 @@ def add_answer_tool_if_needed(
     schema, how = request.settings.response_schema, request.settings.output
     if schema is None:
         return request
-    why = explain_no_schema(request) if how != "tool" else ""
-    if not is_answered_by_tool(request):
+    why = explain_unsupported_schema(request) if how != "tool" else ""
+    if not can_be_answered_by_tool(request):
         if why or how == "tool":
             msg = f"the answer of {request.model!r} needs a tool named {ANSWER!r}, but the agent has one of that name; rename it"
             raise ModelError(msg, kind="settings")
@@ -64,7 +67,7 @@ def add_answer_tool_if_needed(
     if why and how == "native":
         msg = f"{provider} does not support this response_schema for {request.model!r}: {why}; remove output='native'"
         raise ModelError(msg, kind="settings")
-    if how != "tool" and not why and (how == "native" or after != GRAMMAR):
+    if how != "tool" and not why and (how == "native" or previous_failure != GRAMMAR):
         return request
     settings = attrs.evolve(request.settings, response_schema=None, tool_choice=None)
     choice = request.tool_choice or request.settings.tool_choice
@@ -89,12 +92,12 @@ def _make_answer_tool(schema: JsonDict) -> ToolSpec:
     return ToolSpec(ANSWER, SAYS, {**members, **defined}, strict=True)
 
 
-def is_answered_by_tool(request: ModelRequest) -> bool:
+def can_be_answered_by_tool(request: ModelRequest) -> bool:
     """Return whether a call of ``ANSWER`` in a reply to *request* can only be an answer."""
     return request.settings.response_schema is not None and all(tool.name != ANSWER for tool in request.tools)
 
 
-def convert_answer_call(reply: ModelReply, schema: Mapping[str, object]) -> ModelReply:
+def convert_answer_call_to_text(reply: ModelReply, schema: Mapping[str, object]) -> ModelReply:
     """
     Return *reply* with its answer call as text; an answer next to other calls is dropped.
 
@@ -140,6 +143,6 @@ class AnswerChunks:
             case _:
                 return (delta,)
 
-    def end(self) -> Iterable[ModelDelta]:
+    def flush(self) -> Iterable[ModelDelta]:
         """Return the deltas that were held back, of which there are none."""
         return ()

@@ -17,7 +17,7 @@ from stepengine.data.models import ModelRequest
 from stepengine.errors import ModelError
 from stepengine.models._byte_reader import HttpExchange, make_timeout_error, parse_json_lines
 from stepengine.models._connections import Connections, LoopClients
-from stepengine.models._failures import RequestLabel, error_from_sdk, format_address
+from stepengine.models._failures import RequestLabel, error_from_sdk, format_address_without_secrets
 from stepengine.models._log_redaction import install_secret_filter
 from stepengine.models._sdks import Sdk
 from stepengine.models._wire import merge_headers, parse_extra_headers
@@ -33,7 +33,7 @@ from stepengine.models.keys import (
     register_secret_headers,
     register_url_password,
     resolve_base_url,
-    select_usable_variables,
+    select_key_variables_for_url,
 )
 from stepengine.redaction import GIVEN
 
@@ -134,17 +134,17 @@ class ApiProvider(Provider):
             MissingKey: when there is no key.
             ModelError: when the SDK is not installed.
         """
-        self._resolve_access()
+        self._resolve_credentials_and_url()
         if self.sdk is not None and not self._has_sdk:  # cached, because the search for the package is slow
-            self.sdk.check()
+            self.sdk.check_installed()
             self._has_sdk = True
 
     def get_account(self) -> str:
         """Return a hash of its key, or of its URL without a key."""
-        credentials, url = self._resolve_access()
+        credentials, url = self._resolve_credentials_and_url()
         return hash_account(credentials.key, url)
 
-    def _resolve_access(self) -> tuple[Credentials, str]:
+    def _resolve_credentials_and_url(self) -> tuple[Credentials, str]:
         """Return the key and the base URL for requests."""
         settings = self.settings()
         default = settings.base_url
@@ -155,7 +155,7 @@ class ApiProvider(Provider):
         # A key is only sent to its own host, because a URL in the environment may point anywhere. If code passes both
         # key_env and base_url, that is an explicit choice.
         is_chosen = self._key_env is not None and self._base_url is not None
-        usable = variables if is_chosen else select_usable_variables(self.name, variables, url, default)
+        usable = variables if is_chosen else select_key_variables_for_url(self.name, variables, url, default)
         credentials = find_key(self.name, self._api_key, usable, required=required, argument=argument)
         if credentials.key is None and not usable and find_set_variable(variables) is not None:
             credentials = Credentials(None, WITHHELD)
@@ -166,22 +166,22 @@ class ApiProvider(Provider):
         register_url_password(self.name, url)
         return credentials, url
 
-    def _get_clients(self) -> LoopClients:
+    def _get_or_create_clients(self) -> LoopClients:
         """Return the clients of this event loop, created at the first call."""
-        clients = self._connections.find()
+        clients = self._connections.find_loop_clients()
         if clients is None:
-            credentials, base_url = self._resolve_access()
+            credentials, base_url = self._resolve_credentials_and_url()
             self._load_sdk()
             http_client = self._connections.create_http_client()
             # Keys may have been set since the process started; they are registered for redaction (reliability:R11).
             GIVEN.add_from_environment(os.environ)
             client = self._make_client(credentials, base_url, http_client)
-            clients = LoopClients(client, credentials, http_client, format_address(base_url))
-            self._connections.add(clients)
+            clients = LoopClients(client, credentials, http_client, format_address_without_secrets(base_url))
+            self._connections.add_loop_clients(clients)
         install_secret_filter()
         return clients
 
-    async def _answer(self, body: RequestBody, request: ModelRequest) -> Mapping[str, Any]:
+    async def _request_json(self, body: RequestBody, request: ModelRequest) -> Mapping[str, Any]:
         """Send *body* and return the response object, for requests other than model calls."""
         async with self._send_body(body, request, stream=False) as exchange:
             return exchange.parse_json(await exchange.read_content())
@@ -189,7 +189,7 @@ class ApiProvider(Provider):
     async def _call_api(self, topic: str, path: str, content: bytes | None = None, **headers: str) -> Mapping[str, Any]:
         """Send a GET, or a POST of *content*, and return the response object; errors name *topic* in place of a model."""
         body = RequestBody(content or b"", headers, path=path, is_question=content is None)
-        return await self._answer(body, ModelRequest(f"{self.name}/{topic}"))
+        return await self._request_json(body, ModelRequest(f"{self.name}/{topic}"))
 
     async def _fetch_batch_lines(self, path: str) -> list[Mapping[str, object]]:
         """Return the objects of a file with batch results."""
@@ -199,7 +199,7 @@ class ApiProvider(Provider):
 
     async def _call_file_api(self, ask: Callable[[Any], Awaitable[object]]) -> Any:
         """Return the result of *ask*, called with the SDK's client for a file operation, with its failures as ``ModelError``."""
-        ready = self._get_clients()
+        ready = self._get_or_create_clients()
         call = RequestLabel(
             provider=self.name, model=f"{self.name}/files", credentials=ready.credentials, address=ready.address
         )
@@ -222,7 +222,7 @@ class ApiProvider(Provider):
         self, body: RequestBody, request: ModelRequest, *, stream: bool
     ) -> AsyncGenerator[HttpExchange]:
         """Send *body* and yield the response; the connections stay open meanwhile, even if the provider is closed."""
-        ready = self._get_clients()
+        ready = self._get_or_create_clients()
         async with ready.lease_connections():
             exchange = await self._open_exchange(ready, body, request, stream=stream)
             try:
@@ -249,7 +249,7 @@ class ApiProvider(Provider):
         failure: BaseException
         try:
             async with asyncio.timeout_at(started + getattr(timeouts, limit)):
-                response = await self._post(ready.client, body, stream=stream)
+                response = await self._open_response(ready.client, body, stream=stream)
         except TimeoutError:
             failure = make_timeout_error(call, limit, timeouts)
         except Exception as error:  # noqa: BLE001 - `_convert_error` returns other errors unchanged
@@ -263,7 +263,7 @@ class ApiProvider(Provider):
         """Return the error to raise for *error* of the SDK or the HTTP library, and any other *error* itself."""
         return error_from_sdk(error, self._load_sdk(), call)
 
-    async def _post(self, client: Any, body: RequestBody, *, stream: bool) -> object:
+    async def _open_response(self, client: Any, body: RequestBody, *, stream: bool) -> object:
         """
         Send *body* and return the HTTP library's response before its body is read.
 

@@ -29,10 +29,10 @@ from stepengine.models._failures import (
     make_truncated_error,
 )
 from stepengine.models._json import read_json
-from stepengine.models._reply import MAX_UNREAD_NAMES, add_unread
+from stepengine.models._reply import MAX_UNREAD_NAMES, add_unread_names
 from stepengine.models._sse import SSEParser
 from stepengine.models.base import Timeouts
-from stepengine.models.keys import printable
+from stepengine.models.keys import make_safe_excerpt
 
 MAX_REPLY_BYTES = 64 * 1024 * 1024
 """A reply with pictures has some megabytes; a server that never stops must not fill the memory."""
@@ -58,23 +58,23 @@ class Accumulator(ABC):
         request_id: The request id of the response's headers.
 
     Attributes:
-        done: Whether the terminal marker was received.
+        is_done: Whether the terminal marker was received.
     """
 
     decoder: ClassVar[staticmethod[[Mapping[str, Any], RequestLabel, str, str | None], ModelReply]]
     """Decodes a whole message; the other parameters are the arguments of the class."""
 
     def __init__(self, call: RequestLabel, model: str, request_id: str | None) -> None:
-        self.done = False
+        self.is_done = False
         self._call = call
         self._model = model
         self._request_id = request_id
         self._unread: list[str] = []
 
     @property
-    def ended(self) -> bool:
+    def has_reported_end(self) -> bool:
         """Whether the stream has reported an end, after which the body may hold more or stay open."""
-        return self.done
+        return self.is_done
 
     @property
     @abstractmethod
@@ -82,17 +82,17 @@ class Accumulator(ABC):
         """The usage reported for the reply so far."""
 
     @abstractmethod
-    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
-        """Process one event and return the deltas that it adds."""
+    def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
+        """Add one event to the reply, and return its deltas."""
 
     @abstractmethod
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
         """Return the reply; *tail* is an incomplete event, *clean* whether the body ended properly."""
 
     def _decode_message(self, message: Mapping[str, object]) -> ModelReply:
-        return add_unread(self.decoder(message, self._call, self._model, self._request_id), self._unread)
+        return add_unread_names(self.decoder(message, self._call, self._model, self._request_id), self._unread)
 
-    def _record_unread(self, *names: str) -> None:
+    def _record_unknown_names(self, *names: str) -> None:
         """Record the names of unknown events and members; the reply and the run report them."""
         if len(self._unread) < MAX_UNREAD_NAMES:
             self._unread += [name for name in names if name not in self._unread]
@@ -100,7 +100,7 @@ class Accumulator(ABC):
     def _make_stream_error(self, event: Mapping[str, object]) -> ModelError:
         return error_from_body(event, None, {}, self._call, self.usage)
 
-    def _refuse_stream(self, what: str) -> NoReturn:
+    def _raise_protocol_error(self, what: str) -> NoReturn:
         raise make_protocol_error(self._call, what, self.usage)
 
     def _raise_truncated(self, what: str) -> NoReturn:
@@ -121,14 +121,14 @@ class ReplyReader:
         self._text = 0
 
     @property
-    def done(self) -> bool:
+    def is_done(self) -> bool:
         """Whether the terminal marker was received, after which all bytes are ignored."""
-        return self._accumulator.done
+        return self._accumulator.is_done
 
     @property
-    def ended(self) -> bool:
+    def has_reported_end(self) -> bool:
         """Whether the stream has reported an end, so that silence after it is no error."""
-        return self._accumulator.ended
+        return self._accumulator.has_reported_end
 
     @property
     def usage(self) -> Usage | None:
@@ -151,21 +151,21 @@ class ReplyReader:
         # As `run_decoder`, but once for all events of a piece, because a call for each event would slow every token.
         try:
             for name, data in self._parser.feed(chunk):
-                if taken.done:
+                if taken.is_done:
                     break
                 self.events += name != "ping"
-                deltas += taken.process_event(name, data)
+                deltas += taken.add_event(name, data)
         except ModelError:
             raise
         except Exception as error:  # noqa: BLE001 - see `run_decoder`
             broken = _describe_decode_error(error)
         else:
-            self._count_text(deltas)
+            self._count_and_limit_text(deltas)
             return deltas
         raise make_protocol_error(self._call, broken, self.usage)
 
-    def _count_text(self, deltas: list[ModelDelta]) -> None:
-        """Count the text of *deltas*; raise an error above the limit."""
+    def _count_and_limit_text(self, deltas: list[ModelDelta]) -> None:
+        """Count the characters of text in *deltas*; raise ``ModelError`` if the reply exceeds the limit."""
         for delta in deltas:
             if isinstance(delta, (TextChunk, ThinkingChunk)):
                 self._text += len(delta.text)
@@ -271,7 +271,7 @@ class HttpExchange:
         return "text/event-stream" in kind or AWS_STREAM in kind
 
     @property
-    def parser(self) -> SSEParser | AWSParser:
+    def new_parser(self) -> SSEParser | AWSParser:
         """A new parser for the event stream of the response."""
         kind = self.response.headers.get("content-type", "").lower()
         return AWSParser(self.call) if AWS_STREAM in kind else SSEParser()
@@ -320,9 +320,9 @@ class HttpExchange:
             data = data[0]
         if isinstance(data, Mapping):
             return data
-        begin = printable(content[: 2 * SHOWN_CHARS].decode("utf-8", "replace"), SHOWN_CHARS)
-        what = printable(kind, SHOWN_CHARS) or "something"
-        msg = f"{self.call.provider} answered {what} that is not a reply of {self.call.asked}: {begin!r}"
+        begin = make_safe_excerpt(content[: 2 * SHOWN_CHARS].decode("utf-8", "replace"), SHOWN_CHARS)
+        what = make_safe_excerpt(kind, SHOWN_CHARS) or "something"
+        msg = f"{self.call.provider} answered {what} that is not a reply of {self.call.model_and_address}: {begin!r}"
         raise ModelError(msg, retryable=kind != "text/html", kind="protocol", request_id=self.request_id)
 
 
@@ -334,7 +334,7 @@ def make_timeout_error(call: RequestLabel, limit: str, timeouts: Timeouts, usage
         "silence": "sent nothing but keep-alives",
         "total": "did not finish its reply",
     }[limit]
-    msg = f"{call.provider} {what} for {getattr(timeouts, limit):g} s when asked for {call.asked} (Timeouts.{limit})"
+    msg = f"{call.provider} {what} for {getattr(timeouts, limit):g} s when asked for {call.model_and_address} (Timeouts.{limit})"
     return ModelError(msg, retryable=True, kind="timeout", usage=usage)
 
 
@@ -395,15 +395,17 @@ class ReplyBody:
                 self._patience.record_piece(asyncio.get_running_loop().time(), self._reader.events)
             self._has_come = True
             try:
-                piece = await self._alarm.wait(*begun, self._patience.deadline())
+                piece = await self._alarm.wait(*begun, self._patience.earliest_deadline())
             except (Exception, StopAsyncIteration) as error:  # noqa: BLE001 - see `_has_ended_cleanly`
                 ended = error
         exchange, reader = self._exchange, self._reader
         self.ended = piece is None
         self.clean = ended is None or _has_ended_cleanly(ended, exchange.call)
         # After a reported end silence is no error: some servers leave the connection open.
-        if isinstance(ended, TimeoutError) and not reader.ended:
-            raise make_timeout_error(exchange.call, self._patience.limit(), exchange.timeouts, reader.usage)
+        if isinstance(ended, TimeoutError) and not reader.has_reported_end:
+            raise make_timeout_error(
+                exchange.call, self._patience.earliest_limit_name(), exchange.timeouts, reader.usage
+            )
         return piece
 
     def close(self) -> None:
@@ -433,18 +435,18 @@ class _WaitLimits:
 
     # Three limits run at once: for the next byte, for the next event with content (not keep-alives), and for the whole.
     # The first one to expire names the failure, because their remedies differ.
-    def _limits(self) -> tuple[float, float, float]:
+    def _limit_times(self) -> tuple[float, float, float]:
         timeouts = self._timeouts
         silent = timeouts.first_byte if self._is_first else timeouts.idle
         return self._progress + timeouts.total, self._said + timeouts.silence, self._last + silent
 
-    def deadline(self) -> float:
+    def earliest_deadline(self) -> float:
         """Return the time of the earliest limit."""
-        return min(self._limits())
+        return min(self._limit_times())
 
-    def limit(self) -> str:
+    def earliest_limit_name(self) -> str:
         """Return the name of the earliest limit, a member of ``Timeouts``."""
-        limits = self._limits()
+        limits = self._limit_times()
         return ("total", "silence", "first_byte" if self._is_first else "idle")[limits.index(min(limits))]
 
 
@@ -498,9 +500,9 @@ class _WaitTimer:
 
     def _start_timer(self) -> None:
         self.cancel()
-        self._timer = self._loop.call_at(self._due, self._on_timer)
+        self._timer = self._loop.call_at(self._due, self._cancel_task_or_restart)
 
-    def _on_timer(self) -> None:
+    def _cancel_task_or_restart(self) -> None:
         timer, self._timer = self._timer, None
         if self._task is None or timer is None:
             return

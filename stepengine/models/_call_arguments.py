@@ -26,7 +26,7 @@ UNREADABLE = object()
 """A marker for arguments that are not JSON, which equals no value."""
 
 
-def can_start(text: str) -> bool:
+def can_start_json(text: str) -> bool:
     """Return whether *text* is a JSON value or can be the start of one."""
     import jiter
 
@@ -41,7 +41,7 @@ def can_start(text: str) -> bool:
     return True
 
 
-def parse_whole(text: str) -> Any:
+def parse_complete_arguments(text: str) -> Any:
     """Return the value of complete arguments, which may be encoded twice; else ``UNREADABLE``."""
     if not text.rstrip().endswith(ENDS):
         return UNREADABLE
@@ -78,79 +78,79 @@ class ArgumentPieces:
     @property
     def text(self) -> str:
         """The arguments so far; of several readings the complete one."""
-        joined = self._join()
-        whole = [reading for reading in (joined, *self._others) if parse_whole(reading) is not UNREADABLE]
+        joined = self._join_pieces()
+        whole = [reading for reading in (joined, *self._others) if parse_complete_arguments(reading) is not UNREADABLE]
         return whole[0] if self._others and whole else joined
 
     @property
-    def shown(self) -> str:
+    def certain_text(self) -> str:
         """The part of the arguments that is certain."""
-        return self._join()[: self._shown]
+        return self._join_pieces()[: self._shown]
 
     @property
     def is_undecided(self) -> bool:
         """Whether the pieces can be read as complete arguments in more than one way."""
-        readings = (self._join(), *self._others) if self._others else ()
-        return sum(parse_whole(reading) is not UNREADABLE for reading in readings) > 1
+        readings = (self._join_pieces(), *self._others) if self._others else ()
+        return sum(parse_complete_arguments(reading) is not UNREADABLE for reading in readings) > 1
 
     @property
-    def is_whole(self) -> bool:
+    def is_complete(self) -> bool:
         """Whether the arguments are a complete JSON value."""
         # Evaluated for every piece that may start a call, so the cheap check of the last character goes first.
         last = next((piece.rstrip() for piece in reversed(self._pieces) if not piece.isspace()), "")
-        return (bool(self._others) or last.endswith(ENDS)) and parse_whole(self.text) is not UNREADABLE
+        return (bool(self._others) or last.endswith(ENDS)) and parse_complete_arguments(self.text) is not UNREADABLE
 
     def is_repeated_by(self, text: str) -> bool:
         """Return whether *text* repeats the same complete arguments."""
-        return _are_equal(text, self.text)
+        return _are_equal_arguments(text, self.text)
 
-    def can_continue(self, text: str) -> bool:
+    def can_continue_with(self, text: str) -> bool:
         """Return whether the arguments can still become JSON with *text* as their next piece."""
-        return any(can_start(reading) for reading in self._read(text))
+        return any(can_start_json(reading) for reading in self._list_readings(text))
 
     def append(self, text: str) -> str:
         """Add a piece, and return the new text that is certain now."""
         self.count += bool(text.strip())
         self._first = self._first or text.strip()[:1]
-        if not self._others and not self._may_restart(text):
+        if not self._others and not self._may_repeat_arguments(text):
             self._pieces.append(text)
             self._shown += len(text)
             return text
-        found = self._read(text)
+        found = self._list_readings(text)
         if len(found) > 1:
-            found = [reading for reading in found if can_start(reading)] or found[:1]
+            found = [reading for reading in found if can_start_json(reading)] or found[:1]
         self._pieces, self._others = found[:1], found[1:]
-        return "" if self._others else self.show_rest()
+        return "" if self._others else self.flush_rest()
 
-    def show_rest(self) -> str:
+    def flush_rest(self) -> str:
         """Return the rest of the text at the end of the stream."""
         text = self.text
         new, self._shown = text[self._shown :], len(text)
         return new
 
-    def _join(self) -> str:
+    def _join_pieces(self) -> str:
         if len(self._pieces) > 1:
             self._pieces = ["".join(self._pieces)]
         return self._pieces[0] if self._pieces else ""
 
-    def _may_restart(self, text: str) -> bool:
+    def _may_repeat_arguments(self, text: str) -> bool:
         """Return whether *text* starts like the arguments, or like their JSON text, and so may repeat them."""
         begin = text.lstrip()[:2]
         return bool(self._pieces and self._first) and (begin[:1] == self._first or begin == '"{')
 
-    def _read(self, text: str) -> list[str]:
+    def _list_readings(self, text: str) -> list[str]:
         """Return the possible arguments after *text*: extended by it, replaced by it, or unchanged."""
-        readings = (self._join(), *self._others)
+        readings = (self._join_pieces(), *self._others)
         found = [reading + text for reading in readings]
         for reading in readings:
             if reading and text.startswith(reading):
                 found.append(text)
-            elif _are_equal(text, reading):
+            elif _are_equal_arguments(text, reading):
                 found.append(reading)
         return list(dict.fromkeys(found))
 
 
-def _are_equal(one: str, other: str) -> bool:
+def _are_equal_arguments(one: str, other: str) -> bool:
     """Return whether both texts are complete arguments with equal values."""
-    value = parse_whole(one)
-    return value is not UNREADABLE and parse_whole(other) == value
+    value = parse_complete_arguments(one)
+    return value is not UNREADABLE and parse_complete_arguments(other) == value

@@ -19,7 +19,7 @@ from urllib.parse import urlsplit
 from weakref import WeakKeyDictionary
 
 from stepengine.errors import MissingKey, ModelError
-from stepengine.models.keys import KEY_HOSTS, Credentials, Secret, find_set_variable, printable, register_secret
+from stepengine.models.keys import KEY_HOSTS, Credentials, Secret, find_set_variable, make_safe_excerpt, register_secret
 
 TokenSource: TypeAlias = Callable[[], str | Awaitable[str]]
 """A function without arguments that returns a token for the next request; it may be asynchronous."""
@@ -62,7 +62,7 @@ class CloudAuth(ABC):
         """Return an identifier of the cloud account; ``None`` if it is unknown without a request."""
 
     @abstractmethod
-    def check(self, provider: str) -> Credentials:
+    def resolve_credentials(self, provider: str) -> Credentials:
         """
         Return the source of the credentials of *provider*.
 
@@ -72,11 +72,11 @@ class CloudAuth(ABC):
         """
 
     @abstractmethod
-    def list_errors(self) -> tuple[type[Exception], ...]:
+    def list_error_types(self) -> tuple[type[Exception], ...]:
         """Return the exception classes that the cloud's packages raise for missing credentials."""
 
 
-def check_host(provider: str, access: CloudAuth, url: str, home: str | None) -> None:
+def require_trusted_host(provider: str, access: CloudAuth, url: str, home: str | None) -> None:
     """
     Raise ``MissingKey`` if credentials of the environment would go to an untrusted host other than *home*.
 
@@ -96,12 +96,12 @@ def check_host(provider: str, access: CloudAuth, url: str, home: str | None) -> 
 
 def make_credentials_error(provider: str, model: str, error: BaseException, repair: str) -> ModelError:
     """Return the error for missing cloud credentials, or for a failure to renew them."""
-    why = printable(f"{type(error).__name__}: {error}", SAID_CHARS)
+    why = make_safe_excerpt(f"{type(error).__name__}: {error}", SAID_CHARS)
     msg = f"{provider} has no usable credentials for {model!r}: {why} {repair}"
     return MissingKey(msg, kind="credentials", retryable=bool(getattr(error, "retryable", False)))
 
 
-def check_exclusive(provider: str, **ways: object) -> None:
+def require_at_most_one(provider: str, **ways: object) -> None:
     """
     Raise ``ModelError`` if more than one of *ways*, the arguments for authentication by name, is set.
 
@@ -164,7 +164,7 @@ class AwsAuth(CloudAuth):
         if access_key is None and session_token is not None:
             msg = f"{provider!r} was given session_token= without an access key; pass access_key= and secret_key=, too"
             raise ModelError(msg, kind="settings")
-        check_exclusive(provider, api_key=api_key, access_key=access_key)
+        require_at_most_one(provider, api_key=api_key, access_key=access_key)
         self._region = region
         self._profile = profile
         self._access_key = access_key
@@ -177,9 +177,9 @@ class AwsAuth(CloudAuth):
         """Whether the caller passed a key or a profile."""
         return any(one is not None for one in (self._api_key, self._access_key, self._profile))
 
-    def check(self, provider: str) -> Credentials:
+    def resolve_credentials(self, provider: str) -> Credentials:
         """Return the source of the credentials; the first request looks for those that only AWS's packages find."""
-        bearer = self.bearer()
+        bearer = self.find_api_key()
         # A machine at Amazon has credentials without a sign of them, so a region is accepted as one.
         is_named = (
             self.is_given
@@ -196,14 +196,14 @@ class AwsAuth(CloudAuth):
             raise MissingKey(msg, kind="missing_key")
         if bearer is None:
             check_package_installed(provider, "boto3", "bedrock")
-        if self.region() is None:
+        if self.find_region() is None:
             msg = (
                 f"{provider!r} has no region: set AWS_REGION, such as AWS_REGION=us-east-1, name one in the profile, or pass "
                 f"{self.made_by}(region=...)"
             )
             raise ModelError(msg, kind="missing_region")
         named = self.key_name if bearer is not None else self._describe_credentials()
-        return Credentials(bearer, "AWS", told=f"Requests went to {self.region()} with {named}.")
+        return Credentials(bearer, "AWS", told=f"Requests went to {self.find_region()} with {named}.")
 
     def _describe_credentials(self) -> str:
         if self._access_key is not None:
@@ -215,24 +215,24 @@ class AwsAuth(CloudAuth):
 
     def identity(self) -> Secret | None:
         """Return the API key, the id of the access key, or the name of the profile."""
-        bearer, keys = self.bearer(), self.keys()
+        bearer, keys = self.find_api_key(), self.find_signing_keys()
         named = keys.get("access_key") or keys.get("profile") or os.environ.get("AWS_PROFILE", "").strip()
         return bearer if bearer is not None or not named else Secret(named)
 
-    def bearer(self) -> Secret | None:
+    def find_api_key(self) -> Secret | None:
         """Return the Bedrock API key; ``None`` if requests must be signed."""
         if self._api_key is not None or self._access_key is not None or self._profile is not None:
             return self._api_key
         return _make_registered_secret("bedrock", os.environ.get(self.key_variable, "").strip() or None, "api_key")
 
-    def region(self) -> str | None:
+    def find_region(self) -> str | None:
         """Return the region of the argument, the environment or the profile; ``None`` if it is unknown."""
         variable = find_set_variable(AWS_REGIONS)
         if self._region is not None or variable is not None:
             return self._region or os.environ[variable or ""].strip()
         return _read_profile_region(self._profile)
 
-    def keys(self) -> dict[str, str | None]:
+    def find_signing_keys(self) -> dict[str, str | None]:
         """
         Return the access key or profile to sign with: those of the arguments, else the access key of the environment.
 
@@ -252,7 +252,7 @@ class AwsAuth(CloudAuth):
         shown = None if token is None else token.reveal()
         return {"access_key": access_key, "secret_key": secret.reveal(), "session_token": shown}
 
-    def list_errors(self) -> tuple[type[Exception], ...]:
+    def list_error_types(self) -> tuple[type[Exception], ...]:
         """Return the exception classes of boto3 and of the SDK's signing."""
         found = sys.modules.get("botocore.exceptions")
         return (RuntimeError,) if found is None else (RuntimeError, found.BotoCoreError)
@@ -326,7 +326,7 @@ class GoogleAuth(CloudAuth):
         """Whether the caller passed credentials."""
         return self._is_given
 
-    def check(self, provider: str) -> Credentials:
+    def resolve_credentials(self, provider: str) -> Credentials:
         """Return the source of the credentials; ``google-auth`` looks for its own with the first request."""
         folder = Path(os.environ.get("CLOUDSDK_CONFIG") or "~/.config/gcloud").expanduser()
         saved = folder / "application_default_credentials.json"
@@ -354,7 +354,7 @@ class GoogleAuth(CloudAuth):
         """Return the project, because limits apply per project."""
         return None if self.project is None else Secret(self.project)
 
-    def location(self, *variables: str) -> str:
+    def resolve_location(self, *variables: str) -> str:
         """Return the location of the argument, else of the first set one of *variables*, else ``"global"``."""
         variable = find_set_variable(variables)
         return self._location or (os.environ[variable].strip() if variable else ANYWHERE)
@@ -368,7 +368,7 @@ class GoogleAuth(CloudAuth):
             self._credentials = Token(self._credentials.reveal())  # type: ignore[no-untyped-call]
         return self._credentials
 
-    async def find_credentials(self, model: str) -> None:
+    async def load_credentials_if_missing(self, model: str) -> None:
         """
         Load the credentials with ``google-auth`` if the caller passed none; that may read files and send requests.
 
@@ -379,7 +379,7 @@ class GoogleAuth(CloudAuth):
         lock = self._finding.setdefault(asyncio.get_running_loop(), asyncio.Lock())
         async with lock:
             if self._credentials is None:
-                self.check(self._provider)
+                self.resolve_credentials(self._provider)
                 await self._load_default_credentials(model)
         if self.project is None:
             raise self._make_missing_project_error()
@@ -390,7 +390,7 @@ class GoogleAuth(CloudAuth):
         failure: BaseException
         try:
             credentials, project = await asyncio.to_thread(google.auth.default, scopes=[GOOGLE_SCOPE])
-        except self.list_errors() as error:
+        except self.list_error_types() as error:
             failure = make_credentials_error(self._provider, model, error, f"Look at {GOOGLE_CREDENTIALS}.")
         else:
             self._credentials = credentials
@@ -402,7 +402,7 @@ class GoogleAuth(CloudAuth):
         msg = f"{self._provider!r} has no project: set GOOGLE_CLOUD_PROJECT, or pass {self.made_by}(project=...)"
         return ModelError(msg, kind="missing_project")
 
-    def list_errors(self) -> tuple[type[Exception], ...]:
+    def list_error_types(self) -> tuple[type[Exception], ...]:
         """Return the exception classes of ``google-auth``."""
         from google.auth.exceptions import GoogleAuthError
 
@@ -420,7 +420,7 @@ class GooglePlatformAuth(GoogleAuth):
 # --- Microsoft --------------------------------------------------------------------------------------------------------
 
 
-def make_entra_source(provider: str, given: TokenSource | None, scope: str) -> TokenSource | None:
+def make_entra_token_source(provider: str, given: TokenSource | None, scope: str) -> TokenSource | None:
     """
     Return a source of Entra ID tokens: *given*, else one from the environment; ``None`` if neither exists.
 
@@ -434,11 +434,11 @@ def make_entra_source(provider: str, given: TokenSource | None, scope: str) -> T
         source = lambda: token  # noqa: E731 - a function of one value
     if source is None and find_set_variable(ENTRA_SIGNS):
         check_package_installed(provider, "azure-identity", "azure")
-        source = _make_azure_source(scope)
-    return None if source is None else _wrap_token_source(provider, source)
+        source = _make_azure_token_source(scope)
+    return None if source is None else _make_registering_token_source(provider, source)
 
 
-def _make_azure_source(scope: str) -> TokenSource:
+def _make_azure_token_source(scope: str) -> TokenSource:
     made: list[Callable[[], str]] = []
 
     async def token() -> str:
@@ -451,7 +451,7 @@ def _make_azure_source(scope: str) -> TokenSource:
     return token
 
 
-def _wrap_token_source(provider: str, source: TokenSource) -> TokenSource:
+def _make_registering_token_source(provider: str, source: TokenSource) -> TokenSource:
     async def token() -> str:
         failure: BaseException
         try:

@@ -81,11 +81,11 @@ class Connections:
         self._clients = WeakKeyDictionary()
         self._unclosed.clear()
 
-    def find(self) -> LoopClients | None:
+    def find_loop_clients(self) -> LoopClients | None:
         """Return the clients of this event loop; ``None`` before the first request."""
         return self._clients.get(asyncio.get_running_loop())
 
-    def add(self, clients: LoopClients) -> None:
+    def add_loop_clients(self, clients: LoopClients) -> None:
         """Store the clients of this event loop."""
         self._clients[asyncio.get_running_loop()] = clients
         if self.transport is None:
@@ -95,13 +95,13 @@ class Connections:
         """Return an HTTP client for an SDK."""
         import httpx2
 
-        from stepengine.models._transport import get_ssl_context, unpack_response
+        from stepengine.models._transport import decompress_response, get_ssl_context
 
         # It accepts only gzip, which can be decompressed in bounded pieces. It follows no redirects, which would send the
         # key to another host (reliability:MP14). Its time limits are above ours, which ignore keep-alives.
         return httpx2.AsyncClient(
             headers={"accept-encoding": "gzip"},
-            event_hooks={"response": [unpack_response]},
+            event_hooks={"response": [decompress_response]},
             transport=self.transport,
             verify=get_ssl_context(),
             timeout=httpx2.Timeout(connect=self._timeouts.connect, read=self._timeouts.total, write=60.0, pool=60.0),

@@ -22,7 +22,7 @@ from stepengine.data.models import ModelRequest
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow, ModelError, TruncatedReply
 from stepengine.models._json import read_json
-from stepengine.models.keys import Credentials, printable
+from stepengine.models.keys import Credentials, make_safe_excerpt
 
 INPUTS_AND_NEW = "`inputs` tokens + `max_new_tokens` must be <="
 INVALID_SIGNATURE = "invalid_signature"
@@ -230,16 +230,16 @@ class RequestLabel:
     address: str = ""
 
     @property
-    def asked(self) -> str:
+    def model_and_address(self) -> str:
         """The model and its URL, for messages."""
         return f"{self.model!r} at {self.address}" if self.address else repr(self.model)
 
 
-def format_address(base_url: str) -> str:
+def format_address_without_secrets(base_url: str) -> str:
     """Return a URL for messages, without user name, password and query, which may be secrets."""
     scheme, _, rest = base_url.partition("://")
     place, slash, path = rest.partition("?")[0].partition("#")[0].partition("/")
-    return printable(f"{scheme}://{place.rpartition('@')[2]}{slash}{path}", MAX_ADDRESS_CHARS)
+    return make_safe_excerpt(f"{scheme}://{place.rpartition('@')[2]}{slash}{path}", MAX_ADDRESS_CHARS)
 
 
 def error_from_sdk(error: Exception, sdk: Any, call: RequestLabel) -> BaseException:
@@ -289,7 +289,7 @@ def error_from_transport(error: BaseException, call: RequestLabel) -> BaseExcept
         return _make_connection_error(
             call, "request", False, "the request could not be sent; check base_url and the characters of the key"
         )
-    detail = printable(f"{type(error).__name__}: {error}", MAX_MESSAGE_CHARS)
+    detail = make_safe_excerpt(f"{type(error).__name__}: {error}", MAX_MESSAGE_CHARS)
     is_here = call.address.partition("://")[2].startswith(LOOPBACK)
     refused = is_here and isinstance(error, httpx2.ConnectError)
     detail = f"{detail}; is a server running there?" if refused else detail
@@ -312,7 +312,7 @@ def _make_connection_error(
     detail: str,
     usage: Usage | None = None,
 ) -> ModelError:
-    msg = f"the request to {call.provider} for {call.asked} failed: {detail or 'the connection failed'}"
+    msg = f"the request to {call.provider} for {call.model_and_address} failed: {detail or 'the connection failed'}"
     return ModelError(msg, retryable=retryable, kind=kind, usage=usage)
 
 
@@ -347,20 +347,24 @@ def error_from_body(
     problem = _add_kind_from_header(_parse_problem(content), headers.get(AWS_TYPE, ""))
     status = status if status is not None else problem.status
     message = _format_message(problem, status, call)
-    fields: dict[str, Any] = {"status": status, "request_id": _find_any_request_id(headers, content), "kind": "http"}
+    fields: dict[str, Any] = {
+        "status": status,
+        "request_id": _find_id_in_headers_or_body(headers, content),
+        "kind": "http",
+    }
     fields["usage"] = usage
     asked = parse_retry_after(headers)
-    if status == BAD_REQUEST and _is_large_limit(problem.text, call):
+    if status == BAD_REQUEST and _rejects_default_output_limit(problem.text, call):
         return ModelError(message, **{**fields, "kind": LARGE_LIMIT})
-    if status in OVERFLOW_STATUS and _is_overflow(problem, status, call):
+    if status in OVERFLOW_STATUS and _is_context_overflow(problem, status, call):
         return ContextOverflow(message, **{**fields, "kind": "context_overflow"})
-    if kind := _failure_kind(problem, status):
+    if kind := _classify_final_failure(problem, status):
         return ModelError(message, **{**fields, "kind": kind})
     retryable = _is_retryable(status, headers)
     return ModelError(message, retryable=retryable, retry_after=problem.wait if asked is None else asked, **fields)
 
 
-def _failure_kind(problem: _Problem, status: int | None) -> str:
+def _classify_final_failure(problem: _Problem, status: int | None) -> str:
     """Return the error kind of a failure that is final or retried only once; ``""`` for others."""
     if _is_wrong_key(problem, status):
         return AUTH
@@ -372,16 +376,16 @@ def _failure_kind(problem: _Problem, status: int | None) -> str:
         return MALFORMED_CALL
     if _is_unknown_model(problem, status):
         return UNKNOWN_MODEL
-    return _rejected_request_kind(problem.text)
+    return _classify_avoidable_rejection(problem.text)
 
 
-def _is_overflow(problem: _Problem, status: int | None, call: RequestLabel) -> bool:
+def _is_context_overflow(problem: _Problem, status: int | None, call: RequestLabel) -> bool:
     """Return whether the error means that the request exceeds the model's context window."""
     text = problem.text.casefold()
     if PER_MINUTE in text:
         return False
     if not text and status == BAD_REQUEST and call.provider in WORDLESS:
-        return _may_be_too_long(call)
+        return _may_exceed_context_window(call)
     if INPUTS_AND_NEW in text:
         # The same message reports a prompt that is too long, and a max_tokens above the window.
         limit = text.partition(INPUTS_AND_NEW)[2].split()[:1]
@@ -390,7 +394,7 @@ def _is_overflow(problem: _Problem, status: int | None, call: RequestLabel) -> b
     return status == TOO_LARGE or not problem.words.isdisjoint(TOO_LONG) or any(words in text for words in OVERFLOW)
 
 
-def _may_be_too_long(call: RequestLabel) -> bool:
+def _may_exceed_context_window(call: RequestLabel) -> bool:
     """Return whether a request may exceed the context window, estimated from its size within a factor of two."""
     from stepengine.models.pricing import find_model_info
 
@@ -398,7 +402,7 @@ def _may_be_too_long(call: RequestLabel) -> bool:
     return window is None or call.size >= BYTES_PER_TOKEN / 2 * window
 
 
-def _is_large_limit(text: str, call: RequestLabel) -> bool:
+def _rejects_default_output_limit(text: str, call: RequestLabel) -> bool:
     """Return whether the default output limit was rejected, and a smaller one would be accepted."""
     if call.request is None or call.request.settings.max_tokens is not None:
         return False
@@ -417,7 +421,7 @@ def _is_wrong_key(problem: _Problem, status: int | None) -> bool:
     return status == NOT_KNOWN or (status in {None, BAD_REQUEST, FORBIDDEN} and said)
 
 
-def _rejected_request_kind(text: str) -> str:
+def _classify_avoidable_rejection(text: str) -> str:
     """Return the kind of a rejection that a changed request can avoid; ``""`` for others."""
     low = text.casefold()
     if DANGLING.search(text):
@@ -460,7 +464,7 @@ def _parse_problem(content: bytes | Mapping[str, object]) -> _Problem:
         value = value[0]
     error = (value.get("error") or value) if isinstance(value, Mapping) else value
     if not isinstance(error, Mapping):
-        return _Problem(printable(str(error), QUOTED_CHARS), frozenset(), None)
+        return _Problem(make_safe_excerpt(str(error), QUOTED_CHARS), frozenset(), None)
     details = error.get("details")
     code = details.get("error_code") if isinstance(details, Mapping) else None
     told = (
@@ -468,7 +472,7 @@ def _parse_problem(content: bytes | Mapping[str, object]) -> _Problem:
     )
     reasons = [reason for reason in told if isinstance(reason, str) and reason in WRONG_KEY_WORDS]
     given = (error.get("type"), error.get("code"), error.get("status"), code, *reasons)
-    words = [printable(str(word), MAX_WORD_CHARS) for word in given if word is not None]
+    words = [make_safe_excerpt(str(word), MAX_WORD_CHARS) for word in given if word is not None]
     text = str(error.get("message") or error.get("detail") or error)
     metadata = error.get("metadata")
     raw = metadata.get("raw") if isinstance(metadata, Mapping) else None
@@ -476,17 +480,20 @@ def _parse_problem(content: bytes | Mapping[str, object]) -> _Problem:
     failed = error.get("failed_generation")
     text = f"{text} (it had written {failed!r})" if isinstance(failed, str) and failed else text
     return _Problem(
-        printable(text, MAX_MESSAGE_CHARS), frozenset(words), _status_from_codes(words), _parse_delay(details, text)
+        make_safe_excerpt(text, MAX_MESSAGE_CHARS),
+        frozenset(words),
+        _status_from_codes(words),
+        _parse_retry_delay(details, text),
     )
 
 
 def _add_kind_from_header(problem: _Problem, kind: str) -> _Problem:
     """Return *problem* with the error type of a header such as ``ThrottlingException:http://...`` added to its words."""
-    word = printable(kind.partition(":")[0], MAX_WORD_CHARS)
+    word = make_safe_excerpt(kind.partition(":")[0], MAX_WORD_CHARS)
     return attrs.evolve(problem, words=problem.words | {word}) if word else problem
 
 
-def _parse_delay(details: object, words: str) -> float | None:
+def _parse_retry_delay(details: object, words: str) -> float | None:
     """Return the seconds to wait from Google's ``{"retryDelay": "13s"}``, else from *words*, else ``None`` (reliability:MP10)."""
     for detail in details if isinstance(details, list) else ():
         text = detail.get("retryDelay") if isinstance(detail, Mapping) else None
@@ -514,9 +521,9 @@ def _format_message(problem: _Problem, status: int | None, call: RequestLabel) -
     # An error without a code may mean that the server has no such API, so its URL is shown.
     is_redirect = status is not None and HTTP_REDIRECT <= status < HTTP_CLIENT_ERROR
     is_lost = is_redirect or (status == NOT_FOUND and not words)
-    text = f"{head} for {call.asked if is_lost else repr(call.model)}: {problem.text}"
+    text = f"{head} for {call.model_and_address if is_lost else repr(call.model)}: {problem.text}"
     if status == FORBIDDEN or _is_wrong_key(problem, status):
-        return f"{text} {call.credentials.origin}"
+        return f"{text} {call.credentials.source_sentence}"
     if status == NOT_FOUND or _is_unknown_model(problem, status):
         from stepengine.models.pricing import find_nearest_names
 
@@ -558,16 +565,16 @@ def find_request_id(headers: Mapping[str, str]) -> str | None:
     """Return the provider's id of a request from the headers of its response."""
     for name in ("request-id", "x-request-id", "x-generation-id", "x-amzn-requestid"):
         if headers.get(name):
-            return printable(headers[name], MAX_ID_CHARS)
+            return make_safe_excerpt(headers[name], MAX_ID_CHARS)
     return None
 
 
-def _find_any_request_id(headers: Mapping[str, str], content: bytes | Mapping[str, object]) -> str | None:
+def _find_id_in_headers_or_body(headers: Mapping[str, str], content: bytes | Mapping[str, object]) -> str | None:
     named = find_request_id(headers)
     if named is not None:
         return named
     found = content.get("request_id") if isinstance(content, Mapping) else None
-    return printable(found, MAX_ID_CHARS) if isinstance(found, str) else None
+    return make_safe_excerpt(found, MAX_ID_CHARS) if isinstance(found, str) else None
 
 
 def parse_retry_after(headers: Mapping[str, str]) -> float | None:
@@ -579,7 +586,7 @@ def parse_retry_after(headers: Mapping[str, str]) -> float | None:
         try:
             seconds = float(text) * factor
         except ValueError:
-            seconds = _seconds_until(text)
+            seconds = _seconds_until_http_date(text)
         # `inf`, `nan` and negative numbers parse as floats, too. They are ignored, so the usual back-off applies
         # (reliability:MP10). There is no upper limit here; the retry policy has one.
         if 0 <= seconds < float("inf"):
@@ -587,7 +594,7 @@ def parse_retry_after(headers: Mapping[str, str]) -> float | None:
     return None
 
 
-def _seconds_until(text: str) -> float:
+def _seconds_until_http_date(text: str) -> float:
     try:
         return max(0.0, parsedate_to_datetime(text).timestamp() - time.time())
     except (TypeError, ValueError, IndexError, OverflowError):
@@ -596,33 +603,31 @@ def _seconds_until(text: str) -> float:
 
 def make_protocol_error(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
     """Return the retryable error for a reply that violates its protocol."""
-    msg = f"{call.provider} broke its protocol in the reply of {call.model!r}: {printable(what, MAX_MESSAGE_CHARS)}"
+    msg = f"{call.provider} broke its protocol in the reply of {call.model!r}: {make_safe_excerpt(what, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind="protocol", usage=usage)
 
 
 def make_malformed_call_error(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a malformed tool call, which is retried once (ecosystem:EC97)."""
-    msg = f"{call.model!r} of {call.provider} wrote a malformed tool call: {printable(what, MAX_MESSAGE_CHARS)}"
+    msg = f"{call.model!r} of {call.provider} wrote a malformed tool call: {make_safe_excerpt(what, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind=MALFORMED_CALL, usage=usage)
 
 
 def make_unsigned_call_error(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
     """Return the error for missing signatures of earlier calls; the retry sends placeholders (reliability:MP60)."""
-    msg = (
-        f"{call.model!r} of {call.provider} requires a missing thought signature: {printable(what, MAX_MESSAGE_CHARS)}"
-    )
+    msg = f"{call.model!r} of {call.provider} requires a missing thought signature: {make_safe_excerpt(what, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind=INVALID_SIGNATURE, usage=usage)
 
 
-def make_given_up_error(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
+def make_aborted_reply_error(call: RequestLabel, what: str, usage: Usage | None = None) -> ModelError:
     """Return the error for a reply that its provider aborted, which is retried once (ecosystem:EC97)."""
-    msg = f"{call.provider} aborted the reply of {call.model!r}: {printable(what, MAX_MESSAGE_CHARS)}"
+    msg = f"{call.provider} aborted the reply of {call.model!r}: {make_safe_excerpt(what, MAX_MESSAGE_CHARS)}"
     return ModelError(msg, retryable=True, kind=GIVEN_UP, usage=usage)
 
 
 def make_unanswerable_error(call: RequestLabel, kinds: list[str], usage: Usage | None = None) -> ModelError:
     """Return the error for a reply that waits for an unsupported action of its client."""
-    named = ", ".join(repr(printable(kind, MAX_WORD_CHARS)) for kind in kinds)
+    named = ", ".join(repr(make_safe_excerpt(kind, MAX_WORD_CHARS)) for kind in kinds)
     msg = (
         f"the reply of {call.model!r} from {call.provider} waits for its client: {named}. The engine answers only calls of "
         "the agent's own tools; remove such tools from ModelSettings(extra=...)"

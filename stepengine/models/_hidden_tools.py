@@ -27,12 +27,12 @@ KEPT_SPECS = 1_000
 Names = tuple[str, ...]
 
 
-def is_tool_search(data: Mapping[str, object]) -> bool:
+def is_tool_search_part(data: Mapping[str, object]) -> bool:
     """Return whether a part belongs to the provider's own tool search."""
     return SEARCH in find_text(data, "type") or find_text(data, "name").startswith(SEARCH)
 
 
-def find_loaded_tools(data: Mapping[str, object]) -> list[str]:
+def find_loaded_tool_names(data: Mapping[str, object]) -> list[str]:
     """Return the names of the tools in a result of the provider's own tool search; ``[]`` for other parts."""
     if find_text(data, "type") not in LOADS:
         return []
@@ -66,13 +66,15 @@ class _ToolsInConversation:
             elif isinstance(part, ToolReferencePart):
                 shown.append(part.tool_name)
             elif isinstance(part, OpaquePart) and part.provider == provider:
-                shown += find_loaded_tools(part.data)
+                shown += find_loaded_tool_names(part.data)
         if not (named or shown):
             return self
-        return _ToolsInConversation(_add_names(self.named, [*shown, *named]), _add_names(self.shown, shown))
+        return _ToolsInConversation(
+            _append_new_names(self.named, [*shown, *named]), _append_new_names(self.shown, shown)
+        )
 
 
-def _add_names(known: Names, more: Iterable[str]) -> Names:
+def _append_new_names(known: Names, more: Iterable[str]) -> Names:
     fresh = [name for name in dict.fromkeys(more) if name not in known]
     return (*known, *fresh) if fresh else known
 
@@ -88,7 +90,7 @@ def _collect_revealed_tools(request: ModelRequest, provider: str) -> _ToolsInCon
     return found
 
 
-def arrange_hidden_tools(request: ModelRequest, provider: str, *, searches: bool) -> ModelRequest:
+def select_tools_to_send(request: ModelRequest, provider: str, *, searches: bool) -> ModelRequest:
     """
     Return *request* with the tools to send; tools that still have ``defer_loading`` are sent as hidden.
 
@@ -106,12 +108,14 @@ def arrange_hidden_tools(request: ModelRequest, provider: str, *, searches: bool
         return attrs.evolve(request, tools=tuple([_reveal_tool(tool) for tool in tools]))
     known, choice = _collect_revealed_tools(request, provider), resolve_tool_choice(request)
     given = [name for name in known.named if not searches or name not in known.shown]
-    in_full = [_reveal_tool(hidden.pop(name)) for name in _add_names((), [*given, choice or ""]) if name in hidden]
+    in_full = [
+        _reveal_tool(hidden.pop(name)) for name in _append_new_names((), [*given, choice or ""]) if name in hidden
+    ]
     plain = [tool for tool in tools if not tool.defer_loading and not (searches and tool.name == FIND_TOOLS)]
     return attrs.evolve(request, tools=(*plain, *in_full, *(hidden.values() if searches else ())))
 
 
-def find_hidden_tools(request: ModelRequest) -> frozenset[str] | None:
+def find_hidden_tool_names(request: ModelRequest) -> frozenset[str] | None:
     """
     Return the names of the hidden tools of a request; ``None`` if they are unknown.
 

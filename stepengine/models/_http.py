@@ -15,8 +15,8 @@ from stepengine.errors import ModelError
 from stepengine.models._answers import (
     AnswerChunks,
     add_answer_tool_if_needed,
-    convert_answer_call,
-    is_answered_by_tool,
+    can_be_answered_by_tool,
+    convert_answer_call_to_text,
 )
 from stepengine.models._api import ApiProvider, RequestBody
 from stepengine.models._byte_reader import (
@@ -28,10 +28,16 @@ from stepengine.models._byte_reader import (
     run_decoder,
 )
 from stepengine.models._failures import NO_SEARCH, ONCE, RequestLabel, error_from_body
-from stepengine.models._hidden_tools import arrange_hidden_tools
+from stepengine.models._hidden_tools import select_tools_to_send
 from stepengine.models._json import parse_token_count
 from stepengine.models._reply import parse_dollar_text
-from stepengine.models._settings import add_dropped, find_foreign_options, remove_options, warn_of_dropped, warn_once
+from stepengine.models._settings import (
+    add_dropped_settings,
+    find_options_of_other_providers,
+    remove_extra_options,
+    report_dropped_settings,
+    warn_once,
+)
 from stepengine.models._stopped_usage import attach_usage_on_cancel
 from stepengine.models._wire import parse_extra_headers
 from stepengine.models.base import split_reply_into_deltas
@@ -49,7 +55,7 @@ class DeltaFilter(Protocol):
     def convert_delta(self, delta: ModelDelta) -> Iterable[ModelDelta]:
         """Return the deltas that subscribers receive for *delta*."""
 
-    def end(self) -> Iterable[ModelDelta]:
+    def flush(self) -> Iterable[ModelDelta]:
         """Return the deltas that were held back."""
 
 
@@ -59,7 +65,7 @@ def _filter_deltas(deltas: Iterable[ModelDelta], filters: Iterable[DeltaFilter])
     return deltas
 
 
-def _request_key(request: ModelRequest) -> tuple[object, ...]:
+def _make_retry_key(request: ModelRequest) -> tuple[object, ...]:
     """Return a key that is equal for all attempts of one call, and for copies of its request."""
     # By identity, because the attempts of one call have the same message objects, and comparing long conversations is
     # slow.
@@ -85,7 +91,7 @@ class HttpProvider(ApiProvider):
         self._without_search: set[str] = set()
 
     @contextmanager
-    def _mark_retryable(self, request: ModelRequest) -> Iterator[None]:
+    def _mark_first_failure_retryable(self, request: ModelRequest) -> Iterator[None]:
         """
         Set ``retryable`` of a ``ModelError`` in the block if it is of a kind that may be retried once.
 
@@ -97,7 +103,7 @@ class HttpProvider(ApiProvider):
         except ModelError as error:
             # Such as a rejected signature or a malformed call: if the changed request fails too, more attempts are useless.
             if error.kind in ONCE:
-                key = _request_key(request)
+                key = _make_retry_key(request)
                 error.retryable = key not in self._failed
                 self._failed[key] = (request, error.kind)
                 while len(self._failed) > REMEMBERED:
@@ -105,8 +111,8 @@ class HttpProvider(ApiProvider):
             raise
 
     @abstractmethod
-    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
-        """Encode *request*; after the failure kind *after* the rejected part is left out."""
+    def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
+        """Encode *request*; after the failure kind *previous_failure* the rejected part is left out."""
 
     def _supports_tool_search(self, model: str) -> bool:
         """Return whether the provider has its own tool search for *model*, so that hidden tools can be sent."""
@@ -116,7 +122,7 @@ class HttpProvider(ApiProvider):
         """Return filters for the deltas of a stream, such as one that separates thoughts from text."""
         return ()
 
-    def _explain_no_schema(self, request: ModelRequest) -> str:
+    def _explain_unsupported_schema(self, request: ModelRequest) -> str:
         """Return the reason why the provider does not support the response schema of *request*; ``""`` if it does."""
         return ""
 
@@ -124,22 +130,24 @@ class HttpProvider(ApiProvider):
         """Return the names of settings of *request* that the wire does not support."""
         return ()
 
-    def _find_foreign_options(self, request: ModelRequest) -> tuple[str, ...]:
+    def _find_options_of_other_providers(self, request: ModelRequest) -> tuple[str, ...]:
         """Return the members of ``extra`` that only another provider knows; ``()`` for a server at another URL."""
         if not request.settings.extra:
             return ()
         settings = self.settings()
         _, elsewhere = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
-        return () if elsewhere else find_foreign_options(request.settings, self.name)
+        return () if elsewhere else find_options_of_other_providers(request.settings, self.name)
 
-    def _list_left_out(self, request: ModelRequest) -> tuple[str, ...]:
+    def _list_left_out_settings(self, request: ModelRequest) -> tuple[str, ...]:
         """Return the names of the settings and ``extra`` members that *request* is sent without."""
         return (
             *self._list_dropped_settings(request),
-            *[f"extra[{name!r}]" for name in self._find_foreign_options(request)],
+            *[f"extra[{name!r}]" for name in self._find_options_of_other_providers(request)],
         )
 
-    def _prepare_request(self, request: ModelRequest, after: str = "", *, is_count: bool = False) -> ModelRequest:
+    def _adapt_request_tools(
+        self, request: ModelRequest, previous_failure: str = "", *, is_count: bool = False
+    ) -> ModelRequest:
         """
         Return *request* with its hidden tools arranged, and an answer tool where a schema needs one.
 
@@ -150,14 +158,14 @@ class HttpProvider(ApiProvider):
             ModelError: when the settings require native support of the schema, or an agent's tool has the same name.
         """
         model = self.strip_prefix(request.model)
-        if after == NO_SEARCH:
+        if previous_failure == NO_SEARCH:
             self._without_search.add(model)
             warn_once(f"{self.name} rejected its own tool search for {model}; find_tools is offered in its place")
         searches = not is_count and model not in self._without_search and self._supports_tool_search(model)
-        request = arrange_hidden_tools(request, self.name, searches=searches)
-        return add_answer_tool_if_needed(request, self.name, self._explain_no_schema, after)
+        request = select_tools_to_send(request, self.name, searches=searches)
+        return add_answer_tool_if_needed(request, self.name, self._explain_unsupported_schema, previous_failure)
 
-    def _encode_count(self, request: ModelRequest) -> RequestBody | None:
+    def _encode_token_count_request(self, request: ModelRequest) -> RequestBody | None:
         """Encode a request that counts the tokens of *request*; ``None`` if the provider does not count tokens."""
         return None
 
@@ -168,9 +176,9 @@ class HttpProvider(ApiProvider):
         Raises:
             ModelError: when there is none.
         """
-        with self._mark_retryable(request):
+        with self._mark_first_failure_retryable(request):
             async with self._send_request(request, stream=False) as exchange:
-                return await self._read(exchange, request)
+                return await self._read_reply(exchange, request)
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """
@@ -180,18 +188,18 @@ class HttpProvider(ApiProvider):
             ModelError: when there is no reply; ``TruncatedReply`` when it ended early.
         """
         # Only one generator, because each further one would slow every token.
-        with self._mark_retryable(request):
+        with self._mark_first_failure_retryable(request):
             async with self._send_request(request, stream=True) as exchange:
                 # The response decides, not the request: gateways answer a stream request with one object, and vice versa
                 # (reliability:MP26).
                 if not exchange.is_event_stream:
-                    reply = await self._read(exchange, request)
+                    reply = await self._read_reply(exchange, request)
                     for delta in (*split_reply_into_deltas(reply), ReplyDone(reply)):
                         yield delta
                     return
-                reader = self._make_reader(exchange, request)
+                reader = self._make_reply_reader(exchange, request)
                 done: ModelReply | None = None
-                filters: list[DeltaFilter] = [AnswerChunks()] if is_answered_by_tool(request) else []
+                filters: list[DeltaFilter] = [AnswerChunks()] if can_be_answered_by_tool(request) else []
                 filters += self._make_delta_filters()
                 with attach_usage_on_cancel(lambda: reader.usage):
                     async with open_reply_body(exchange, reader) as body:
@@ -201,11 +209,11 @@ class HttpProvider(ApiProvider):
                                 piece = await body.wait_for_piece()
                             for delta in () if piece is None else _filter_deltas(reader.feed(piece), filters):
                                 yield delta
-                            if piece is None or reader.done:
+                            if piece is None or reader.is_done:
                                 done = reader.finish(clean=body.clean)
-                for delta in [held for each in filters for held in each.end()]:
+                for delta in [held for each in filters for held in each.flush()]:
                     yield delta
-                yield ReplyDone(self._complete_reply(done, request))
+                yield ReplyDone(self._convert_answer_and_add_dropped(done, request))
 
     async def count_tokens(self, request: ModelRequest) -> int | None:
         """
@@ -214,22 +222,28 @@ class HttpProvider(ApiProvider):
         Raises:
             ModelError: when the query fails.
         """
-        body = self._encode_count(remove_options(request, self._find_foreign_options(request)))
+        body = self._encode_token_count_request(
+            remove_extra_options(request, self._find_options_of_other_providers(request))
+        )
         if body is None:
             return None
-        return parse_token_count((await self._answer(body, request)).get(self.count_member))
+        return parse_token_count((await self._request_json(body, request)).get(self.count_member))
 
-    def _encode_supported(self, request: ModelRequest, *, stream: bool, dropped: tuple[str, ...] = ()) -> RequestBody:
+    def _encode_and_warn_of_dropped(
+        self, request: ModelRequest, *, stream: bool, dropped: tuple[str, ...] = ()
+    ) -> RequestBody:
         """Encode *request* without unsupported settings, and warn of these and of *dropped*."""
-        warn_of_dropped(request, self.name, (*self._list_left_out(request), *dropped))
-        request = remove_options(request, self._find_foreign_options(request))
-        _, kind = self._failed.get(_request_key(request), (None, ""))
-        return self._encode(request, stream=stream, after=kind)
+        report_dropped_settings(request, self.name, (*self._list_left_out_settings(request), *dropped))
+        request = remove_extra_options(request, self._find_options_of_other_providers(request))
+        _, kind = self._failed.get(_make_retry_key(request), (None, ""))
+        return self._encode(request, stream=stream, previous_failure=kind)
 
     def _encode_for_batch(self, request: ModelRequest) -> RequestBody:
         """Encode *request* for a batch."""
         has_lost_headers = not self.batches_have_headers and parse_extra_headers(request.settings)
-        return self._encode_supported(request, stream=False, dropped=("extra['headers']",) if has_lost_headers else ())
+        return self._encode_and_warn_of_dropped(
+            request, stream=False, dropped=("extra['headers']",) if has_lost_headers else ()
+        )
 
     def batch_reply(self, result: Any, request: ModelRequest) -> ModelReply:
         """
@@ -239,9 +253,12 @@ class HttpProvider(ApiProvider):
             ModelError: when the request failed, or the batch expired or was cancelled before it.
         """
         call = RequestLabel(
-            provider=self.name, model=request.model, credentials=self._get_clients().credentials, request=request
+            provider=self.name,
+            model=request.model,
+            credentials=self._get_or_create_clients().credentials,
+            request=request,
         )
-        with self._mark_retryable(request):
+        with self._mark_first_failure_retryable(request):
             match result:
                 case {"reply": Mapping() as data}:
                     reply = self._decode_reply(data, call, request, result.get("request_id"))
@@ -259,15 +276,17 @@ class HttpProvider(ApiProvider):
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
-        async with self._send_body(self._encode_supported(request, stream=stream), request, stream=stream) as exchange:
+        async with self._send_body(
+            self._encode_and_warn_of_dropped(request, stream=stream), request, stream=stream
+        ) as exchange:
             yield exchange
 
-    async def _read(self, exchange: HttpExchange, request: ModelRequest) -> ModelReply:
+    async def _read_reply(self, exchange: HttpExchange, request: ModelRequest) -> ModelReply:
         content = await exchange.read_content()
         if exchange.is_event_stream:
-            reader = self._make_reader(exchange, request)
+            reader = self._make_reply_reader(exchange, request)
             reader.feed(content)
-            return self._complete_reply(reader.finish(), request)
+            return self._convert_answer_and_add_dropped(reader.finish(), request)
         data = exchange.parse_json(content)
         if data.get("error"):
             raise error_from_body(data, None, exchange.response.headers, exchange.call)
@@ -282,18 +301,18 @@ class HttpProvider(ApiProvider):
         reply = run_decoder(
             call, lambda: check_reply_size(self.accumulator.decoder(data, call, model, request_id), call)
         )
-        return self._complete_reply(reply, request)
+        return self._convert_answer_and_add_dropped(reply, request)
 
-    def _complete_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+    def _convert_answer_and_add_dropped(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         """Return *reply* with its answer call as text, and with the names of the settings that were left out."""
-        if is_answered_by_tool(request) and request.settings.response_schema is not None:
-            reply = convert_answer_call(reply, request.settings.response_schema)
-        return add_dropped(self._finish_reply(reply, request), self._list_left_out(request))
+        if can_be_answered_by_tool(request) and request.settings.response_schema is not None:
+            reply = convert_answer_call_to_text(reply, request.settings.response_schema)
+        return add_dropped_settings(self._postprocess_reply(reply, request), self._list_left_out_settings(request))
 
-    def _make_reader(self, exchange: HttpExchange, request: ModelRequest) -> ReplyReader:
+    def _make_reply_reader(self, exchange: HttpExchange, request: ModelRequest) -> ReplyReader:
         accumulator = self.accumulator(exchange.call, self.strip_prefix(request.model), exchange.request_id)
-        return ReplyReader(accumulator, exchange.call, exchange.parser)
+        return ReplyReader(accumulator, exchange.call, exchange.new_parser)
 
-    def _finish_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+    def _postprocess_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         """Return *reply* after processing that the service does not do itself; by default unchanged."""
         return reply

@@ -18,14 +18,14 @@ from stepengine.models._cloud_auth import (
     ENTRA_SCOPE,
     ENTRA_TOLD,
     TokenSource,
-    check_exclusive,
-    make_entra_source,
+    make_entra_token_source,
+    require_at_most_one,
 )
 from stepengine.models._http import HttpProvider
 from stepengine.models._sdks import OPENAI
 from stepengine.models.base import BatchMember, ProviderSettings, Timeouts
-from stepengine.models.keys import Credentials, Secret, find_set_variable, printable, resolve_base_url
-from stepengine.models.presets import find_preset
+from stepengine.models.keys import Credentials, Secret, find_set_variable, make_safe_excerpt, resolve_base_url
+from stepengine.models.presets import get_preset_or_safe_default
 
 API_VERSION = "OPENAI_API_VERSION"
 ENDED = frozenset({"completed", "failed", "expired", "cancelled"})
@@ -123,8 +123,8 @@ class PresetProvider(HttpProvider):
         written_thoughts: bool | None = None,
         token_provider: TokenSource | None = None,
     ) -> None:
-        check_exclusive(name, api_key=api_key, token_provider=token_provider)
-        self._preset = find_preset(name, base_url)
+        require_at_most_one(name, api_key=api_key, token_provider=token_provider)
+        self._preset = get_preset_or_safe_default(name, base_url)
         if written_calls is not None:
             self._preset = attrs.evolve(self._preset, written_calls=written_calls)
         if written_thoughts is not None:
@@ -221,7 +221,7 @@ class PresetProvider(HttpProvider):
                     said = "; ".join([str(e.get("message")) for e in errors if isinstance(e, Mapping)][:3])
                 case _:
                     said = ""
-            msg = f"{self.name} rejected the batch {batch}: {printable(said, MAX_SAID_CHARS) or 'no reason given'}"
+            msg = f"{self.name} rejected the batch {batch}: {make_safe_excerpt(said, MAX_SAID_CHARS) or 'no reason given'}"
             raise ModelError(msg, kind="batch")
         results: dict[str, object] = {}
         for member in ("output_file_id", "error_file_id"):
@@ -240,15 +240,17 @@ class PresetProvider(HttpProvider):
         )
         if self._token_provider is None and (has_key or not self._preset.azure):
             return None
-        return make_entra_source(self.name, self._token_provider, CLASSIC_SCOPE if self._api_version else ENTRA_SCOPE)
+        return make_entra_token_source(
+            self.name, self._token_provider, CLASSIC_SCOPE if self._api_version else ENTRA_SCOPE
+        )
 
-    def _resolve_access(self) -> tuple[Credentials, str]:
+    def _resolve_credentials_and_url(self) -> tuple[Credentials, str]:
         settings = self.settings()
         given, _ = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
         if given is not None and self._make_token_source() is not None:
             credentials, url = Credentials(None, "tokens", told=ENTRA_TOLD), given
         else:
-            credentials, url = super()._resolve_access()
+            credentials, url = super()._resolve_credentials_and_url()
         suffix = self._preset.base_url_suffix
         if suffix and not self._api_version and not url.rstrip("/").endswith("/v1"):
             url = url.rstrip("/") + suffix

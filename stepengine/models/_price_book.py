@@ -19,9 +19,9 @@ from stepengine.models._json import find_object, parse_token_count
 from stepengine.models._unpriced_items import (
     DEARER,
     IMAGES,
-    count_web_searches,
+    count_openai_web_searches,
     find_service_tier,
-    list_unlisted_kinds,
+    list_unlisted_token_kinds,
     list_unpriced_tools,
 )
 
@@ -178,21 +178,21 @@ class PriceBook:
         tokens = None if reply.usage is None else self.price_usage(model, reply.usage, at)
         if tokens is None or not isinstance(raw, Mapping):
             return tokens
-        context, _ = self._resolve_tier(model, data, raw, at)
+        context, _ = self._resolve_price_context(model, data, raw, at)
         if context is None:
             return None
         beside = list_uncounted_iterations(raw)
-        images = self._price_images(model, data, at) or Decimal(0)
+        images = self._compute_image_cost(model, data, at) or Decimal(0)
         # The fast way for nearly all replies: ordinary tier, no other iterations, and only token kinds in our buckets.
         # Otherwise the price library reads the provider's own usage.
-        if not context and not beside and not _has_special_prices(raw):
+        if not context and not beside and not _has_specially_priced_counts(raw):
             return tokens + images + compute_search_cost(reply, provider, model)
-        whole = self._price_by_library(model, provider, raw, context, at)
+        whole = self._compute_cost_by_library(model, provider, raw, context, at)
         if whole is None:
             return None if context else tokens + images + compute_search_cost(reply, provider, model)
         for entry in beside:
             name = f"{provider}/{entry['model']}" if entry.get("model") else model
-            dollars = self._price_by_library(name, provider, entry, {}, at)
+            dollars = self._compute_cost_by_library(name, provider, entry, {}, at)
             # A sum without a part would look like a cheap call. `None` means unknown, and cost limits handle that.
             if dollars is None:
                 return None
@@ -203,18 +203,18 @@ class PriceBook:
         """Return the provider's names of billed items in *reply* without a known price."""
         data: Mapping[str, Any] = reply.provider_data
         raw, provider = data["usage"], str(data.get("provider") or "")
-        _, found = self._resolve_tier(model, data, raw, at)
-        if _has_special_prices(raw):
+        _, found = self._resolve_price_context(model, data, raw, at)
+        if _has_specially_priced_counts(raw):
             extracted = self._extract_usage(model, provider, raw)
-            found += list_unlisted_kinds(extracted, self.find_model(model).get_prices(at))
-        if _image_tokens(data) and self._price_images(model, data, at) is None:
+            found += list_unlisted_token_kinds(extracted, self.find_model(model).get_prices(at))
+        if _find_image_token_counts(data) and self._compute_image_cost(model, data, at) is None:
             found.append(IMAGES)
-        found += list_unpriced_tools(data, _opaque_items(reply), XAI, searches=provider in WEB_SEARCH)
-        if _has_tool_images(reply) and not isinstance(data.get("tool_usage"), Mapping):
+        found += list_unpriced_tools(data, _list_opaque_data(reply), XAI, searches=provider in WEB_SEARCH)
+        if _has_generated_images(reply) and not isinstance(data.get("tool_usage"), Mapping):
             found.append(IMAGES)
         return tuple(dict.fromkeys(found))
 
-    def _resolve_tier(
+    def _resolve_price_context(
         self, model: str, data: Mapping[str, Any], raw: Mapping[str, Any], at: datetime
     ) -> tuple[dict[str, str] | None, list[str]]:
         """
@@ -243,14 +243,18 @@ class PriceBook:
                 unpriced.append(speed)
         return context, unpriced
 
-    def _price_images(self, model: str, data: Mapping[str, Any], at: datetime) -> Decimal | None:
+    def _compute_image_cost(self, model: str, data: Mapping[str, Any], at: datetime) -> Decimal | None:
         """Return the cost of a reply's images from a separate image model; ``None`` for none, or if it is unknown."""
-        tokens, name = _image_tokens(data), data.get("image_model")
+        tokens, name = _find_image_token_counts(data), data.get("image_model")
         if not tokens or not isinstance(name, str):
             return None
         provider = model.partition("/")[0]
         painter = f"{provider}/{name}"
-        return None if self.find_model(painter) is None else self._price_by_library(painter, provider, tokens, {}, at)
+        return (
+            None
+            if self.find_model(painter) is None
+            else self._compute_cost_by_library(painter, provider, tokens, {}, at)
+        )
 
     def _extract_usage(self, model: str, provider: str, raw: Mapping[str, Any]) -> Any:
         """Return the provider's own usage as parsed by the price library; ``None`` if it cannot parse it."""
@@ -264,7 +268,7 @@ class PriceBook:
             return None  # the library does not check types
         return found.usage
 
-    def _price_by_library(
+    def _compute_cost_by_library(
         self, model: str, provider: str, raw: Mapping[str, Any], context: Mapping[str, str], at: datetime
     ) -> Decimal | None:
         """Return the cost that the price library computes from a provider's own usage, or ``None``."""
@@ -357,17 +361,17 @@ def _compute_rates(prices: object, prompt_tokens: int) -> _Rates | None:
 # --- other billed items of a reply ------------------------------------------------------------------------------------
 
 
-def _has_special_prices(raw: object) -> bool:
+def _has_specially_priced_counts(raw: object) -> bool:
     """Return whether a usage counts anything without an ordinary token price."""
     if isinstance(raw, Mapping):
         return any(
-            _has_special_prices(value)
+            _has_specially_priced_counts(value)
             if isinstance(value, Mapping | list | tuple)
             else (bool(value) and type(value) is int and name not in ORDINARY)
             or (name == "modality" and value != "TEXT")
             for name, value in raw.items()
         )
-    return isinstance(raw, list | tuple) and any(_has_special_prices(entry) for entry in raw)
+    return isinstance(raw, list | tuple) and any(_has_specially_priced_counts(entry) for entry in raw)
 
 
 def _has_price_variant(known: Any, kind: str, word: str, at: datetime) -> bool:
@@ -378,7 +382,7 @@ def _has_price_variant(known: Any, kind: str, word: str, at: datetime) -> bool:
     )
 
 
-def _image_tokens(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _find_image_token_counts(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return the token counts of the images in a reply of OpenAI; ``None`` without images."""
     used = data.get("tool_usage")
     tokens = used.get(IMAGES) if isinstance(used, Mapping) else None
@@ -387,15 +391,15 @@ def _image_tokens(data: Mapping[str, Any]) -> Mapping[str, Any] | None:
     return tokens
 
 
-def _opaque_items(reply: ModelReply) -> list[Mapping[str, Any]]:
+def _list_opaque_data(reply: ModelReply) -> list[Mapping[str, Any]]:
     """Return the data of the opaque parts of a reply."""
     return [part.data for part in reply.content if isinstance(part, OpaquePart)]
 
 
-def _has_tool_images(reply: ModelReply) -> bool:
+def _has_generated_images(reply: ModelReply) -> bool:
     """Return whether OpenAI's image generation tool made an image in *reply*."""
     made = [find_object(part.provider_data, "item") for part in reply.content if isinstance(part, ImagePart)]
-    return any(item.get("type") == "image_generation_call" for item in (*made, *_opaque_items(reply)))
+    return any(item.get("type") == "image_generation_call" for item in (*made, *_list_opaque_data(reply)))
 
 
 def compute_search_cost(reply: ModelReply, provider: str, model: str) -> Decimal:
@@ -405,8 +409,8 @@ def compute_search_cost(reply: ModelReply, provider: str, model: str) -> Decimal
     counted = raw.get("server_side_tool_usage_details") if isinstance(raw, Mapping) else None
     if provider == "xai" and isinstance(counted, Mapping):
         return sum([price * (parse_token_count(counted.get(name)) or 0) for name, price in XAI.items()], Decimal(0))
-    kinds = _opaque_items(reply)
-    web = count_web_searches(data, kinds)
+    kinds = _list_opaque_data(reply)
+    web = count_openai_web_searches(data, kinds)
     files = sum(item.get("type") == "file_search_call" for item in kinds)
     total: Decimal = WEB_SEARCH.get(provider, Decimal(0)) * web + FILE_SEARCH * files
     grounding = data.get("groundingMetadata")

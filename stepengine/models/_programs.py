@@ -17,7 +17,7 @@ RUNS_NEWER_CODE = re.compile(r"claude-(?:opus|sonnet|haiku)-4-[5-9]|claude-[a-z]
 OPENAI = re.compile(r"gpt-(?:5\.(?:[6-9]|[1-9]\d)|[6-9])(?!.*-chat)")
 
 
-def runs_programs(model: str) -> bool:
+def supports_programs(model: str) -> bool:
     """Return whether the name ``provider/model`` is known to support ``Programs``."""
     provider, _, name = model.partition("/")
     if provider in {"anthropic", "foundry"}:
@@ -44,7 +44,7 @@ def make_callers_member(programs: Programs | None, spec: ToolSpec, word: str) ->
     return {"allowed_callers": ["direct", word] if spec.name in programs.direct else [word]}
 
 
-def check_programs(request: ModelRequest, programs: Programs, model: str, provider: str) -> None:
+def check_program_tools_offered(request: ModelRequest, programs: Programs, model: str, provider: str) -> None:
     """
     Raise ``ModelError`` if no tool that *programs* may call is offered.
 

@@ -20,7 +20,7 @@ from stepengine.data.usage import Usage
 from stepengine.data.visible import cut_after
 from stepengine.models._failures import RequestLabel, make_malformed_call_error, make_protocol_error
 from stepengine.models._json import find_object, find_text, parse_token_count
-from stepengine.models.keys import printable
+from stepengine.models.keys import make_safe_excerpt
 
 SHOWN_CHARS = 4_000
 """One or two screens of text."""
@@ -90,12 +90,12 @@ def _make_call_key(part: ToolCallPart) -> tuple[str, str, object, object]:
     return find_text(part.provider_data, "id"), part.tool_name, part.input, part.raw_input
 
 
-def add_unread(reply: ModelReply, names: Sequence[str]) -> ModelReply:
+def add_unread_names(reply: ModelReply, names: Sequence[str]) -> ModelReply:
     """Return *reply* with the *names* of ignored events and members added to ``unread`` (reliability:MP59)."""
     if not names:
         return reply
     known = reply.provider_data.get("unread", ())
-    told = [*known, *[printable(name, MAX_NAME) for name in names]][:MAX_UNREAD_NAMES]
+    told = [*known, *[make_safe_excerpt(name, MAX_NAME) for name in names]][:MAX_UNREAD_NAMES]
     return attrs.evolve(reply, provider_data={**reply.provider_data, "unread": list(dict.fromkeys(told))})
 
 
@@ -153,7 +153,7 @@ def make_media_part(
     return DocumentPart(data=data, mime_type=mime or UNKNOWN, provider_data=freeze(dict(provider_data)))
 
 
-def cut_at_stops(reply: ModelReply, stops: tuple[str, ...]) -> ModelReply:
+def cut_at_stop_sequence(reply: ModelReply, stops: tuple[str, ...]) -> ModelReply:
     """
     Return *reply* cut before the first of *stops* in its text, for APIs without stop sequences.
 
@@ -217,16 +217,18 @@ def usage_from_totals(raw: object, prompt: str, completion: str, *, hits: tuple[
     if not isinstance(raw, Mapping) or (raw.get(prompt) is None and raw.get(completion) is None):
         return None
     inside, outside = raw.get(f"{prompt}_details"), raw.get(f"{completion}_details")
-    whole, output = _get_token_count(raw, prompt), _get_token_count(raw, completion)
-    cached = _get_token_count(inside, "cached_tokens") or max([_get_token_count(raw, name) for name in hits], default=0)
-    reasoning, total = _get_token_count(outside, "reasoning_tokens"), parse_token_count(raw.get("total_tokens"))
+    whole, output = _token_count_or_zero(raw, prompt), _token_count_or_zero(raw, completion)
+    cached = _token_count_or_zero(inside, "cached_tokens") or max(
+        [_token_count_or_zero(raw, name) for name in hits], default=0
+    )
+    reasoning, total = _token_count_or_zero(outside, "reasoning_tokens"), parse_token_count(raw.get("total_tokens"))
     unsure = any(parse_token_count(raw.get(name)) is None for name in (prompt, completion))
     if cached > whole:
         # Grok on Azure counts cached tokens separately. If the total does not confirm that, the usage is uncertain.
         beside = total in {whole + cached + output, whole + cached + output + reasoning}
         whole, unsure = whole + cached if beside else whole, unsure or not beside
     read = min(whole, cached)
-    written = min(whole - read, _get_token_count(inside, "cache_write_tokens"))
+    written = min(whole - read, _token_count_or_zero(inside, "cache_write_tokens"))
     if reasoning and total == whole + output + reasoning:
         output += reasoning  # xAI counts it separately from the completion (providers:PV81)
     elif not (reasoning or unsure) and total is not None and total - whole - output != cached:
@@ -236,7 +238,7 @@ def usage_from_totals(raw: object, prompt: str, completion: str, *, hits: tuple[
     return Usage(whole - read - written, output - reasoning, read, written, reasoning, at_least=unsure)
 
 
-def _get_token_count(details: object, name: str) -> int:
+def _token_count_or_zero(details: object, name: str) -> int:
     return parse_token_count(details.get(name)) or 0 if isinstance(details, Mapping) else 0
 
 

@@ -14,7 +14,7 @@ MAX_DEPTH, NESTED, MOST_PARTS = 32, 1, 20_000
 NULL = {"type": "null"}
 
 
-def simplify_schema(schema: Mapping[str, Any]) -> dict[str, Any]:
+def remove_references_and_nulls(schema: Mapping[str, Any]) -> dict[str, Any]:
     """
     Return *schema* without ``$ref``, ``const`` and unions with null; recursion ends with a plain object.
 
@@ -42,18 +42,20 @@ class _ReferenceResolver:
         if not isinstance(value, Mapping):
             return value
         self._made += 1
-        found = dict(value) if "$ref" in value else _remove_null(dict(value))
+        found = dict(value) if "$ref" in value else _remove_const_and_null(dict(value))
         if "$ref" in found:
-            return self._follow_reference(found.pop("$ref"), found, within)
-        return {name: self._member(name, item, within) for name, item in found.items() if name not in DEFINITIONS}
+            return self._resolve_reference(found.pop("$ref"), found, within)
+        return {
+            name: self._convert_member(name, item, within) for name, item in found.items() if name not in DEFINITIONS
+        }
 
-    def _follow_reference(self, reference: Any, rest: Mapping[str, Any], within: tuple[str, ...]) -> object:
+    def _resolve_reference(self, reference: Any, rest: Mapping[str, Any], within: tuple[str, ...]) -> object:
         if within.count(reference) > NESTED or len(within) >= MAX_DEPTH or self._made > MOST_PARTS:
             return {"type": "object"}
         target = self._definitions.get(reference, {"type": "object"})
         return self.convert({**(target if isinstance(target, Mapping) else {}), **rest}, (*within, reference))
 
-    def _member(self, name: str, item: object, within: tuple[str, ...]) -> Any:
+    def _convert_member(self, name: str, item: object, within: tuple[str, ...]) -> Any:
         if name in {"enum", "default", "examples", "required", "const"}:
             return item
         if name in {"properties", "patternProperties"} and isinstance(item, Mapping):
@@ -61,7 +63,7 @@ class _ReferenceResolver:
         return self.convert(item, within)
 
 
-def _remove_null(found: dict[str, Any]) -> dict[str, object]:
+def _remove_const_and_null(found: dict[str, Any]) -> dict[str, object]:
     """Return *found* without ``const`` and null unions at its top level."""
     if "const" in found and not isinstance(found["const"], Mapping):
         found["enum"] = [found.pop("const")]
@@ -131,7 +133,7 @@ def count_optional_members(schema: Mapping[str, object], wire: Literal["anthropi
     return found
 
 
-def has_unsupported_strict_tool(tools: Iterable[ToolSpec]) -> bool:
+def has_strict_tool_openai_rejects(tools: Iterable[ToolSpec]) -> bool:
     """Return whether one of *tools* is strict and OpenAI does not support its schema as a strict one."""
     return any(tool.strict and count_optional_members(tool.input_schema, "openai") is None for tool in tools)
 
@@ -160,7 +162,7 @@ class _StrictConverter(ABC):
     def convert(self, schema: Any, level: int) -> dict[str, Any]:
         """Return the converted form of a part of the schema at depth *level*."""
 
-    def convert_each(self, schemas: Any, level: int) -> dict[str, Any]:
+    def convert_mapping(self, schemas: Any, level: int) -> dict[str, Any]:
         """Return the converted schemas by name; raise if *schemas* is not a mapping."""
         if not isinstance(schemas, Mapping):
             raise _UnsupportedSchema
@@ -181,14 +183,14 @@ class _StrictConverter(ABC):
             raise _UnsupportedSchema
         self.fields += len(properties)
         self.optional += len(properties.keys() - {name for name in required if isinstance(name, str)})
-        return {"properties": self.convert_each(properties, level + 1), "additionalProperties": False}
+        return {"properties": self.convert_mapping(properties, level + 1), "additionalProperties": False}
 
 
 class _AnthropicConverter(_StrictConverter):
     def convert(self, schema: Any, level: int) -> dict[str, Any]:
         if not isinstance(schema, Mapping) or level > MAX_DEPTH:
             raise _UnsupportedSchema
-        defined = {"$defs": self.convert_each(schema["$defs"], level + 1)} if "$defs" in schema else {}
+        defined = {"$defs": self.convert_mapping(schema["$defs"], level + 1)} if "$defs" in schema else {}
         if "$ref" in schema:
             return {**defined, "$ref": schema["$ref"]}
         rest = {name: value for name, value in schema.items() if name != "$defs"}
@@ -196,7 +198,7 @@ class _AnthropicConverter(_StrictConverter):
         if found.get("type") == "object":
             found |= self.convert_members(schema, level)
             rest = {name: value for name, value in rest.items() if name not in found}
-        found |= self._convert_subschemas(rest, level)
+        found |= self._pop_converted_subschemas(rest, level)
         if "enum" in found or "const" in found:
             found.pop("type", None)
         if not found.keys() & {"type", "enum", "const", "anyOf", "allOf"}:
@@ -206,7 +208,7 @@ class _AnthropicConverter(_StrictConverter):
             found["description"] = f"{found['description']}\n\n{told}" if "description" in found else told
         return found
 
-    def _convert_subschemas(self, rest: dict[str, object], level: int) -> dict[str, object]:
+    def _pop_converted_subschemas(self, rest: dict[str, object], level: int) -> dict[str, object]:
         """Remove subschemas, and supported bounds and formats, from *rest*; return them converted."""
         found: dict[str, object] = {}
         for word in ("anyOf", "oneOf", "allOf"):
@@ -235,7 +237,7 @@ class _OpenAIConverter(_StrictConverter):
         if found.get("type") == "object" or "properties" in found:
             found |= self.convert_members(schema, level)
         if "$defs" in found:
-            found["$defs"] = self.convert_each(found["$defs"], 1)
+            found["$defs"] = self.convert_mapping(found["$defs"], 1)
         if "anyOf" in found:
             found["anyOf"] = self.convert_list(found["anyOf"], level)
         if found.get("type") == "array" or "items" in found:

@@ -81,7 +81,7 @@ def _merge_deeply(below: Json, above: Json) -> Json:
     return joined
 
 
-def warn_of_dropped(request: ModelRequest, provider: str, dropped: tuple[str, ...]) -> None:
+def report_dropped_settings(request: ModelRequest, provider: str, dropped: tuple[str, ...]) -> None:
     """
     Warn of dropped settings, once per process for each; raise if ``unsupported`` is ``"error"``.
 
@@ -116,14 +116,14 @@ OWNERS = {member: preset.name for preset in PRESETS.values() for member in prese
 """The only provider that knows a member of ``settings.extra``, by member."""
 
 
-def find_foreign_options(settings: ModelSettings, provider: str) -> tuple[str, ...]:
+def find_options_of_other_providers(settings: ModelSettings, provider: str) -> tuple[str, ...]:
     """Return the names of members of ``settings.extra`` that only a provider other than *provider* knows."""
     body = settings.extra.get("body")
     given = {*settings.extra, *(body if isinstance(body, Mapping) else ())}
     return tuple(sorted(name for name in given if OWNERS.get(name, provider) != provider))
 
 
-def remove_options(request: ModelRequest, names: tuple[str, ...]) -> ModelRequest:
+def remove_extra_options(request: ModelRequest, names: tuple[str, ...]) -> ModelRequest:
     """Return *request* without the members *names* of ``settings.extra``."""
     if not names:
         return request
@@ -133,14 +133,14 @@ def remove_options(request: ModelRequest, names: tuple[str, ...]) -> ModelReques
     return attrs.evolve(request, settings=attrs.evolve(request.settings, extra=extra))
 
 
-def add_dropped(reply: ModelReply, dropped: tuple[str, ...]) -> ModelReply:
+def add_dropped_settings(reply: ModelReply, dropped: tuple[str, ...]) -> ModelReply:
     """Return *reply* with the names of the dropped settings."""
     if not dropped:
         return reply
     return attrs.evolve(reply, provider_data={**reply.provider_data, "dropped": list(dropped)})
 
 
-def cache_members(lifetime: str, model: str, preset: Preset) -> Json | None:
+def encode_openai_cache_lifetime(lifetime: str, model: str, preset: Preset) -> Json | None:
     """
     Return the members that set the cache *lifetime*; ``None`` if the service does not support it.
 
@@ -162,6 +162,6 @@ def make_unsupported_tool_error(item: ServerTool, model: str, provider: str, why
     return ModelError(msg, kind="settings")
 
 
-def encode_location(place: Mapping[str, object] | None) -> Json | None:
+def encode_user_location(place: Mapping[str, object] | None) -> Json | None:
     """Return the user's location in the format of Anthropic and OpenAI; ``None`` without one."""
     return None if place is None else {"type": "approximate", **place}

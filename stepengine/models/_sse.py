@@ -40,7 +40,7 @@ class SSEParser:
         if self._after_cr or CR_BYTE in chunk:
             chunk = self._normalize_line_ends(chunk)
         if self._first or self._held or not chunk.endswith(END):
-            chunk = self._split_complete(chunk)
+            chunk = self._split_complete_events(chunk)
         events: list[tuple[str, bytes]] = []
         name, pieces = "", []
         # No function calls for most lines, because each token of a stream has two or three lines.
@@ -58,7 +58,7 @@ class SSEParser:
                 name = self._parse_rare_line(line, name, pieces)
         return events
 
-    def _split_complete(self, chunk: bytes) -> bytes:
+    def _split_complete_events(self, chunk: bytes) -> bytes:
         """Return the bytes of the events that *chunk* completes, and store the rest for the next call."""
         held = self._held
         # Only the new chunk is searched, so an event in many pieces is not searched many times.

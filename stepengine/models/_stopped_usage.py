@@ -17,7 +17,7 @@ NAME = "stepengine_usage"
 UNSENT = "stepengine_unsent"
 
 
-def attach_usage(stopped: BaseException, usage: Usage | None) -> None:
+def attach_usage_to_exception(stopped: BaseException, usage: Usage | None) -> None:
     """Store the usage of a stream on *stopped*, the exception that ends it."""
     if usage is not None:
         vars(stopped)[NAME] = usage
@@ -29,17 +29,17 @@ def get_attached_usage(stopped: BaseException) -> Usage | None:
     return usage if isinstance(usage, Usage) else None
 
 
-def mark_unsent(stopped: BaseException) -> None:
+def mark_request_unsent(stopped: BaseException) -> None:
     """Mark on *stopped*, the exception that ends a request, that the request was never sent."""
     vars(stopped)[UNSENT] = True
 
 
-def was_sent(stopped: BaseException) -> bool:
+def may_have_been_sent(stopped: BaseException) -> bool:
     """Return whether a stopped request may have been sent."""
     return not vars(stopped).get(UNSENT, False)
 
 
-def get_known_usage(error: ModelError) -> Usage | None:
+def get_failed_attempt_usage(error: ModelError) -> Usage | None:
     """
     Return the usage of a failed attempt, which is a lower bound if the answer was lost; ``None`` if it has none.
 
@@ -57,5 +57,5 @@ def attach_usage_on_cancel(used: Callable[[], Usage | None]) -> Iterator[None]:
     try:
         yield
     except asyncio.CancelledError as stopped:
-        attach_usage(stopped, used())
+        attach_usage_to_exception(stopped, used())
         raise

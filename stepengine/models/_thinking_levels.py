@@ -72,7 +72,7 @@ class ThinkingWords:
     least: str = "low"
     deaf: bool = False
 
-    def word(self, effort: Effort) -> str:
+    def word_for_effort(self, effort: Effort) -> str:
         """Return the word for an *effort* that is not ``"none"``."""
         return {"low": self.low, "medium": self.medium, "high": self.high}.get(effort, self.most)
 
@@ -142,7 +142,7 @@ OLLAMA = (GPT_OSS, ThinkingWords(names=r"", off="none"))
 TEMPLATE = (GPT_OSS, ThinkingWords(names=r"", off=""))
 
 
-def _find_words(table: Iterable[ThinkingWords], model: str) -> ThinkingWords:
+def _find_thinking_words(table: Iterable[ThinkingWords], model: str) -> ThinkingWords:
     """Return the words of *model*; prefixes of the name up to its last slash are ignored."""
     name = model.rpartition("/")[2].lower()
     return next((words for words in table if re.match(words.names, name)), ANY)
@@ -168,7 +168,7 @@ def _is_off(thinking: Thinking) -> bool:
     return thinking.mode == "none"
 
 
-def _word_for_thinking(thinking: Thinking, words: ThinkingWords, model: str) -> tuple[str, str]:
+def _word_and_note_for_thinking(thinking: Thinking, words: ThinkingWords, model: str) -> tuple[str, str]:
     """Return the word to send, ``""`` for none, and a note on unsupported options."""
     if _is_off(thinking):
         if words.off is not None:
@@ -178,10 +178,12 @@ def _word_for_thinking(thinking: Thinking, words: ThinkingWords, model: str) -> 
     if words.deaf:
         return "", DEAF.format(model=model, thinking=thinking)
     is_lost = words.low == words.most and (thinking.effort is not None or thinking.tokens is not None)
-    return words.word(effort_from_thinking(thinking)), ONE.format(model=model, thinking=thinking) if is_lost else ""
+    return words.word_for_effort(effort_from_thinking(thinking)), ONE.format(
+        model=model, thinking=thinking
+    ) if is_lost else ""
 
 
-def _add_shown_note(asked: ThinkingRequest, thinking: Thinking, model: str) -> ThinkingRequest:
+def _add_note_on_ignored_hiding(asked: ThinkingRequest, thinking: Thinking, model: str) -> ThinkingRequest:
     """Return *asked* with a note if ``show=False`` has no effect and there is no other note."""
     if thinking.show or _is_off(thinking) or asked.note:
         return asked
@@ -195,7 +197,9 @@ def thinking_for_responses(thinking: Thinking | None, form: Form, model: str) ->
     """Return the members of ``reasoning``; a budget in tokens becomes an effort."""
     if thinking is None:
         return NOTHING
-    word, note = _word_for_thinking(thinking, _find_words(XAI if form == "xai" else OPENAI, model), model)
+    word, note = _word_and_note_for_thinking(
+        thinking, _find_thinking_words(XAI if form == "xai" else OPENAI, model), model
+    )
     if not word:
         return ThinkingRequest({}, note)
     shown = {"summary": "auto"} if thinking.show and not _is_off(thinking) else {}
@@ -219,7 +223,9 @@ def thinking_for_chat(
         off: Whether to switch thinking off because the service rejected it for this request.
     """
     if form == "deepseek" and demanded:
-        return ThinkingRequest(_thinking_switch("disabled"))  # on by default, and incompatible with a forced call
+        return ThinkingRequest(
+            _encode_thinking_switch("disabled")
+        )  # on by default, and incompatible with a forced call
     if thinking is None:
         return NOTHING
     wish = Thinking("none") if off else thinking
@@ -245,10 +251,10 @@ TABLES: dict[Form, tuple[ThinkingWords, ...]] = {
 
 def _thinking_by_word(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
     """Return thinking as a member with one word, such as ``reasoning_effort``."""
-    words = _find_words(TABLES[form], model)
-    word, note = _word_for_thinking(thinking, words, model)
+    words = _find_thinking_words(TABLES[form], model)
+    word, note = _word_and_note_for_thinking(thinking, words, model)
     if form == "snowflake" and not _is_off(thinking) and words.names == SNOWFLAKE[0].names:
-        return _add_shown_note(
+        return _add_note_on_ignored_hiding(
             ThinkingRequest({"reasoning": {"effort": word}, "temperature": 1}, note), thinking, model
         )
     members: Json = {"reasoning_effort": word} if word else {}
@@ -261,7 +267,7 @@ def _thinking_by_word(thinking: Thinking, form: Form, model: str) -> ThinkingReq
     return (
         ThinkingRequest(members, note)
         if hidden or words.deaf
-        else _add_shown_note(ThinkingRequest(members, note), thinking, model)
+        else _add_note_on_ignored_hiding(ThinkingRequest(members, note), thinking, model)
     )
 
 
@@ -281,8 +287,8 @@ def _thinking_for_openrouter(thinking: Thinking, model: str, *, demanded: bool) 
 
 def _thinking_for_groq(thinking: Thinking, model: str) -> ThinkingRequest:
     """Return thinking as a word, and as the format of the thoughts, separate or hidden."""
-    words = _find_words(GROQ, model)
-    word, note = _word_for_thinking(thinking, words, model)
+    words = _find_thinking_words(GROQ, model)
+    word, note = _word_and_note_for_thinking(thinking, words, model)
     members: Json = {"reasoning_effort": word} if word else {}
     if words.off in ("", word):
         return ThinkingRequest(members, note)
@@ -295,40 +301,42 @@ def _thinking_for_groq(thinking: Thinking, model: str) -> ThinkingRequest:
     )
 
 
-def _thinking_switch(state: str, **more: object) -> Json:
+def _encode_thinking_switch(state: str, **more: object) -> Json:
     return {"thinking": {"type": state, **more}}
 
 
 def _thinking_by_switch(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
     """Return thinking as a switch, and a word if the model accepts one."""
-    words = _find_words(TABLES[form], model)
-    word, note = _word_for_thinking(thinking, words, model)
+    words = _find_thinking_words(TABLES[form], model)
+    word, note = _word_and_note_for_thinking(thinking, words, model)
     if words.deaf or word == "disabled":
-        return ThinkingRequest(_thinking_switch("disabled") if word == "disabled" else {}, note)
+        return ThinkingRequest(_encode_thinking_switch("disabled") if word == "disabled" else {}, note)
     more: Json = {"clear_thinking": False} if form == "zai" else {"keep": "all"} if form == "moonshot" else {}
     effort = word if thinking.effort is not None or thinking.tokens is not None else ""
     if form == "moonshot" and effort:
         # Without the switch, because both at once are rejected.
-        return _add_shown_note(ThinkingRequest({"reasoning_effort": effort}, note), thinking, model)
+        return _add_note_on_ignored_hiding(ThinkingRequest({"reasoning_effort": effort}, note), thinking, model)
     beside: Json = {"reasoning_effort": effort} if effort else {}
-    return _add_shown_note(ThinkingRequest({**_thinking_switch("enabled", **more), **beside}, note), thinking, model)
+    return _add_note_on_ignored_hiding(
+        ThinkingRequest({**_encode_thinking_switch("enabled", **more), **beside}, note), thinking, model
+    )
 
 
 def _thinking_by_template(thinking: Thinking, form: Form, model: str) -> ThinkingRequest:
     """Return thinking as a switch of the model's chat template, or as the member of Qwen's API."""
-    words = _find_words(TEMPLATE, model)
-    word, note = _word_for_thinking(thinking, words, model)
+    words = _find_thinking_words(TEMPLATE, model)
+    word, note = _word_and_note_for_thinking(thinking, words, model)
     if form == "template" and words is GPT_OSS:
-        return _add_shown_note(ThinkingRequest({"reasoning_effort": word}, note), thinking, model)
+        return _add_note_on_ignored_hiding(ThinkingRequest({"reasoning_effort": word}, note), thinking, model)
     is_on = not _is_off(thinking)
     if form == "template":
         beside: Json = {"reasoning_effort": word} if word and thinking.effort is not None else {}
-        return _add_shown_note(
+        return _add_note_on_ignored_hiding(
             ThinkingRequest({"chat_template_kwargs": {"enable_thinking": is_on}, **beside}), thinking, model
         )
     budget = budget_from_thinking(thinking) if is_on else None
     amount: Json = {} if budget is None else {"thinking_budget": budget}
-    return _add_shown_note(ThinkingRequest({"enable_thinking": is_on, **amount}), thinking, model)
+    return _add_note_on_ignored_hiding(ThinkingRequest({"enable_thinking": is_on, **amount}), thinking, model)
 
 
 # --- Gemini ----------------------------------------------------------------------------------------------------------

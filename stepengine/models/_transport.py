@@ -37,7 +37,7 @@ def _create_ssl_context(_file: str | None, _folder: str | None) -> ssl.SSLContex
     return httpx2.create_ssl_context()
 
 
-async def unpack_response(response: httpx2.Response) -> None:
+async def decompress_response(response: httpx2.Response) -> None:
     """Replace the stream of *response* by its decompressed body; a response hook of the HTTP client."""
     # The SDKs read the body of an error to its end, so it needs a limit of decompressed bytes (reliability:MP27). The
     # HTTP library has no place for it, so the header is removed and the body is decompressed here.
@@ -60,10 +60,10 @@ class _UnpackedBody(httpx2.AsyncByteStream):
     def __aiter__(self) -> AsyncIterator[bytes]:
         if self._packing == "identity" and self._left is None and isinstance(self._stream, httpx2.AsyncByteStream):
             return aiter(self._stream)  # directly, because a generator around it would slow every token
-        return self._unpack() if self._left is None else self._cut(self._left)
+        return self._iter_decompressed() if self._left is None else self._iter_limited(self._left)
 
-    async def _cut(self, left: int) -> AsyncIterator[bytes]:
-        async for piece in self._unpack():
+    async def _iter_limited(self, left: int) -> AsyncIterator[bytes]:
+        async for piece in self._iter_decompressed():
             yield piece[:left]
             left -= len(piece)
             if left <= 0:
@@ -73,7 +73,7 @@ class _UnpackedBody(httpx2.AsyncByteStream):
         if isinstance(self._stream, httpx2.AsyncByteStream):
             await self._stream.aclose()
 
-    async def _unpack(self) -> AsyncIterator[bytes]:
+    async def _iter_decompressed(self) -> AsyncIterator[bytes]:
         if not isinstance(self._stream, httpx2.AsyncByteStream):
             msg = "a body for asynchronous clients was expected"
             raise httpx2.StreamError(msg)

@@ -46,7 +46,7 @@ def find_service_tier(data: Mapping[str, Any], raw: Mapping[str, Any]) -> str:
     return "" if tier in ORDINARY_TIERS else tier
 
 
-def count_web_searches(data: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> int:
+def count_openai_web_searches(data: Mapping[str, Any], items: Sequence[Mapping[str, Any]]) -> int:
     """Return the number of web searches that OpenAI bills: the reported number, else the search calls in the reply."""
     usage = data.get("tool_usage")
     search = usage.get("web_search") if isinstance(usage, Mapping) else None
@@ -79,7 +79,7 @@ def list_unpriced_tools(
     else:
         found += ["num_server_side_tools_used"] if parse_token_count(raw.get("num_server_side_tools_used")) else []
         found += [find_text(item, "type") for item in items if _is_unpriced_call(item)]
-        found += ["web_search"] if not searches and count_web_searches(data, items) else []
+        found += ["web_search"] if not searches and count_openai_web_searches(data, items) else []
     used = data.get("tool_usage")
     if isinstance(used, Mapping):
         found += [name for name, told in used.items() if name not in {"web_search", IMAGES} and _nonzero_names(told)]
@@ -102,7 +102,7 @@ def _nonzero_names(told: object) -> list[str]:
     return [name for name, count in told.items() if parse_token_count(count)] if isinstance(told, Mapping) else []
 
 
-def list_unlisted_kinds(extracted: object, prices: object) -> list[str]:
+def list_unlisted_token_kinds(extracted: object, prices: object) -> list[str]:
     """Return the kinds of tokens in a usage that cost more than text and have no listed price."""
     return [
         name

@@ -70,22 +70,24 @@ def encode_json(value: Any) -> bytes:
     return encode_utf8(compact(value))
 
 
-def join_members(members: Mapping[str, bytes]) -> bytes:
+def join_json_members(members: Mapping[str, bytes]) -> bytes:
     """Return the JSON object of already encoded *members*."""
     return b"{" + b",".join([encode_json(name) + b":" + value for name, value in members.items()]) + b"}"
 
 
-def join_json(values: Iterable[object]) -> bytes:
+def join_json_values(values: Iterable[object]) -> bytes:
     """Return *values* as JSON joined by commas, without ``None``."""
     return b",".join([encode_json(value) for value in values if value is not None])
 
 
-def is_own(data: Mapping[str, object] | None, provider: str, model: str | None = None) -> TypeGuard[Mapping[str, Any]]:
+def is_from_provider(
+    data: Mapping[str, object] | None, provider: str, model: str | None = None
+) -> TypeGuard[Mapping[str, Any]]:
     """Return whether *data*, the ``provider_data`` of a part, is from *provider*, and from *model* if that is set."""
     return data is not None and data.get("provider") == provider and (model is None or data.get("model") == model)
 
 
-def make_safe_name(name: str) -> str:
+def make_safe_tool_name(name: str) -> str:
     """Return a tool name that every API accepts; names that a model invented may contain any characters."""
     return UNSAFE.sub("_", name)[:MAX_NAME_CHARS] or "unknown"
 
@@ -95,7 +97,7 @@ def call_arguments(part: ToolCallPart) -> Mapping[str, object]:
     return {"unreadable_arguments": part.raw_input or ""} if part.input_error is not None else part.input
 
 
-def call_text(call: ToolCallPart) -> str:
+def format_call_as_text(call: ToolCallPart) -> str:
     """Return the text for a call that cannot be sent as a call; its result follows."""
     return f"The tool {call.tool_name} was called with {compact(call_arguments(call))}. Its result:"
 
@@ -172,10 +174,10 @@ def _merge_objects(below: Mapping[str, object], above: Mapping[str, object]) -> 
 def schema_name(schema: Mapping[str, object]) -> str:
     """Return the name of a structured output for APIs that require one."""
     title = schema.get("title")
-    return make_safe_name(title) if isinstance(title, str) and title else "output"
+    return make_safe_tool_name(title) if isinstance(title, str) and title else "output"
 
 
-def is_paused(request: ModelRequest) -> bool:
+def continues_paused_reply(request: ModelRequest) -> bool:
     """Return whether the last message is a paused reply, which the provider continues."""
     return bool(request.tail) and isinstance(request.tail[-1], AssistantMessage)
 
@@ -195,7 +197,7 @@ def choose_wire_ids(
     for call in calls:
         data = call.provider_data
         # The provider's own id, for its cache and logs, unless two calls have the same one.
-        theirs = data.get("id") if own and is_own(data, provider) else None
+        theirs = data.get("id") if own and is_from_provider(data, provider) else None
         wire_id = theirs if isinstance(theirs, str) and theirs and theirs not in used else make(call.tool_call_id)
         used.add(wire_id)
         ids[call.tool_call_id] = wire_id
@@ -232,7 +234,7 @@ def media_kind(part: ImagePart | DocumentPart) -> Kind:
     return family if family in {"image", "audio", "video"} else "other"  # type: ignore[return-value]
 
 
-def data_url(part: ImagePart | DocumentPart) -> str:
+def url_or_data_url(part: ImagePart | DocumentPart) -> str:
     """Return the part's own URL, or a data URL of its bytes."""
     return part.url if part.data is None else f"data:{part.mime_type};base64,{encode_base64(part.data)}"  # type: ignore[return-value]
 
@@ -251,7 +253,7 @@ def check_file_provider(provider: str, part: ImagePart | DocumentPart) -> None:
         raise make_unsupported_part_error(provider, part, why)
 
 
-def check_image(provider: str, part: ImagePart | DocumentPart) -> None:
+def check_image_type(provider: str, part: ImagePart | DocumentPart) -> None:
     """Raise ``ModelError`` for image bytes of a type that the provider does not accept."""
     if part.data is not None and part.mime_type not in IMAGES:
         raise make_unsupported_part_error(provider, part, "it accepts JPEG, PNG, GIF and WebP")
@@ -313,7 +315,7 @@ def result_text(message: ToolMessage) -> str:
     return f"Error: {text}" if message.is_error and not text.lower().startswith("error") else text
 
 
-def media_label(message: ToolMessage) -> str:
+def result_media_heading(message: ToolMessage) -> str:
     """Return the heading of images and documents that an API does not accept inside a result."""
     return f"Images and documents in the result of {message.tool_name} ({message.tool_call_id}):"
 
@@ -459,13 +461,13 @@ class MessageJoiner:
         if body:
             self._after.append(body)
 
-    def append_moved(self) -> None:
+    def append_deferred_content(self) -> None:
         """Append the stored content to the user message."""
         kept, self._after = self._after, []
         for body in kept:
-            self.put("user", body)
+            self.append_content("user", body)
 
-    def put(self, role: Literal["user", "assistant"], body: bytes) -> None:
+    def append_content(self, role: Literal["user", "assistant"], body: bytes) -> None:
         """Append encoded content of *role*; user content is added to a preceding user message."""
         out = self._out
         if role == self._role == "user":
@@ -481,7 +483,7 @@ class MessageJoiner:
 
     def join(self, *, nudge: bool) -> bytes:
         """Return the array; *nudge* adds a last user message if there is none."""
-        self.append_moved()
+        self.append_deferred_content()
         if not self._role or (nudge and self._role == "assistant"):
-            self.put("user", self._nudge)
+            self.append_content("user", self._nudge)
         return b"[" + b"".join(self._out) + b"]}]"

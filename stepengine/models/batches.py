@@ -25,7 +25,7 @@ from stepengine.data.codec import bare
 from stepengine.data.json import canonical
 from stepengine.data.models import ModelReply, ModelRequest
 from stepengine.errors import DataError, MissingKey, ModelError
-from stepengine.models._stopped_usage import mark_unsent
+from stepengine.models._stopped_usage import mark_request_unsent
 from stepengine.models.base import BatchMember, ModelInfo, Provider, ProviderSettings
 from stepengine.workspace.after_fork import keep_referenced, register_renewable
 from stepengine.workspace.file_formats import check_own_database, mark_own_database
@@ -193,7 +193,7 @@ class Batched(Provider):
                 msg = "calls of another event loop wait in these batches; create one Batched per event loop"
                 raise ModelError(msg, kind="settings")
             # Tasks of the other loop do not affect these calls.
-            self._delete_finished()
+            self._delete_finished_calls()
             self._loop, self._work, self._sending = loop, None, None
             self._waiting, self._came = {}, asyncio.Event()
         calls, text = self._waiting, canonical(bare(request)).encode()
@@ -209,7 +209,7 @@ class Batched(Provider):
         calls[name] = waiting
         self._came.set()
         if self._work is None or self._work.done():
-            self._work = loop.create_task(self._run(calls, self._came), name="stepengine batches")
+            self._work = loop.create_task(self._poll_or_fail_calls(calls, self._came), name="stepengine batches")
         is_over = False
         try:
             reply = await _await_reply(waiting)
@@ -222,7 +222,7 @@ class Batched(Provider):
             if is_over:
                 if not self._over:
                     # Calls with replies at the same time are deleted in one write.
-                    loop.call_soon(self._delete_finished)
+                    loop.call_soon(self._delete_finished_calls)
                 self._over.add(name)
             if calls.get(name) is waiting:
                 del calls[name]
@@ -236,17 +236,17 @@ class Batched(Provider):
         """
         here, there = asyncio.get_running_loop(), self._loop
         if there is here:
-            await self._stop()
+            await self._stop_and_fail_calls()
         elif there is not None and there.is_running():
-            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._stop(), there))
-        self._delete_finished()
+            await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(self._stop_and_fail_calls(), there))
+        self._delete_finished_calls()
         self._loop, self._waiting = None, {}
         if self._out is not None:
             self._out.close()
             self._out = None
         await self._inner.close()
 
-    async def _stop(self) -> None:
+    async def _stop_and_fail_calls(self) -> None:
         work, sending, self._work, self._sending = self._work, self._sending, None, None
         if work is not None:
             work.cancel()
@@ -257,7 +257,7 @@ class Batched(Provider):
         closed = ModelError("the provider was closed while the call waited for its batch", kind="closed")
         _fail_calls(self._waiting, closed, stay=True)
 
-    def _delete_finished(self) -> None:
+    def _delete_finished_calls(self) -> None:
         over, self._over = self._over, set[str]()
         try:
             if self._out is not None and over:
@@ -272,24 +272,24 @@ class Batched(Provider):
 
     # --- submitting and polling ---------------------------------------------------------------------------------------
 
-    async def _run(self, waiting: Mapping[str, _WaitingCall], came: asyncio.Event) -> None:
+    async def _poll_or_fail_calls(self, waiting: Mapping[str, _WaitingCall], came: asyncio.Event) -> None:
         """Send due batches and fetch finished ones while calls wait; an error fails them all."""
         try:
-            await self._serve(waiting, came)
+            await self._submit_and_poll_batches(waiting, came)
         except Exception as error:  # noqa: BLE001 - any error must end the waits
             _fail_calls(waiting, error, stay=True)
 
-    async def _serve(self, waiting: Mapping[str, _WaitingCall], came: asyncio.Event) -> None:
+    async def _submit_and_poll_batches(self, waiting: Mapping[str, _WaitingCall], came: asyncio.Event) -> None:
         loop, asked, unread = asyncio.get_running_loop(), dict[str, float](), Counter[str]()
         while waiting:
             came.clear()
             for calls in self._collect_due_batches(waiting, loop.time()):
-                await self._send(calls)
+                await self._submit_uncancelled_calls(calls)
             now = loop.time()
             for batch in {each.batch for each in waiting.values() if each.batch}:
                 # A batch of an earlier process is queried at once.
                 if now >= asked.get(batch, 0.0):
-                    await self._fetch_results(batch, waiting, unread)
+                    await self._fetch_and_deliver_results(batch, waiting, unread)
                     asked[batch] = loop.time() + self._poll
             open_ = [each for each in waiting.values() if not each.reply.done()]
             times = [each.since + self._wait for each in open_ if not each.batch]
@@ -319,7 +319,7 @@ class Batched(Provider):
                 due.append(part)
         return due
 
-    async def _send(self, calls: Mapping[str, _WaitingCall]) -> None:
+    async def _submit_uncancelled_calls(self, calls: Mapping[str, _WaitingCall]) -> None:
         # Some may have been cancelled while the previous batch was submitted.
         calls = {name: each for name, each in calls.items() if not each.reply.done()}
         if calls:
@@ -343,7 +343,9 @@ class Batched(Provider):
             # The batch still runs; only another process would not recognize it.
             logger.warning("the batch %s could not be stored in the file of batches: %s", batch, error)
 
-    async def _fetch_results(self, batch: str, waiting: Mapping[str, _WaitingCall], unread: Counter[str]) -> None:
+    async def _fetch_and_deliver_results(
+        self, batch: str, waiting: Mapping[str, _WaitingCall], unread: Counter[str]
+    ) -> None:
         calls = {name: each for name, each in waiting.items() if each.batch == batch}
         try:
             results = await self._inner.batch_results(batch)
@@ -378,7 +380,7 @@ async def _await_reply(call: _WaitingCall) -> ModelReply:
         return await call.reply
     except asyncio.CancelledError as stopped:
         if not call.batch:
-            mark_unsent(stopped)
+            mark_request_unsent(stopped)
         raise
 
 
@@ -419,7 +421,7 @@ class _SentCalls:
             with self._convert_errors():
                 self._db.execute("PRAGMA locking_mode=EXCLUSIVE")
                 mark_own_database(self._db)
-            with self._writing():
+            with self._write_transaction():
                 for each in LAYOUT:
                     self._db.execute(each)
                 self._db.execute("DELETE FROM calls WHERE sent < unixepoch() - ?", (FORGOTTEN,))
@@ -440,7 +442,7 @@ class _SentCalls:
             raise self._make_file_error(error) from None
 
     @contextlib.contextmanager
-    def _writing(self) -> Iterator[None]:
+    def _write_transaction(self) -> Iterator[None]:
         with self._convert_errors():
             try:
                 self._db.execute("BEGIN IMMEDIATE")
@@ -452,7 +454,7 @@ class _SentCalls:
 
     def record_batch(self, batch: str, calls: Mapping[str, str]) -> None:
         """Store the calls of a submitted batch."""
-        with self._writing():
+        with self._write_transaction():
             rows = [(name, print_, batch) for name, print_ in calls.items()]
             self._db.executemany("INSERT INTO calls VALUES (?, ?, ?, unixepoch())", rows)
 
@@ -464,7 +466,7 @@ class _SentCalls:
 
     def delete(self, names: Collection[str]) -> None:
         """Delete finished calls."""
-        with self._writing():
+        with self._write_transaction():
             self._db.executemany("DELETE FROM calls WHERE id = ?", [(name,) for name in names])
 
     def close(self) -> None:

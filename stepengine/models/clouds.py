@@ -31,10 +31,10 @@ from stepengine.models._cloud_auth import (
     GoogleAuth,
     GooglePlatformAuth,
     TokenSource,
-    check_exclusive,
-    check_host,
     make_credentials_error,
-    make_entra_source,
+    make_entra_token_source,
+    require_at_most_one,
+    require_trusted_host,
 )
 from stepengine.models._failures import FORCED_THINKING, GRAMMAR, RequestLabel, error_from_transport
 from stepengine.models._http import HttpProvider
@@ -48,9 +48,9 @@ from stepengine.models.anthropic.request import (
     BINDING_BETA,
     MIN_BUDGET_TOKENS,
     Site,
+    cannot_disable_thinking,
     encode_thinking,
     limit_strict_tools,
-    thinks_anyway,
 )
 from stepengine.models.base import Provider, ProviderSettings, Timeouts
 from stepengine.models.bedrock_converse import request as converse
@@ -65,7 +65,7 @@ from stepengine.models.keys import (
     hash_account,
     register_secret,
     resolve_base_url,
-    select_usable_variables,
+    select_key_variables_for_url,
 )
 from stepengine.models.openai import OpenAIProvider
 from stepengine.models.presets import OPENAI
@@ -112,41 +112,41 @@ class _CloudProvider(ApiProvider):
 
     @property
     @abstractmethod
-    def _cloud(self) -> CloudAuth:
+    def _cloud_auth(self) -> CloudAuth:
         """The authentication of the cloud."""
 
     @abstractmethod
-    def _get_home_url(self) -> str | None:
+    def _get_default_base_url(self) -> str | None:
         """Return the cloud's own base URL; ``None`` while region or resource is unknown."""
 
     def settings(self) -> ProviderSettings:
         """Return the sources of its credentials and its base URL."""
         return ProviderSettings(
-            key_variables=tuple(self._cloud.variables),
+            key_variables=tuple(self._cloud_auth.variables),
             base_url_variable=self.base_url_variable,
-            base_url=self._get_home_url(),
+            base_url=self._get_default_base_url(),
             given_url=self._base_url,
         )
 
-    def _resolve_access(self) -> tuple[Credentials, str]:
-        credentials, home = self._cloud.check(self.name), self._get_home_url()
+    def _resolve_credentials_and_url(self) -> tuple[Credentials, str]:
+        credentials, home = self._cloud_auth.resolve_credentials(self.name), self._get_default_base_url()
         url, _ = resolve_base_url(self._base_url, self.base_url_variable, home)
         if url is None:
             msg = f"there is no base URL for {self.name!r}: pass base_url= or set {self.base_url_variable}"
             raise ModelError(msg, kind="missing_base_url")
-        check_host(self.name, self._cloud, url, home)
+        require_trusted_host(self.name, self._cloud_auth, url, home)
         return credentials, url
 
     def get_account(self) -> str:
         """Return a hash of its account in the cloud, or of its base URL if that is unknown."""
-        return hash_account(self._cloud.identity(), self._resolve_access()[1])
+        return hash_account(self._cloud_auth.identity(), self._resolve_credentials_and_url()[1])
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        if isinstance(error, self._cloud.list_errors()):
+        if isinstance(error, self._cloud_auth.list_error_types()):
             # The SDK raises a plain RuntimeError for missing credentials; any other one has another cause.
             if type(error) is RuntimeError and "credentials" not in str(error):
                 return error
-            return make_credentials_error(self.name, call.model, error, call.credentials.origin)
+            return make_credentials_error(self.name, call.model, error, call.credentials.source_sentence)
         return super()._convert_error(error, call)
 
 
@@ -157,19 +157,19 @@ class _AwsProvider(_CloudProvider):
     _aws: AwsAuth
 
     @property
-    def _cloud(self) -> CloudAuth:
+    def _cloud_auth(self) -> CloudAuth:
         return self._aws
 
-    def _get_home_url(self) -> str | None:
-        region = self._aws.region()
+    def _get_default_base_url(self) -> str | None:
+        region = self._aws.find_region()
         return None if region is None else self.regional.format(region)
 
-    def _make_signing_options(self) -> dict[str, Any]:
+    def _make_auth_options(self) -> dict[str, Any]:
         """Return the region and the authentication of Anthropic's clients for AWS: an API key, else AWS credentials."""
-        region, bearer = self._aws.region(), self._aws.bearer()
+        region, bearer = self._aws.find_region(), self._aws.find_api_key()
         if bearer is not None:
             return {"aws_region": region, "api_key": bearer.reveal()}
-        return {"aws_region": region, **{f"aws_{name}": value for name, value in self._aws.keys().items()}}
+        return {"aws_region": region, **{f"aws_{name}": value for name, value in self._aws.find_signing_keys().items()}}
 
 
 class _GoogleCloudProvider(_CloudProvider):
@@ -178,12 +178,12 @@ class _GoogleCloudProvider(_CloudProvider):
     _google: GoogleAuth
 
     @property
-    def _cloud(self) -> CloudAuth:
+    def _cloud_auth(self) -> CloudAuth:
         return self._google
 
-    async def _post(self, client: object, body: RequestBody, *, stream: bool) -> object:
+    async def _open_response(self, client: object, body: RequestBody, *, stream: bool) -> object:
         try:
-            return await super()._post(client, body, stream=stream)
+            return await super()._open_response(client, body, stream=stream)
         finally:
             token = getattr(self._google.credentials, "token", None)
             register_secret(self.name, Secret(token) if isinstance(token, str) else None, "access_token")
@@ -203,11 +203,11 @@ class _MultiProvider(Provider):
         self._wires: dict[str, HttpProvider] = {}
 
     @abstractmethod
-    def _select_wire(self, model: str) -> HttpProvider:
+    def _select_wire_provider(self, model: str) -> HttpProvider:
         """Return the provider of the wire for *model*, a name without prefix."""
 
     def _get_provider(self, model: str) -> HttpProvider:
-        wire = self._select_wire(self.strip_prefix(model))
+        wire = self._select_wire_provider(self.strip_prefix(model))
         for prefix in (self.name, *self._prefixes):
             wire.add_prefix(prefix)
         return wire
@@ -352,7 +352,7 @@ class BedrockProvider(_MultiProvider):
         called = name if self._is_converse else f"{name}_converse"
         self._wires["converse"] = _Converse(self._aws, base_url, name=called, prompt_cache=prompt_cache, **shared)
 
-    def _select_wire(self, model: str) -> HttpProvider:
+    def _select_wire_provider(self, model: str) -> HttpProvider:
         maker = "" if self._is_converse else parse_maker(model)
         if self._is_converse or maker not in {"", "anthropic", "openai"}:
             return self._wires["converse"]
@@ -371,7 +371,7 @@ class _AwsClaude(_AwsProvider, _CloudClaudeProvider):
         self._aws = aws
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        access = self._make_signing_options()
+        access = self._make_auth_options()
         return self._create_client(self.client_name, base_url, http_client, **access)
 
 
@@ -386,7 +386,7 @@ class _RuntimeClaude(_AwsClaude):
     def _make_path(self, model: str, *, stream: bool) -> str:
         return f"/model/{quote(model, safe=':;')}/invoke{'-with-response-stream' if stream else ''}"
 
-    def _encode_count(self, request: ModelRequest) -> RequestBody | None:  # type: ignore[override]
+    def _encode_token_count_request(self, request: ModelRequest) -> RequestBody | None:  # type: ignore[override]
         return None
 
 
@@ -413,15 +413,15 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         from openai.providers import bedrock
 
-        bearer = self._aws.bearer()
+        bearer = self._aws.find_api_key()
         access: dict[str, Any]
         if bearer is not None:
             access = {"api_key": bearer.reveal()}
         else:
-            keys = self._aws.keys()
+            keys = self._aws.find_signing_keys()
             words = {"access_key": "access_key_id", "secret_key": "secret_access_key"}
             access = {"api_key": None, **{words.get(name, name): value for name, value in keys.items()}}
-        provider = bedrock(region=self._aws.region(), base_url=base_url, endpoint="mantle", **access)
+        provider = bedrock(region=self._aws.find_region(), base_url=base_url, endpoint="mantle", **access)
         return self._load_sdk().AsyncOpenAI(
             provider=provider, max_retries=0, timeout=http_client.timeout, http_client=http_client
         )
@@ -429,7 +429,9 @@ class _BedrockOpenAI(_NoFilesProvider, _AwsProvider, OpenAIProvider):
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
         sdk = self._load_sdk()
         if isinstance(error, sdk.OpenAIError) and not isinstance(error, sdk.APIError):
-            return make_credentials_error(self.name, call.model, error.__cause__ or error, call.credentials.origin)
+            return make_credentials_error(
+                self.name, call.model, error.__cause__ or error, call.credentials.source_sentence
+            )
         return super()._convert_error(error, call)
 
 
@@ -463,14 +465,14 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
         return AuthenticatedClient(self._aws, self.name, base_url, http_client)
 
     def _convert_error(self, error: Exception, call: RequestLabel) -> BaseException:
-        if isinstance(error, self._cloud.list_errors()):
+        if isinstance(error, self._cloud_auth.list_error_types()):
             return super()._convert_error(error, call)
         return error_from_transport(error, call)
 
-    async def _post(self, client: AuthenticatedClient, body: RequestBody, *, stream: bool) -> object:
+    async def _open_response(self, client: AuthenticatedClient, body: RequestBody, *, stream: bool) -> object:
         return await client.post_streaming(body.path, body.content, body.headers)
 
-    def _explain_no_schema(self, request: ModelRequest) -> str:
+    def _explain_unsupported_schema(self, request: ModelRequest) -> str:
         schema = request.settings.response_schema
         if not family_of_converse(self.strip_prefix(request.model)).promises:
             return "Bedrock does not support that for the model"
@@ -478,29 +480,35 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
             return "the schema has open objects, more than 24 optional members, or no object at its root"
         return ""
 
-    def _can_be_strict(self, request: ModelRequest, after: str = "") -> bool:
+    def _can_all_tools_be_strict(self, request: ModelRequest, previous_failure: str = "") -> bool:
         """Return whether all strict tools of *request* can be strict together."""
         strict = [tool for tool in request.tools if tool.strict]
-        if not strict or after == GRAMMAR or not family_of_converse(self.strip_prefix(request.model)).promises:
+        if (
+            not strict
+            or previous_failure == GRAMMAR
+            or not family_of_converse(self.strip_prefix(request.model)).promises
+        ):
             return False
         return limit_strict_tools(request.tools, request.settings.response_schema) == request.tools
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
         family, settings = family_of_converse(model), request.settings
-        dropped = [*converse.encode_special_settings(request, model, family, self.name).dropped]
-        if any(tool.strict for tool in request.tools) and not self._can_be_strict(request):
+        dropped = [*converse.encode_wire_settings(request, model, family, self.name).dropped]
+        if any(tool.strict for tool in request.tools) and not self._can_all_tools_be_strict(request):
             dropped.append("strict")
         if request.tools and settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
-        if converse.demands_unsupported_call(self._prepare_request(request), family):
+        if converse.demands_unsupported_call(self._adapt_request_tools(request), family):
             dropped.append("tool_choice")
         return (*dropped, *converse.find_unsupported_limits(self._make_request_options(request), settings))
 
-    def _make_request_options(self, request: ModelRequest, after: str = "") -> converse.ConverseRequestOptions:
+    def _make_request_options(
+        self, request: ModelRequest, previous_failure: str = ""
+    ) -> converse.ConverseRequestOptions:
         model, cache = self.strip_prefix(request.model), request.settings.cache
         family = family_of_converse(model)
-        asked = self._thinking_for_claude(request, model, after) if family.thinking == "claude" else None
+        asked = self._thinking_for_claude(request, model, previous_failure) if family.thinking == "claude" else None
         asked = converse.make_thinking_request(request.settings, model, family) if asked is None else asked
         warn_once(asked.note)
         return converse.ConverseRequestOptions(
@@ -509,37 +517,37 @@ class _Converse(_NoFilesProvider, _AwsProvider, HttpProvider):
             family=family,
             cache=self._cache if cache is None else None if cache == "off" else cache,
             thinking=asked.members,
-            after=after,
+            previous_failure=previous_failure,
         )
 
-    def _thinking_for_claude(self, request: ModelRequest, model: str, after: str) -> ThinkingRequest:
+    def _thinking_for_claude(self, request: ModelRequest, model: str, previous_failure: str) -> ThinkingRequest:
         """Return the thinking members for Claude, in the format of its own wire."""
         family, thinking, most = find_family(model), request.settings.thinking, request.settings.max_tokens
-        if thinks_anyway(request, family):
+        if cannot_disable_thinking(request, family):
             return ThinkingRequest({"output_config": {"effort": "low"}}, CANNOT.format(model=model, least="low effort"))
-        asked = encode_thinking(request, model, family, off=after == FORCED_THINKING)
+        asked = encode_thinking(request, model, family, off=previous_failure == FORCED_THINKING)
         if thinking is None or asked is None:
             return ThinkingRequest({} if asked is None else {"thinking": asked})
         if most is not None and asked.get("budget_tokens", 0) >= most:
             asked = {**asked, "budget_tokens": max(MIN_BUDGET_TOKENS, most - 1)}
         members: dict[str, Any] = {"thinking": asked}
         if asked["type"] == "adaptive" and (thinking.effort is not None or thinking.tokens is not None):
-            members["output_config"] = {"effort": family.effort(effort_from_thinking(thinking))}
+            members["output_config"] = {"effort": family.nearest_effort(effort_from_thinking(thinking))}
         return ThinkingRequest({**members, **({"anthropic_beta": [BINDING_BETA]} if "block_binding" in asked else {})})
 
-    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
-        ways = self._make_request_options(request, after)
-        tools = self._tools if self._can_be_strict(request, after) else self._loose
-        request = self._prepare_request(request, after)
+    def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
+        ways = self._make_request_options(request, previous_failure)
+        tools = self._tools if self._can_all_tools_be_strict(request, previous_failure) else self._loose
+        request = self._adapt_request_tools(request, previous_failure)
         path = f"/model/{quote(ways.model, safe=':;')}/converse{'-stream' if stream else ''}"
         return RequestBody(converse.encode(request, ways, tools(request.tools)), path=path)
 
-    def _encode_count(self, request: ModelRequest) -> RequestBody | None:
+    def _encode_token_count_request(self, request: ModelRequest) -> RequestBody | None:
         """Encode a request that counts the tokens of *request*; ``None`` except for Claude."""
         model = self.strip_prefix(request.model)
         if parse_maker(model) != "anthropic":
             return None
-        request = self._prepare_request(request, is_count=True)
+        request = self._adapt_request_tools(request, is_count=True)
         content = converse.encode_token_count_request(
             request, self._make_request_options(request), self._loose(request.tools)
         )
@@ -591,7 +599,7 @@ class VertexProvider(_MultiProvider):
         claude = {"name": f"{name}_claude", "max_tokens": max_tokens, "prompt_cache": prompt_cache}
         self._wires["claude"] = _VertexClaude(access, _join_url(base_url, "/v1"), **claude, **shared)
 
-    def _select_wire(self, model: str) -> HttpProvider:
+    def _select_wire_provider(self, model: str) -> HttpProvider:
         return self._wires["claude" if model.startswith("claude-") else "gemini"]
 
 
@@ -602,9 +610,9 @@ class _VertexBase(_NoFilesProvider, _GoogleCloudProvider, HttpProvider):
 
     @property
     def _location(self) -> str:
-        return self._google.location(*self.location_variables)
+        return self._google.resolve_location(*self.location_variables)
 
-    def _get_home_url(self) -> str:
+    def _get_default_base_url(self) -> str:
         place = self._location
         if place in MULTI_REGIONS:
             return f"https://aiplatform.{place}.rep.googleapis.com"
@@ -612,7 +620,7 @@ class _VertexBase(_NoFilesProvider, _GoogleCloudProvider, HttpProvider):
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
-        await self._google.find_credentials(request.model)
+        await self._google.load_credentials_if_missing(request.model)
         async with super()._send_request(request, stream=stream) as exchange:
             yield exchange
 
@@ -623,7 +631,7 @@ class _VertexBase(_NoFilesProvider, _GoogleCloudProvider, HttpProvider):
         Raises:
             ModelError: when the query fails.
         """
-        await self._google.find_credentials(request.model)
+        await self._google.load_credentials_if_missing(request.model)
         return await super().count_tokens(request)
 
 
@@ -636,25 +644,25 @@ class _VertexClaude(_VertexBase, _CloudClaudeProvider):
         super().__init__(None, base_url, **options)
         self._google = access
 
-    def _get_home_url(self) -> str:
-        return f"{super()._get_home_url()}/v1"
+    def _get_default_base_url(self) -> str:
+        return f"{super()._get_default_base_url()}/v1"
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
         access = {"project_id": self._google.project, "credentials": self._google.credentials}
         return self._create_client("AsyncAnthropicVertex", base_url, http_client, region=self._location, **access)
 
     @property
-    def _models(self) -> str:
+    def _models_path(self) -> str:
         project, place = quote(self._google.project or "", safe=":"), quote(self._location, safe="")
         return f"/projects/{project}/locations/{place}/publishers/anthropic/models"
 
     def _make_path(self, model: str, *, stream: bool) -> str:
-        return f"{self._models}/{quote(model, safe='@:')}:{'streamRawPredict' if stream else 'rawPredict'}"
+        return f"{self._models_path}/{quote(model, safe='@:')}:{'streamRawPredict' if stream else 'rawPredict'}"
 
-    def _encode_count(self, request: ModelRequest) -> RequestBody:
-        body = super()._encode_count(request)
+    def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
+        body = super()._encode_token_count_request(request)
         version = f'{{"anthropic_version":"{VERSION}",'.encode()
-        return RequestBody(version + body.content[1:], path=f"{self._models}/count-tokens:rawPredict")
+        return RequestBody(version + body.content[1:], path=f"{self._models_path}/count-tokens:rawPredict")
 
 
 class _VertexGemini(_VertexBase, GoogleProvider):
@@ -712,7 +720,7 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
         name: str = "foundry",
         **options: Any,
     ) -> None:
-        check_exclusive(name, api_key=api_key, token_provider=token_provider)
+        require_at_most_one(name, api_key=api_key, token_provider=token_provider)
         super().__init__(api_key, base_url, transport, name=name, **options)
         self._resource = resource
         self._token_provider = token_provider
@@ -733,15 +741,19 @@ class FoundryProvider(_NoFilesProvider, AnthropicProvider):
             has_key = self._api_key is not None or settings.key_from is not None
             url, _ = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
             # Entra ID credentials of the environment are only sent to hosts that a key of the environment may be sent to.
-            if has_key or not select_usable_variables(self.name, (AZURE_TOKEN, *ENTRA_SIGNS), url, settings.base_url):
+            if has_key or not select_key_variables_for_url(
+                self.name, (AZURE_TOKEN, *ENTRA_SIGNS), url, settings.base_url
+            ):
                 return None
-        return None if self._api_key is not None else make_entra_source(self.name, self._token_provider, ENTRA_SCOPE)
+        return (
+            None if self._api_key is not None else make_entra_token_source(self.name, self._token_provider, ENTRA_SCOPE)
+        )
 
-    def _resolve_access(self) -> tuple[Credentials, str]:
+    def _resolve_credentials_and_url(self) -> tuple[Credentials, str]:
         settings = self.settings()
         url, _ = resolve_base_url(self._base_url, settings.base_url_variable, settings.base_url)
         if self._make_token_source() is None or url is None:
-            return super()._resolve_access()
+            return super()._resolve_credentials_and_url()
         return Credentials(None, "Entra ID", told=ENTRA_TOLD), url
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
@@ -773,8 +785,8 @@ class _PlatformProvider(_CloudProvider, AnthropicProvider):
             raise ModelError(msg, kind="missing_workspace")
         return found
 
-    def _resolve_access(self) -> tuple[Credentials, str]:
-        found = super()._resolve_access()
+    def _resolve_credentials_and_url(self) -> tuple[Credentials, str]:
+        found = super()._resolve_credentials_and_url()
         _ = self._workspace
         return found
 
@@ -835,7 +847,7 @@ class AnthropicAwsProvider(_AwsProvider, _PlatformProvider):
         super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        access = self._make_signing_options()
+        access = self._make_auth_options()
         return self._create_client("AsyncAnthropicAWS", base_url, http_client, workspace_id=self._workspace, **access)
 
 
@@ -877,23 +889,23 @@ class AnthropicGoogleProvider(_GoogleCloudProvider, _PlatformProvider):
         self._google = GooglePlatformAuth(name, project=project, location=location, credentials=credentials)
         super().__init__(base_url, workspace_id, transport=transport, name=name, **options)
 
-    def _get_home_url(self) -> str:
+    def _get_default_base_url(self) -> str:
         return "https://claude.googleapis.com"
 
     @asynccontextmanager
     async def _send_body(
         self, body: RequestBody, request: ModelRequest, *, stream: bool
     ) -> AsyncGenerator[HttpExchange]:
-        await self._google.find_credentials(request.model)
+        await self._google.load_credentials_if_missing(request.model)
         async with super()._send_body(body, request, stream=stream) as exchange:
             yield exchange
 
     async def _call_file_api(self, ask: Callable[[Any], Awaitable[Any]]) -> Any:
-        await self._google.find_credentials(self.name)
+        await self._google.load_credentials_if_missing(self.name)
         return await super()._call_file_api(ask)
 
     def _make_client(self, credentials: Credentials, base_url: str, http_client: Any) -> Any:
-        project, place = self._google.project or "", self._google.location("ANTHROPIC_GOOGLE_CLOUD_LOCATION")
+        project, place = self._google.project or "", self._google.resolve_location("ANTHROPIC_GOOGLE_CLOUD_LOCATION")
         if not base_url.rstrip("/").endswith("/invoke"):
             parts = [quote(part, safe=":") for part in (project, place, self._workspace)]
             path = "/v1/projects/{}/locations/{}/workspaces/{}/invoke".format(*parts)

@@ -75,7 +75,7 @@ class Credentials:
     told: str = ""
 
     @property
-    def origin(self) -> str:
+    def source_sentence(self) -> str:
         """A sentence about the source of the key, without the key."""
         if self.told:
             return self.told
@@ -99,7 +99,7 @@ def hash_account(key: Secret | None, url: str | None) -> str:
     if key is not None:
         told = f"key {key.reveal()}"
     elif url:
-        told = f"url {url.rstrip('/')} {socket.gethostname() if _is_local(urlsplit(url).hostname or '') else ''}"
+        told = f"url {url.rstrip('/')} {socket.gethostname() if _is_local_host(urlsplit(url).hostname or '') else ''}"
     else:
         return ""
     return hashlib.sha256(f"stepengine account {told}".encode()).hexdigest()[:24]
@@ -153,7 +153,7 @@ def resolve_base_url(explicit: str | None, variable: str | None, default: str | 
     return url, default is None or url.rstrip("/") != default.rstrip("/")
 
 
-def select_usable_variables(
+def select_key_variables_for_url(
     provider: str, variables: Sequence[str], url: str | None, default: str | None
 ) -> Sequence[str]:
     """
@@ -170,9 +170,9 @@ def select_usable_variables(
         return variables
     host, home = urlsplit(url).hostname or "", urlsplit(default).hostname or ""
     own = [name.strip().lower() for name in os.environ.get(KEY_HOSTS, "").split(",")]
-    if host == home or host in own or _is_local(home):
+    if host == home or host in own or _is_local_host(home):
         return variables
-    if _is_local(host):
+    if _is_local_host(host):
         return ()
     msg = (
         f"the host of {provider!r} is {host!r}, but {' or '.join(variables)} belongs to "
@@ -182,7 +182,7 @@ def select_usable_variables(
     raise MissingKey(msg, kind="missing_key")
 
 
-def _is_local(host: str) -> bool:
+def _is_local_host(host: str) -> bool:
     return host in ("localhost", "::1") or host.endswith(".localhost") or host.startswith("127.")
 
 
@@ -206,7 +206,7 @@ def register_url_password(provider: str, url: str) -> None:
         register_secret(provider, Secret(unquote(password)), "password")
 
 
-def printable(text: str, limit: int) -> str:
+def make_safe_excerpt(text: str, limit: int) -> str:
     """Return *text* for a quotation in a message: on one line, without secrets, and cut to *limit* characters."""
     text = CONTROL.sub(" ", ANY.clean_beginning(text, limit)).strip()
     return cut_after(text, limit)

@@ -92,7 +92,7 @@ def find_known_models(models: Models, name: str) -> list[KnownModel]:
         routed = ref.model.partition(" on ")[0].split("|")
         return [known for one in routed for known in find_known_models(models, one.strip())]
     info = models.info(str(ref))
-    window, output, prices = info.context_window, info.max_output, _find_prices(str(ref))
+    window, output, prices = info.context_window, info.max_output, _compute_token_prices(str(ref))
     provider = _describe_provider(models, ref.provider)
     return [KnownModel(str(ref), provider, window, output, prices, info.thinking, info.efforts)]
 
@@ -128,7 +128,7 @@ def _redact_base_url(settings: ProviderSettings) -> str | None:
     return None if url is None else USER.sub("//***@", url.partition("?")[0])
 
 
-def _find_prices(model: str) -> dict[str, Decimal]:
+def _compute_token_prices(model: str) -> dict[str, Decimal]:
     """Return the price of a million tokens of each kind, for small requests."""
     now = datetime.now(UTC)
     costs = {kind: LIST_PRICES(model, usage, now) for kind, usage in KINDS.items()}

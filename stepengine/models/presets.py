@@ -351,7 +351,7 @@ ELSEWHERE = Preset(
 )
 
 
-def find_preset(name: str, base_url: str | None) -> Preset:
+def get_preset_or_safe_default(name: str, base_url: str | None) -> Preset:
     """
     Return the preset of *name*, or a safe one for an unknown server.
 

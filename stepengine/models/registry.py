@@ -32,7 +32,7 @@ ProviderSource: TypeAlias = Provider | Callable[[], Provider]
 
 
 @lru_cache(maxsize=4)
-def _installed_providers(path: tuple[str, ...]) -> EntryPoints:  # noqa: ARG001 - it is the key of the cache
+def _find_provider_entry_points(path: tuple[str, ...]) -> EntryPoints:  # noqa: ARG001 - it is the key of the cache
     """Return the entry points of providers installed on *path*, cached because reading them is slow."""
     from importlib.metadata import entry_points
 
@@ -51,13 +51,13 @@ def _create_installed_provider(entry: EntryPoint) -> Provider:
     except ModelError:
         raise
     except Exception as error:
-        raise _make_entry_error(entry, f"{type(error).__name__}: {error}") from error
+        raise _make_entry_point_error(entry, f"{type(error).__name__}: {error}") from error
     if not isinstance(provider, Provider):
-        raise _make_entry_error(entry, f"it returned {provider!r}")
+        raise _make_entry_point_error(entry, f"it returned {provider!r}")
     return provider
 
 
-def _make_entry_error(entry: EntryPoint, why: str) -> ModelError:
+def _make_entry_point_error(entry: EntryPoint, why: str) -> ModelError:
     msg = (
         f"the entry point {entry.name!r} of the group {ENTRY_POINTS!r} created no provider: {why}. It is called without arguments; "
         f"in the package that has it, replace {entry.value!r} by a class or function that needs none and creates a Provider"
@@ -65,7 +65,7 @@ def _make_entry_error(entry: EntryPoint, why: str) -> ModelError:
     return ModelError(msg, kind="settings")
 
 
-def _make_factory(place: str, *arguments: str, **options: str) -> Callable[[], Provider]:
+def _make_provider_factory(place: str, *arguments: str, **options: str) -> Callable[[], Provider]:
     """Return a function that creates one of the package's providers and imports its module on first use."""
 
     def make() -> Provider:
@@ -76,29 +76,31 @@ def _make_factory(place: str, *arguments: str, **options: str) -> Callable[[], P
     return make
 
 
-def _standard_sources() -> dict[str, ProviderSource]:
+def _make_standard_sources() -> dict[str, ProviderSource]:
     """Return the sources of the package's own adapters; called on first use, because creating all presets takes 2 ms."""
     from stepengine.models.presets import PRESETS
 
     found = {
-        "anthropic": _make_factory("anthropic:AnthropicProvider"),
-        "google": _make_factory("google:GoogleProvider"),
+        "anthropic": _make_provider_factory("anthropic:AnthropicProvider"),
+        "google": _make_provider_factory("google:GoogleProvider"),
     }
     for name, preset in PRESETS.items():
         if preset.adapter == "openai":
-            found[name] = _make_factory("openai:OpenAIProvider", name=name)
+            found[name] = _make_provider_factory("openai:OpenAIProvider", name=name)
         else:
-            found[name] = _make_factory("openai_chat:OpenAIChatProvider", name)
+            found[name] = _make_provider_factory("openai_chat:OpenAIChatProvider", name)
     return {
         **found,
-        "google_interactions": _make_factory("google.interactions:GoogleInteractionsProvider"),
-        "bedrock": _make_factory("clouds:BedrockProvider"),
-        "bedrock_mantle": _make_factory("clouds:BedrockProvider", name="bedrock_mantle", endpoint="mantle"),
-        "bedrock_converse": _make_factory("clouds:BedrockProvider", name="bedrock_converse", endpoint="converse"),
-        "vertex": _make_factory("clouds:VertexProvider"),
-        "foundry": _make_factory("clouds:FoundryProvider"),
-        "anthropic_aws": _make_factory("clouds:AnthropicAwsProvider"),
-        "anthropic_google": _make_factory("clouds:AnthropicGoogleProvider"),
+        "google_interactions": _make_provider_factory("google.interactions:GoogleInteractionsProvider"),
+        "bedrock": _make_provider_factory("clouds:BedrockProvider"),
+        "bedrock_mantle": _make_provider_factory("clouds:BedrockProvider", name="bedrock_mantle", endpoint="mantle"),
+        "bedrock_converse": _make_provider_factory(
+            "clouds:BedrockProvider", name="bedrock_converse", endpoint="converse"
+        ),
+        "vertex": _make_provider_factory("clouds:VertexProvider"),
+        "foundry": _make_provider_factory("clouds:FoundryProvider"),
+        "anthropic_aws": _make_provider_factory("clouds:AnthropicAwsProvider"),
+        "anthropic_google": _make_provider_factory("clouds:AnthropicGoogleProvider"),
     }
 
 
@@ -167,7 +169,7 @@ class Models:
     @property
     def providers(self) -> tuple[str, ...]:
         """The registered prefixes, in order, those of installed packages last."""
-        self._load_entry_points()
+        self._register_installed_providers()
         return tuple(self._sources) if self._only is None else (self._only.name,)
 
     @property
@@ -191,7 +193,7 @@ class Models:
         ``anthropic_aws`` and ``anthropic_google``. Nothing is read or imported before a provider is first used.
         """
         models = cls(aliases=aliases, info=info, discover=True)
-        models._late = _standard_sources
+        models._late = _make_standard_sources
         return models
 
     @classmethod
@@ -263,7 +265,7 @@ class Models:
         """
         model = self._resolve_alias(model)
         if not model:
-            msg = f"no model is set: name one as 'provider/model', with one of the providers {self._list_names()}"
+            msg = f"no model is set: name one as 'provider/model', with one of the providers {self._format_provider_names()}"
             raise UnknownModel(msg, kind="unknown_model")
         route = parse_route(model)
         if route is not None:
@@ -281,12 +283,12 @@ class Models:
                 return found
         if separator == "/":
             raise self._make_unknown_provider_error(model, prefix)
-        return self._match_patterns(model)
+        return self._resolve_by_model_patterns(model)
 
     def _match_longest_prefix(self, model: str, prefix: str, rest: str) -> ModelRef | None:
         """Return the reference with the longest registered prefix; ``None`` if none matches."""
         if prefix not in self._sources:
-            self._load_entry_points()
+            self._register_installed_providers()
         plain = f"{prefix}/{rest}"
         fits = [known for known in self._sources if plain.startswith(f"{known}/") and len(plain) > len(known) + 1]
         if not fits:
@@ -294,12 +296,12 @@ class Models:
         known = max(fits, key=len)
         return ModelRef(known, plain[len(known) + 1 :])
 
-    def _load_entry_points(self) -> None:
+    def _register_installed_providers(self) -> None:
         """Add the providers of installed packages, once."""
         if not self._discover:
             return
         self._discover = False
-        for entry in _installed_providers(tuple(sys.path)):
+        for entry in _find_provider_entry_points(tuple(sys.path)):
             if entry.name not in self._sources:
                 self.register(entry.name, partial(_create_installed_provider, entry))
 
@@ -345,7 +347,7 @@ class Models:
             return given
         route = parse_route(canonical)
         if route is not None:
-            return _smallest_info([self.info(name) for name in route.models])
+            return _combine_smallest_limits([self.info(name) for name in route.models])
         from stepengine.models.anthropic.families import find_family
         from stepengine.models.pricing import find_model_info
 
@@ -422,12 +424,12 @@ class Models:
             model = self.aliases[model]
         return model.strip()
 
-    def _list_names(self) -> str:
+    def _format_provider_names(self) -> str:
         """Return the registered providers as text for a message."""
         listed = list_names(self.providers, quoted=True, none="(none is registered)")
         return f"{listed} (`stepengine agents models` lists them)" if len(self.providers) > MAX_SUGGESTIONS else listed
 
-    def _match_patterns(self, model: str) -> ModelRef:
+    def _resolve_by_model_patterns(self, model: str) -> ModelRef:
         found = [prefix for prefix in self._sources if self._get_provider(prefix).supports_model(model)]
         if len(found) == 1:
             return ModelRef(found[0], model)
@@ -435,22 +437,20 @@ class Models:
             choices = list_names([f"{prefix}/{model}" for prefix in found], quoted=True)
             msg = f"the model {model!r} matches several providers; write one of {choices}"
             raise UnknownModel(msg, kind="unknown_model")
-        near = self._suggest_openrouter(model) or self._suggest_names(model)
-        msg = f"no provider is known for the model {model!r}; write 'provider/model' with one of the providers {self._list_names()}{near}"
+        near = self._suggest_openrouter_name(model) or self._suggest_names(model)
+        msg = f"no provider is known for the model {model!r}; write 'provider/model' with one of the providers {self._format_provider_names()}{near}"
         raise UnknownModel(msg, kind="unknown_model")
 
     def _make_unknown_provider_error(self, model: str, prefix: str) -> UnknownModel:
-        elsewhere = self._suggest_openrouter(model)
+        elsewhere = self._suggest_openrouter_name(model)
         near = self._suggest_names(prefix, ALIKE) if elsewhere else self._suggest_names(prefix)
-        msg = (
-            f"unknown provider {prefix!r} of the model {model!r}; registered are {self._list_names()}{elsewhere}{near}"
-        )
+        msg = f"unknown provider {prefix!r} of the model {model!r}; registered are {self._format_provider_names()}{elsewhere}{near}"
         return UnknownModel(msg, kind="unknown_model")
 
     def _suggest_names(self, word: str, alike: float = 0.6) -> str:
         return did_you_mean(word, [*self.providers, *self.aliases], alike=alike)
 
-    def _suggest_openrouter(self, model: str) -> str:
+    def _suggest_openrouter_name(self, model: str) -> str:
         """Return a clause with the model string at OpenRouter; ``""`` if OpenRouter does not list *model*."""
         if OPENROUTER not in self.providers:
             return ""
@@ -460,7 +460,7 @@ class Models:
         return f"; models of {found[0]!r} are at OpenRouter: write '{OPENROUTER}/{'/'.join(found)}'" if found else ""
 
 
-def _smallest_info(infos: list[ModelInfo]) -> ModelInfo:
+def _combine_smallest_limits(infos: list[ModelInfo]) -> ModelInfo:
     """Return the smallest limits of all models of a fallback; ``None`` for a limit that is unknown for one of them."""
     windows, outputs = [i.context_window for i in infos], [i.max_output for i in infos]
     return ModelInfo(
@@ -496,15 +496,15 @@ class _FixedModelProvider(Provider):
         return await self._provider.count_tokens(attrs.evolve(request, model=self._model))
 
     async def complete(self, request: ModelRequest) -> ModelReply:
-        return self._name_model(await self._provider.complete(attrs.evolve(request, model=self._model)))
+        return self._with_requested_model(await self._provider.complete(attrs.evolve(request, model=self._model)))
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         inner: Any = self._provider.stream(attrs.evolve(request, model=self._model))
         async with aclosing(inner) as deltas:
             async for delta in deltas:
-                yield ReplyDone(self._name_model(delta.reply)) if isinstance(delta, ReplyDone) else delta
+                yield ReplyDone(self._with_requested_model(delta.reply)) if isinstance(delta, ReplyDone) else delta
 
-    def _name_model(self, reply: ModelReply) -> ModelReply:
+    def _with_requested_model(self, reply: ModelReply) -> ModelReply:
         return reply if reply.model is not None else attrs.evolve(reply, model=self._model)
 
 

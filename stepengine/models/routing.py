@@ -18,7 +18,7 @@ from attrs import frozen
 from stepengine.data.models import ModelDelta, ModelReply, ModelRequest, ReplyDone
 from stepengine.data.usage import Usage, add_lost_usage
 from stepengine.errors import ContextOverflow, MissingKey, ModelError, UnknownModel
-from stepengine.models._stopped_usage import get_known_usage
+from stepengine.models._stopped_usage import get_failed_attempt_usage
 from stepengine.models.base import Provider
 
 BAR, ON = " | ", " on "
@@ -82,7 +82,7 @@ def fallback(*models: str, on: str | Iterable[str] = DEFAULT) -> str:
         UnknownModel: for fewer than two models, and for an unknown value in *on*.
     """
     causes = (on,) if isinstance(on, str) else tuple(on)
-    return str(_check_route(Route(tuple(models), causes)))
+    return str(_validate_route(Route(tuple(models), causes)))
 
 
 def parse_route(model: str) -> Route | None:
@@ -97,10 +97,10 @@ def parse_route(model: str) -> Route | None:
     listed, _, words = model.partition(ON)
     models = tuple([name.strip() for name in listed.split("|")])
     causes = tuple([word.strip() for word in words.split(",")]) if words else DEFAULT
-    return _check_route(Route(models, causes))
+    return _validate_route(Route(models, causes))
 
 
-def _check_route(route: Route) -> Route:
+def _validate_route(route: Route) -> Route:
     if len(route.models) < 2 or not all(route.models):  # noqa: PLR2004 - one and one to fall back to
         msg = f"a fallback needs two models or more, such as 'anthropic/a | openai/b', not {str(route)!r}"
         raise UnknownModel(msg, kind="unknown_model")
@@ -142,7 +142,7 @@ class Fallback(Provider):
             try:
                 reply = await self._provider_of(model).complete(attrs.evolve(request, model=model))
             except ModelError as error:
-                spent = _add_usage(spent, get_known_usage(error))
+                spent = _add_usage(spent, get_failed_attempt_usage(error))
                 error.usage = spent
                 if number + 1 == len(models) or not self._route.is_fallback_cause(error):
                     raise
@@ -169,7 +169,7 @@ class Fallback(Provider):
                         )
                 return
             except ModelError as error:
-                spent = _add_usage(spent, get_known_usage(error))
+                spent = _add_usage(spent, get_failed_attempt_usage(error))
                 error.usage = spent
                 if number + 1 == len(models) or not self._route.is_fallback_cause(error):
                     raise

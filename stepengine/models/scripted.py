@@ -208,13 +208,13 @@ class ScriptedModel(Provider):
     def __init__(self, replies: Iterable[Script] | Callable[[ModelRequest], Play] = (), *, chunk: int = 4) -> None:
         self._always = replies if callable(replies) else None
         if self._always is not None:
-            _check_item(self._always, 0)
+            _convert_script_item(self._always, 0)
             self._script: tuple[Any, ...] = ()
         elif isinstance(replies, str | Mapping) or not isinstance(replies, Iterable):
             msg = f"a script must be a list of replies, or one function that answers every request, not {replies!r}"
             raise DataError(msg)
         else:
-            self._script = tuple([_check_item(item, index) for index, item in enumerate(replies)])
+            self._script = tuple([_convert_script_item(item, index) for index, item in enumerate(replies)])
         self._chunk = max(1, chunk)
         self._lock = Lock()
         self.calls: list[ModelRequest] = []
@@ -237,8 +237,8 @@ class ScriptedModel(Provider):
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Return the next reply, or raise the scripted error."""
-        item = self._pop_item(request)
-        return item if isinstance(item, ModelReply) else _play_item(item, request)
+        item = self._record_request_and_pop_item(request)
+        return item if isinstance(item, ModelReply) else _reply_from_item(item, request)
 
     def skip_reply(self, request: ModelRequest) -> None:
         """Skip the next reply of the script, because the record of a test has already answered the request."""
@@ -248,9 +248,9 @@ class ScriptedModel(Provider):
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """Yield the next reply in deltas of a few characters, then the reply itself."""
-        item = self._pop_item(request)
+        item = self._record_request_and_pop_item(request)
         if callable(item):
-            item = _check_item(item(request), asked=item)
+            item = _convert_script_item(item(request), asked=item)
         if isinstance(item, Failing):
             for piece in _split_text(item.after, self._chunk):
                 yield TextChunk(piece)
@@ -282,7 +282,7 @@ class ScriptedModel(Provider):
             msg = f"{asked - written} requests came after the last of {written} scripted replies:{rest}"
             raise AssertionError(msg)
 
-    def _pop_item(self, request: ModelRequest) -> Any:
+    def _record_request_and_pop_item(self, request: ModelRequest) -> Any:
         with self._lock:
             index = len(self.calls)
             self.calls.append(request)
@@ -324,31 +324,31 @@ class RunScript(ScriptedModel):
 
     async def complete(self, request: ModelRequest) -> ModelReply:
         """Return the next reply, or raise the scripted error."""
-        return self._add_script_origin(await super().complete(request))
+        return self._add_script_model_and_cost(await super().complete(request))
 
     async def stream(self, request: ModelRequest) -> AsyncIterator[ModelDelta]:
         """Yield the next reply in deltas of a few characters, then the reply itself."""
         inner: Any = super().stream(request)
         async with aclosing(inner) as deltas:
             async for delta in deltas:
-                yield ReplyDone(self._add_script_origin(delta.reply)) if isinstance(delta, ReplyDone) else delta
+                yield ReplyDone(self._add_script_model_and_cost(delta.reply)) if isinstance(delta, ReplyDone) else delta
 
-    def _add_script_origin(self, reply: ModelReply) -> ModelReply:
+    def _add_script_model_and_cost(self, reply: ModelReply) -> ModelReply:
         if reply.cost is None and reply.usage is None:
             reply = attrs.evolve(reply, cost=Decimal(0))
         return reply if reply.model is not None else attrs.evolve(reply, model=f"{self.name}/{self.source}")
 
 
-def _play_item(item: Any, request: ModelRequest) -> ModelReply:
+def _reply_from_item(item: Any, request: ModelRequest) -> ModelReply:
     if callable(item):
-        item = _check_item(item(request), asked=item)
+        item = _convert_script_item(item(request), asked=item)
     if isinstance(item, Failing):
         raise item.error
     reply: ModelReply = item
     return reply
 
 
-def _check_item(item: object, index: int | None = None, *, asked: object = None) -> Any:
+def _convert_script_item(item: object, index: int | None = None, *, asked: object = None) -> Any:
     """Return a valid item of a script, or result of the function *asked*, with a str as a ``ModelReply``."""
     if isinstance(item, str):
         return ModelReply(item)
@@ -366,12 +366,12 @@ def _check_item(item: object, index: int | None = None, *, asked: object = None)
     )
     msg = (
         f"{where} {item!r}; valid items are replies, strings, failure(exc) and functions from a request to one of these"
-        f"{_make_hint(item)}"
+        f"{_make_invalid_item_hint(item)}"
     )
     raise DataError(msg)
 
 
-def _make_hint(item: object) -> str:
+def _make_invalid_item_hint(item: object) -> str:
     """Return a hint for a likely mistake in an invalid item; ``""`` without one."""
     if isinstance(item, BaseException) or (isinstance(item, type) and issubclass(item, BaseException)):
         return "; wrap an exception in failure(...)"

@@ -6,7 +6,7 @@ working folder is not ``git``. A deny also matches the program under a path, in 
 (``wrappers``), with options before a subcommand, and in each command of a shell script. If some commands of a script
 are unknown, the whole text is searched.
 
-If a command may start the program without naming it, ``find_doubt`` returns the reason, and the policy asks. This
+If a command may start the program without naming it, ``explain_possible_match`` returns the reason, and the policy asks. This
 prevents accidents and is not a security boundary: a program that may run can start any other.
 """
 
@@ -24,7 +24,13 @@ from attrs import frozen
 from stepengine.data.messages import to_string_tuple
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.permissions.script_commands import EXPANSION, WORD, split_script
-from stepengine.permissions.wrappers import ADDED_WORDS, GIT_VALUES, find_option_ends, find_started, program_name
+from stepengine.permissions.wrappers import (
+    ADDED_WORDS,
+    GIT_VALUES,
+    find_option_ends,
+    find_started_commands,
+    normalize_program_name,
+)
 from stepengine.workspace import calls
 from stepengine.workspace.argv import Argv, Script
 from stepengine.workspace.path_rules import SECRETS, PathRules
@@ -189,15 +195,17 @@ def confine_command(form: CommandForm, denied: Sequence[str], root: Root, cwd: S
         return _confine_git(form, denied, root, cwd, command)
     searched = _CommandTail.from_argv(command[len(form.prefix) :]).operands[form.operands == "pattern" :]
     for path in searched:
-        if _path_exists(root, cwd, path) and command[0] == "rg":
-            _check_path_form(path)
+        if _path_exists_unless_withheld(root, cwd, path) and command[0] == "rg":
+            _require_normal_search_path(path)
     if command[0] == "ls":
         return _confine_ls(root, cwd, command, searched or ["."])
     if command[0] == "find":
         return _confine_find(root, cwd, command)
     if command[0] != "rg":
         return command
-    secret = [f"--iglob=!{glob}" for glob in (*_secret_globs(root, denied), *_linked_secret_globs(root, cwd))]
+    secret = [
+        f"--iglob=!{glob}" for glob in (*_secret_and_denied_globs(root, denied), *_find_linked_secret_globs(root, cwd))
+    ]
     if cwd:
         # Its globs start in the working folder, those of rules at the root. Only rg knows which words are values.
         hidden = dict.fromkeys([path.removeprefix("./") for path in _list_withheld_paths(root, cwd, [".", *searched])])
@@ -215,12 +223,14 @@ def _confine_ls(root: Root, cwd: Sequence[str], command: Argv, paths: Sequence[s
     """
     options = [word for word in command[1:] if _is_option(word)]
     deep = any("R" in word if word[1] != "-" else "--recursive".startswith(word) for word in options)
-    names = dict.fromkeys([place[-1] for path in paths for place, _ in _list_withheld_in(root, cwd, path, deep=deep)])
-    _check_left_out_count(names)
+    names = dict.fromkeys(
+        [place[-1] for path in paths for place, _ in _list_withheld_and_real_paths(root, cwd, path, deep=deep)]
+    )
+    _check_excluded_name_count(names)
     if (
         names
         and (deep or len(paths) > 1)
-        and any(_has_visible_name(root, cwd, path, names, deep=deep) for path in paths)
+        and any(_folder_has_visible_entry(root, cwd, path, names, deep=deep) for path in paths)
     ):
         msg = "ls would also hide files with the same name as a withheld file; list one folder at a time without -R, or use find"
         raise ToolError(msg)
@@ -258,7 +268,7 @@ def _normalize_search_path(path: str) -> str:
     return head + ("/".join(parts) or ".") + ("/" if path.endswith(("/", "/.")) else "")
 
 
-def _check_path_form(path: str) -> None:
+def _require_normal_search_path(path: str) -> None:
     """Raise for a path with ``//`` or ``/./``: a search would print it in another form than its exclusion globs."""
     if path.removesuffix("/") != _normalize_search_path(path).removesuffix("/"):
         msg = f"{path!r} is not in its normal form, so withheld files below it cannot be excluded; write {_normalize_search_path(path)!r}"
@@ -269,10 +279,10 @@ def _list_withheld_paths(root: Root, cwd: Sequence[str], folders: Iterable[str],
     """Return the withheld paths below folders, each prefixed with its folder as the command names it."""
     found, files = dict[str, None](), set[tuple[str, ...]]()
     for folder in dict.fromkeys([folder.rstrip("/") for folder in folders]):
-        for place, real in _list_withheld_in(root, cwd, folder, deep=deep):
+        for place, real in _list_withheld_and_real_paths(root, cwd, folder, deep=deep):
             found[f"{folder}/{'/'.join(place)}"] = None
             files.add(real)
-    _check_left_out_count(files)
+    _check_excluded_name_count(files)
     return list(found)
 
 
@@ -290,7 +300,7 @@ def _open_folder(root: Root, cwd: Sequence[str], path: str) -> Iterator[OpenedEn
         calls.close(opened.fd)
 
 
-def _list_withheld_in(
+def _list_withheld_and_real_paths(
     root: Root, cwd: Sequence[str], path: str, *, deep: bool
 ) -> list[tuple[tuple[str, ...], tuple[str, ...]]]:
     """Return the withheld paths in a folder, relative to it and to the root; an empty list if it is no folder."""
@@ -300,12 +310,12 @@ def _list_withheld_in(
         return [(place, (*folder.parts, *place)) for place in list_withheld(root, folder, deep=deep)]
 
 
-def _has_visible_name(root: Root, cwd: Sequence[str], path: str, names: Collection[str], *, deep: bool) -> bool:
+def _folder_has_visible_entry(root: Root, cwd: Sequence[str], path: str, names: Collection[str], *, deep: bool) -> bool:
     with _open_folder(root, cwd, path) as folder:
         return folder is not None and has_visible_entry(root, folder, names, deep=deep)
 
 
-def _check_left_out_count(names: Collection[object]) -> None:
+def _check_excluded_name_count(names: Collection[object]) -> None:
     """Raise ``ToolError`` if a command would have to exclude too many names."""
     if len(names) > MAX_LEFT_OUT_NAMES:
         msg = f"the output would have to exclude {len(names):,} withheld files, and the limit is {MAX_LEFT_OUT_NAMES}; name a folder with fewer"
@@ -317,7 +327,7 @@ def _escape_glob(name: str) -> str:
     return "".join([f"[{c}]" if c in "*?[{" else "\\\\" if c == "\\" else c for c in name])
 
 
-def _linked_secret_globs(root: Root, cwd: Sequence[str] = ()) -> list[str]:
+def _find_linked_secret_globs(root: Root, cwd: Sequence[str] = ()) -> list[str]:
     """Return globs, matched at any depth below a folder, for other names of withheld files."""
     found = [place for place in find_linked_secrets(root) if place[: len(cwd)] == tuple(cwd)]
     return ["**/" + _escape_glob("/".join(place[len(cwd) :])) for place in found]
@@ -328,7 +338,7 @@ def _join_below_root(cwd: Sequence[str], path: str) -> str:
     return "/".join([*cwd, *[part for part in path.split("/") if part not in {"", "."}]]) or "."
 
 
-def _path_exists(root: Root, cwd: Sequence[str], path: str) -> bool:
+def _path_exists_unless_withheld(root: Root, cwd: Sequence[str], path: str) -> bool:
     """Return whether a path exists; raise ``ToolError`` if it is withheld."""
     place = _join_below_root(cwd, path)
     try:
@@ -343,7 +353,7 @@ def _path_exists(root: Root, cwd: Sequence[str], path: str) -> bool:
     return True
 
 
-def _secret_globs(root: Root, denied: Sequence[str]) -> list[str]:
+def _secret_and_denied_globs(root: Root, denied: Sequence[str]) -> list[str]:
     """Return globs, matched at any depth, for the secret and denied files below a root."""
     secret = [f"{pattern}**" if pattern.endswith("/") else pattern for pattern in root.secrets.patterns]
     found = [glob for pattern in (*secret, *denied) for glob in expand_braces(pattern.removeprefix("./"))]
@@ -368,15 +378,17 @@ def _confine_git(form: CommandForm, denied: Sequence[str], root: Root, cwd: Sequ
         if word.startswith(":") or (":" in word and word in words.operands):
             msg = f"{word!r} names files in a way that only git understands; name commits, then '--', then paths"
             raise ToolError(msg)
-    paths = [word for word in words.operands if _path_exists(root, cwd, word) or deed == "status"]
+    paths = [word for word in words.operands if _path_exists_unless_withheld(root, cwd, word) or deed == "status"]
     for word in words.behind:
-        _path_exists(root, cwd, word)
-    if deed not in SHOWING or (deed == "log" and not paths and not words.behind and not _log_shows_files(words.kept)):
+        _path_exists_unless_withheld(root, cwd, word)
+    if deed not in SHOWING or (
+        deed == "log" and not paths and not words.behind and not _git_log_shows_files(words.kept)
+    ):
         return command
-    commits = [_limit_to_commits(word) for word in words.operands if word not in paths]
+    commits = [_limit_revision_to_commits(word) for word in words.operands if word not in paths]
     inside = "/".join([".."] * len(cwd)) or "."
-    left = [f":(top,exclude,icase,glob){glob}" for glob in _secret_globs(root, denied)]
-    left += [f":(top,exclude,glob){glob}" for glob in _linked_secret_globs(root)]
+    left = [f":(top,exclude,icase,glob){glob}" for glob in _secret_and_denied_globs(root, denied)]
+    left += [f":(top,exclude,glob){glob}" for glob in _find_linked_secret_globs(root)]
     return (*command[:head], *words.kept, *commits, "--", *([*paths, *words.behind] or [inside]), *left)
 
 
@@ -414,12 +426,12 @@ class _GitArguments:
         return cls(tuple(kept), tuple(operands), behind)
 
 
-def _log_shows_files(words: Sequence[str]) -> bool:
+def _git_log_shows_files(words: Sequence[str]) -> bool:
     """Return whether ``git log`` shows more than commit messages."""
     return any(word.startswith(("-p", "-U", "--patch", "--stat", "--shortstat", "--name-")) for word in words)
 
 
-def _limit_to_commits(word: str) -> str:
+def _limit_revision_to_commits(word: str) -> str:
     """
     Return a word for any git object, or a range of them, restricted to commits.
 
@@ -432,41 +444,41 @@ def _limit_to_commits(word: str) -> str:
     )
 
 
-def find_widening(command: Argv | Script) -> CommandForm | None:
+def find_broader_form(command: Argv | Script) -> CommandForm | None:
     """Return the form that a person may allow in place of one command; ``None`` if a known-harmless form does not exist."""
     return next((form for form in WIDENABLE if matches_allow(form, command)), None)
 
 
 def matches_deny(form: CommandForm, command: Argv | Script) -> bool:
     """Return whether *command*, or any command that it starts, matches a deny rule for *form*."""
-    return any(_matches_started_command(form, started) for started in find_started(command).commands)
+    return any(_matches_single_command(form, started) for started in find_started_commands(command).commands)
 
 
-def find_doubt(form: CommandForm, command: Argv | Script) -> str:
+def explain_possible_match(form: CommandForm, command: Argv | Script) -> str:
     """Return why *command* may run a command of *form* without naming it; ``""`` if its words exclude that."""
-    started = find_started(command)
-    if any(_matches_started_command(form, possible) for possible in started.possible):
-        return f"it names {program_name(form.prefix[0])!r} after a program that may start it"
+    started = find_started_commands(command)
+    if any(_matches_single_command(form, possible) for possible in started.possible):
+        return f"it names {normalize_program_name(form.prefix[0])!r} after a program that may start it"
     if any(_may_match_after_expansion(form, one) for one in started.commands):
         return f"the arguments of {form.prefix[0]!r} are known only to the shell"
     return started.unclear
 
 
-def _matches_started_command(form: CommandForm, command: Argv | Script) -> bool:
+def _matches_single_command(form: CommandForm, command: Argv | Script) -> bool:
     """Return whether the form of a deny rule matches one started command: argument lists by prefix, scripts by any word."""
-    program = program_name(form.prefix[0])
+    program = normalize_program_name(form.prefix[0])
     if isinstance(command, Script):
-        return program in _find_script_words(command.text)
-    if program_name(command[0]) != program:
+        return program in _find_possible_program_names(command.text)
+    if normalize_program_name(command[0]) != program:
         return False
     if form.exact and not any(ADDED_WORDS in word for word in command):
         return command[1:] == form.prefix[1:]
-    return _contains_prefix(form.prefix[1:], command)
+    return _matches_prefix_ignoring_options(form.prefix[1:], command)
 
 
 def _may_match_after_expansion(form: CommandForm, command: Argv | Script) -> bool:
     """Return whether a shell expansion may produce a word of the rule."""
-    if isinstance(command, Script) or program_name(command[0]) != program_name(form.prefix[0]):
+    if isinstance(command, Script) or normalize_program_name(command[0]) != normalize_program_name(form.prefix[0]):
         return False
     for wanted, word in zip(form.prefix[1:], command[1:], strict=False):
         if word.endswith(EXPANSION):
@@ -477,13 +489,13 @@ def _may_match_after_expansion(form: CommandForm, command: Argv | Script) -> boo
 
 
 @lru_cache(CACHED_SCRIPTS)
-def _find_script_words(text: str) -> frozenset[str]:
+def _find_possible_program_names(text: str) -> frozenset[str]:
     """Return the words of a script that may be program names, as written, without quotes."""
     words = [word for simple in split_script(text).commands for word in simple.words]
-    return frozenset([program_name(word) for part in (text, *words) for word in (part, *WORD.findall(part))])
+    return frozenset([normalize_program_name(word) for part in (text, *words) for word in (part, *WORD.findall(part))])
 
 
-def _contains_prefix(prefix: Sequence[str], words: Sequence[str]) -> bool:
+def _matches_prefix_ignoring_options(prefix: Sequence[str], words: Sequence[str]) -> bool:
     """Return whether the words of a prefix follow the program, ignoring options and their values between them."""
     places = {1}
     for wanted in prefix:

@@ -28,7 +28,7 @@ from stepengine.data.origins import ORIGIN_HOOK, find_origins, untrusted_reasons
 from stepengine.data.questions import Decision
 from stepengine.data.tools import ToolLike, ToolSpec, find_values
 from stepengine.errors import DefinitionError
-from stepengine.permissions.commands import CONFINED, READ_ONLY, CommandForm, confine_command, find_doubt
+from stepengine.permissions.commands import CONFINED, READ_ONLY, CommandForm, confine_command, explain_possible_match
 from stepengine.permissions.rules import (
     ORDER,
     ORIGIN_MATCHERS,
@@ -50,7 +50,7 @@ from stepengine.permissions.rules import (
     Untrusted,
     Values,
     names_instruction_file,
-    normalize_for_deny,
+    normalize_path_for_deny,
 )
 from stepengine.workspace.atomic import replace_path
 from stepengine.workspace.command_guard import CommandGuard
@@ -128,7 +128,7 @@ class PolicyDecision:
     is_only_reason: bool = attrs.field(default=False, kw_only=True)
 
 
-def _convert_rules(value: Iterable[Rule]) -> tuple[Rule, ...]:
+def _validate_rules(value: Iterable[Rule]) -> tuple[Rule, ...]:
     rules = tuple(value)
     for rule in rules:
         if not isinstance(rule, Rule):
@@ -164,9 +164,9 @@ class Policy:
             DefinitionError: for an unknown mode, and for two rules with the same id.
     """
 
-    rules: tuple[Rule, ...] = attrs.field(default=(), converter=_convert_rules)
+    rules: tuple[Rule, ...] = attrs.field(default=(), converter=_validate_rules)
     mode: Mode = "default"
-    remembered: tuple[Rule, ...] = attrs.field(default=(), converter=_convert_rules, kw_only=True)
+    remembered: tuple[Rule, ...] = attrs.field(default=(), converter=_validate_rules, kw_only=True)
     _ordered: tuple[Rule, ...] = attrs.field(init=False, eq=False, repr=False)
     _origin_rules: tuple[Rule, ...] = attrs.field(init=False, eq=False, repr=False)
 
@@ -196,25 +196,25 @@ class Policy:
 
     def check(self, request: Request) -> PolicyDecision:
         """Return the decision about a call. A deny always wins, and a predicate that fails denies."""
-        verdict = self._check_call(request)
-        if verdict.decision == "deny" or not self._origin_rules or self._allows_values(request):
+        verdict = self._decide_without_origin_rules(request)
+        if verdict.decision == "deny" or not self._origin_rules or self._has_approved_values(request):
             return verdict
         for rule in self._origin_rules:
-            if rule.applies_to(request) and rule.matcher.matches(request, rule.decision):
-                return self._decide_by_origin(rule, request, is_only_reason=verdict.decision == "allow")
+            if rule.covers_scope_and_source(request) and rule.matcher.matches(request, rule.decision):
+                return self._decide_by_data_origin(rule, request, is_only_reason=verdict.decision == "allow")
         return verdict
 
-    def _allows_values(self, request: Request) -> bool:
+    def _has_approved_values(self, request: Request) -> bool:
         """Return whether a person allowed exactly these arguments permanently."""
         rules = [rule for rule in self.rules if isinstance(rule.matcher, Values) and rule.decision == "allow"]
-        return any(rule.applies_to(request) and rule.matcher.matches(request, "allow") for rule in rules)
+        return any(rule.covers_scope_and_source(request) and rule.matcher.matches(request, "allow") for rule in rules)
 
-    def _decide_by_origin(self, rule: Rule, request: Request, *, is_only_reason: bool) -> PolicyDecision:
+    def _decide_by_data_origin(self, rule: Rule, request: Request, *, is_only_reason: bool) -> PolicyDecision:
         """Return the decision of a rule about data origins; it holds in every mode."""
         assert isinstance(rule.matcher, ORIGIN_MATCHERS)  # noqa: S101
         known = request.provenance
         values = rule.matcher.list_checked_arguments(request)
-        is_id = isinstance(rule.matcher, Untrusted) and rule.matcher.judges_ids(request)
+        is_id = isinstance(rule.matcher, Untrusted) and rule.matcher.treats_numbers_as_ids(request)
         origins = (() if known is None else find_origins(known, values, is_id=is_id)) or (NO_ARGUMENT,)
         why = f"the rule {rule.id!r} {'denies it' if rule.decision == 'deny' else 'asks'}"
         if rule.decision == "ask" and self.mode != "dont_ask":
@@ -224,12 +224,12 @@ class Policy:
             "deny", rule, why, rule.message or f"{ASKED if rule.decision == 'ask' else UNTRUSTED} {told}".rstrip()
         )
 
-    def _check_call(self, request: Request) -> PolicyDecision:
+    def _decide_without_origin_rules(self, request: Request) -> PolicyDecision:
         """Return the decision of the rules and the mode, without the rules about data origins."""
         first: Rule | None = None
         possible: tuple[Rule, str] | None = None
         for rule in self._ordered:
-            # The same as ``rule.applies_to``, inlined because every call checks every rule.
+            # The same as ``rule.covers_scope_and_source``, inlined because every call checks every rule.
             if (
                 rule.source is not None
                 and request.source != rule.source
@@ -258,9 +258,9 @@ class Policy:
                 path = rule.matcher.find_possible_path(request)
                 possible = None if path is None else (rule, path)
         verdict = self._decide_by_mode(request) if first is None else self._decide_by_rule(first, request)
-        return self._decide_doubt(request, first, possible, verdict)
+        return self._ask_if_possibly_denied(request, first, possible, verdict)
 
-    def _decide_doubt(
+    def _ask_if_possibly_denied(
         self, request: Request, first: Rule | None, possible: tuple[Rule, str] | None, verdict: PolicyDecision
     ) -> PolicyDecision:
         """
@@ -275,12 +275,12 @@ class Policy:
         if verdict.decision != "allow":
             return verdict
         if possible is not None:
-            return _ask_about_path(*possible, self.mode)
-        doubt = _find_doubt(self._ordered, request, first)
+            return _ask_or_deny_possible_path(*possible, self.mode)
+        doubt = _find_possibly_matching_rule(self._ordered, request, first)
         if doubt is None:
             return verdict
         rule, reason = doubt
-        return self._decide_question(
+        return self._ask_unless_mode_decides(
             request, rule, f"the rule {rule.id!r} may mean it: {reason}", DOUBT.format(rule.id, reason)
         )
 
@@ -288,9 +288,11 @@ class Policy:
         why = f"the rule {rule.id!r} {'allows it' if rule.decision == 'allow' else 'asks'}"
         if rule.decision == "allow":
             return PolicyDecision("allow", rule, why)
-        return self._decide_question(request, rule, why, rule.message)
+        return self._ask_unless_mode_decides(request, rule, why, rule.message)
 
-    def _decide_question(self, request: Request, rule: Rule | None, why: str, message: str = "") -> PolicyDecision:
+    def _ask_unless_mode_decides(
+        self, request: Request, rule: Rule | None, why: str, message: str = ""
+    ) -> PolicyDecision:
         """Return the verdict for a call about which a person would be asked."""
         if not request.tool.requires_permission:
             return PolicyDecision("allow", rule, f"{why}, but {request.tool.name} needs no permission")
@@ -318,7 +320,7 @@ class Policy:
             return PolicyDecision(
                 "allow", None, "no rule matches; the mode 'accept_edits' allows tools of the category 'write'"
             )
-        return self._decide_question(
+        return self._ask_unless_mode_decides(
             request, None, f"no rule matches, so the mode {self.mode!r} decides, which is to ask"
         )
 
@@ -328,7 +330,7 @@ class Policy:
         others = [
             rule
             for rule in (*self._ordered, *self._origin_rules)
-            if rule is not verdict.rule and rule.applies_to(request)
+            if rule is not verdict.rule and rule.covers_scope_and_source(request)
         ]
         return "\n".join(
             [f"{verdict.decision}: {verdict.why}", *[f"  {r.id}: {_describe_match(r, request)}" for r in others]]
@@ -348,7 +350,7 @@ class Policy:
         said = lru_cache(CACHED_DECISIONS)(Decision)  # nearly all calls of a run get the same decision
 
         def permission(ctx: HookContext, call: ToolCallPart) -> Decision:
-            spec = (find_spec or _find_own_spec)(ctx, call.tool_name)
+            spec = (find_spec or _find_agent_tool_spec)(ctx, call.tool_name)
             request = Request(
                 tool=spec or ToolSpec(call.tool_name),
                 input=call.input,
@@ -367,7 +369,7 @@ class Policy:
                     return Decision("ask", verdict.message, rule_id, provenance=verdict.origins)
                 text, kept = ASKED_ABOUT_DATA.format(call.tool_name), _make_values_rule(verdict, request)
                 return Decision("ask", verdict.message or text, rule_id, remember=kept, provenance=verdict.origins)
-            offered = self._rules_to_offer(request)
+            offered = self._make_always_allow_rules(request)
             remember = offered[0] if offered else None
             return Decision("ask", verdict.message, rule_id, remember=remember, wider=offered[1:])
 
@@ -376,7 +378,7 @@ class Policy:
             permission.keeps_provenance = True  # type: ignore[attr-defined]
         return permission
 
-    def _rules_to_offer(self, request: Request) -> list[JsonDict]:
+    def _make_always_allow_rules(self, request: Request) -> list[JsonDict]:
         """
         Return the rules that "always allow this" may add, in the form of policy files, the narrowest first.
 
@@ -385,7 +387,7 @@ class Policy:
         """
         scope = Scope("user", request.user_id)
         rules = [Rule("allow", call, scope=scope) for call in (Call.from_request(request), *Call.list_broader(request))]
-        if _find_doubt(self._ordered, request, None) is not None:
+        if _find_possibly_matching_rule(self._ordered, request, None) is not None:
             rules = rules[:1]  # a call that may run a denied command is allowed only exactly as it was shown
         # An "always" that changes nothing, because another rule still asks, would teach people to ignore it.
         is_enough = self.with_rules(rules[0]).check(request).decision == "allow"
@@ -396,11 +398,11 @@ class Policy:
     # --- files --------------------------------------------------------------------------------------------------------
 
     @property
-    def binds_files(self) -> bool:
-        """Whether any call has a ``guard``."""
-        return any(isinstance(rule.matcher, Path) or _is_read_only_rule(rule) for rule in self.rules)
+    def may_guard_calls(self) -> bool:
+        """Whether any call has a guard; see ``make_guard``."""
+        return any(isinstance(rule.matcher, Path) or _allows_confined_commands(rule) for rule in self.rules)
 
-    def guard(self, request: Request) -> CallGuard | None:
+    def make_guard(self, request: Request) -> CallGuard | None:
         """
         Return the guard that checks each file an allowed call opens; ``None`` if the rules are not about files.
 
@@ -410,21 +412,21 @@ class Policy:
         """
         # Rules about files check the paths that a call names. Other files (behind a link, in a searched folder) are
         # known only when they are opened. So the guard applies the same rules then (reliability:FP4).
-        rules = [rule for rule in self._ordered if rule.applies_to(request)]
-        first = self._first_matching_rule(rules, request)
-        looks = first is not None and _is_read_only_rule(first) and isinstance(first.matcher, Command)
+        rules = [rule for rule in self._ordered if rule.covers_scope_and_source(request)]
+        first = self._find_allow_or_ask_rule(rules, request)
+        looks = first is not None and _allows_confined_commands(first) and isinstance(first.matcher, Command)
         about_files = [rule.matcher for rule in rules if rule.decision == "deny" and isinstance(rule.matcher, Path)]
-        denied = [glob for path in about_files for glob in path.denied]
+        denied = [glob for path in about_files for glob in path.denied_globs]
         file = self._make_file_guard(rules, request)
         named = () if request.tool.confined else tuple(request.paths)
         if looks:
             return CommandGuard(file=file, named=named, confine=partial(confine_command, first.matcher.form, denied))  # type: ignore[union-attr]
         if file is None:
             return None
-        was_asked = not _has_predicates(rules) and self._check_call(request).decision != "allow"
-        return CallGuard(file=file, named=named, others=tuple(request.other_texts), was_asked=was_asked)
+        was_asked = not _has_predicates(rules) and self._decide_without_origin_rules(request).decision != "allow"
+        return CallGuard(file=file, named=named, others=tuple(request.unmarked_texts), was_asked=was_asked)
 
-    def _first_matching_rule(self, rules: Iterable[Rule], request: Request) -> Rule | None:
+    def _find_allow_or_ask_rule(self, rules: Iterable[Rule], request: Request) -> Rule | None:
         """Return the first rule that allows a call or asks about it, predicates excluded."""
         found = (rule for rule in rules if rule.decision != "deny" and not isinstance(rule.matcher, CallsWhere))
         return next((rule for rule in found if rule.matcher.matches(request, rule.decision)), None)
@@ -437,7 +439,7 @@ class Policy:
         holding = {rule.id for rule in others if rule.matcher.matches(request, rule.decision)}
         # A person who was asked about the call has approved what it names. That approval covers files that it leads to.
         nobody_asked = not request.is_call or (
-            not _has_predicates(rules) and self._check_call(request).decision == "allow"
+            not _has_predicates(rules) and self._decide_without_origin_rules(request).decision == "allow"
         )
         # A search calls the guard for every file, so everything that is the same for all files is computed before.
         fitting = [(rule, path) for rule in rules if (path := about_files.get(rule.id)) and path.covers_tool(request)]
@@ -452,7 +454,7 @@ class Policy:
             return "" if verdict.decision == "allow" or not nobody_asked else UNASKED
 
         def judge(_root: Sequence[str], parts: Sequence[str]) -> str:
-            first, low = always, normalize_for_deny(parts)
+            first, low = always, normalize_path_for_deny(parts)
             for rule, path in fitting:
                 if not path.matches_file(parts, low, rule.decision):
                     continue
@@ -621,13 +623,13 @@ class PolicyFile:
         return self._places[0][: len(folder)] == tuple(folder)
 
     @property
-    def binds_files(self) -> bool:
-        """Whether any call has a ``guard``."""
-        return self.below_root or self.policy.binds_files
+    def may_guard_calls(self) -> bool:
+        """Whether any call has a guard; see ``make_guard``."""
+        return self.below_root or self.policy.may_guard_calls
 
-    def guard(self, request: Request) -> CallGuard | None:
+    def make_guard(self, request: Request) -> CallGuard | None:
         """Return the guard of the policy for a call; with ``below_root`` it also withholds this file and its lock."""
-        ruled = self.policy.guard(request)
+        ruled = self.policy.make_guard(request)
         if not self.below_root:
             return ruled
         judged = None if ruled is None else ruled.file
@@ -668,7 +670,7 @@ class PolicyFile:
             OSError: if the file cannot be written.
         """
         made = _rule_from_json(thaw(rule), "the rule")
-        self._update_remembered(lambda kept: {**kept, made.id: made})
+        self._rewrite_remembered_rules(lambda kept: {**kept, made.id: made})
 
     def remove_rules(self, *ids: str) -> None:
         """
@@ -678,9 +680,9 @@ class PolicyFile:
             DefinitionError: if the file is no longer a policy.
             OSError: if the file cannot be written.
         """
-        self._update_remembered(lambda kept: {i: rule for i, rule in kept.items() if ids and i not in ids})
+        self._rewrite_remembered_rules(lambda kept: {i: rule for i, rule in kept.items() if ids and i not in ids})
 
-    def _update_remembered(self, change: Callable[[dict[str, Rule]], dict[str, Rule]]) -> None:
+    def _rewrite_remembered_rules(self, change: Callable[[dict[str, Rule]], dict[str, Rule]]) -> None:
         Policy.load(self.path)  # before the lock, so that a file that is not a policy gets no lock file
         with _lock_file(self.path):
             policy = Policy.load(self.path)
@@ -704,27 +706,29 @@ def _make_values_rule(verdict: PolicyDecision, request: Request) -> JsonDict:
     return freeze_object(_rule_to_json(rule))
 
 
-def _find_doubt(ordered: Sequence[Rule], request: Request, first: Rule | None) -> tuple[Rule, str] | None:
+def _find_possibly_matching_rule(
+    ordered: Sequence[Rule], request: Request, first: Rule | None
+) -> tuple[Rule, str] | None:
     """
     Return a deny or ask rule about commands that a call may break without naming the command, and the reason.
 
     None applies if *first*, the rule that decides, allows commands of that program.
     """
     commands = request.commands
-    if not commands or (first is not None and _allows_program(first)):
+    if not commands or (first is not None and _allows_one_program_or_call(first)):
         return None
     # An ask rule after the rule that decides would not be reached; a deny holds wherever it is.
     end = len(ordered) if first is None else ordered.index(first)
     for at, rule in enumerate(ordered):
         counts = rule.decision == "deny" or (rule.decision == "ask" and at < end)
-        if counts and isinstance(rule.matcher, Command) and rule.applies_to(request):
-            reasons = [reason for one in commands if (reason := find_doubt(rule.matcher.form, one))]
+        if counts and isinstance(rule.matcher, Command) and rule.covers_scope_and_source(request):
+            reasons = [reason for one in commands if (reason := explain_possible_match(rule.matcher.form, one))]
             if reasons:
                 return rule, reasons[0]
     return None
 
 
-def _ask_about_path(rule: Rule, path: str, mode: str) -> PolicyDecision:
+def _ask_or_deny_possible_path(rule: Rule, path: str, mode: str) -> PolicyDecision:
     """Return the verdict for a call that may name a path denied by *rule*: an ask in every mode except ``dont_ask``."""
     why = POSSIBLE_PATH.format(path[:MAX_SHOWN_CHARS], rule.id)
     said = f"{why[0].upper()}{why[1:]}."
@@ -734,7 +738,7 @@ def _ask_about_path(rule: Rule, path: str, mode: str) -> PolicyDecision:
     return PolicyDecision("ask", rule, why, f"{said} Allow the call?")
 
 
-def _allows_program(rule: Rule) -> bool:
+def _allows_one_program_or_call(rule: Rule) -> bool:
     """Return whether a rule allows commands of one program, or one specific call."""
     matcher = rule.matcher
     is_call = isinstance(matcher, Call) and (matcher.input is not None or matcher.prefix is not None)
@@ -745,7 +749,7 @@ def _has_predicates(rules: Iterable[Rule]) -> bool:
     return any(isinstance(rule.matcher, CallsWhere) for rule in rules)
 
 
-def _is_read_only_rule(rule: Rule) -> bool:
+def _allows_confined_commands(rule: Rule) -> bool:
     """Return whether a rule allows read-only commands that are checked by the files they name."""
     return rule.decision == "allow" and isinstance(rule.matcher, Command) and rule.matcher.form.operands in CONFINED
 
@@ -774,7 +778,7 @@ def _lock_file(path: str | os.PathLike[str]) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _find_own_spec(ctx: HookContext, name: str) -> ToolSpec | None:
+def _find_agent_tool_spec(ctx: HookContext, name: str) -> ToolSpec | None:
     """Return the spec of a tool from the run's agent, else from its state; ``None`` if neither has it."""
     own = [tool.spec for tool in ctx.agent.tools if isinstance(tool, ToolLike) and tool.spec.name == name]
     return own[0] if own else ctx.state.tool_definitions.get(name)

@@ -30,7 +30,7 @@ from stepengine.permissions.commands import (
     READ_ONLY,
     WIDENABLE,
     CommandForm,
-    find_widening,
+    find_broader_form,
     matches_allow,
     matches_deny,
 )
@@ -143,9 +143,9 @@ class Request:
             [_parse_input_command(given) for name in COMMANDS for given in (self.input.get(name),) if given is not None]
         )
 
-    def texts(self, names: Sequence[str]) -> Iterator[str]:
+    def texts_in_members(self, names: Sequence[str]) -> Iterator[str]:
         """Yield the texts under one of *names* in the input, at any depth."""
-        yield from [text for _, text in find_named_texts(self.input, frozenset(names))]
+        yield from [text for _, text in find_texts_by_member_name(self.input, frozenset(names))]
 
     @property
     def paths(self) -> list[str]:
@@ -156,11 +156,11 @@ class Request:
         a ``file:`` address is a path in any member.
         """
         if self.tool.about is not None:
-            return [place for place in self._declared_places if not _is_only_address(place)]
-        return [*self.texts(PATHS), *filter(is_file_address, _find_texts_except(self.input, PATHS))]
+            return [place for place in self._declared_subjects if not _is_url_and_not_path(place)]
+        return [*self.texts_in_members(PATHS), *filter(is_file_address, _find_texts_outside_members(self.input, PATHS))]
 
     @property
-    def other_texts(self) -> list[str]:
+    def unmarked_texts(self) -> list[str]:
         """
         The texts that no definition marks as paths; they may still name some, as in ``source`` or ``filename``.
 
@@ -168,14 +168,14 @@ class Request:
         include a single text in a member such as ``paths``, which may hold several paths. The list is empty for tools that declare the
         subjects of their calls, and for confined tools.
         """
-        if self.is_declared:
+        if self.declares_all_paths:
             return []
         judged = (*PATHS, *COMMANDS) if self.tool.category == "execute" else PATHS
         lists = [text for name in PLURAL_PATHS if isinstance(text := self.input.get(name), str)]
-        return [*_find_texts_except(self.input, judged), *self._undeclared_names, *lists]
+        return [*_find_texts_outside_members(self.input, judged), *self._undeclared_member_names, *lists]
 
     @property
-    def is_declared(self) -> bool:
+    def declares_all_paths(self) -> bool:
         """Whether all paths of the call are known from the tool's definition, so no other text can name a file."""
         tool = self.tool
         return tool.about is not None or tool.confined or tool.category in WITHOUT_FILES
@@ -191,11 +191,11 @@ class Request:
         # Cached, because every rule needs the same paths.
         if (marked, keep) not in self._contained:
             paths = self.paths if marked and not self.tool.confined else ()
-            self._contained[marked, keep] = _find_contained_paths([*paths, *self.other_texts], keep)
+            self._contained[marked, keep] = _find_contained_paths([*paths, *self.unmarked_texts], keep)
         return self._contained[marked, keep]
 
     @property
-    def _undeclared_names(self) -> list[str]:
+    def _undeclared_member_names(self) -> list[str]:
         found = list(_find_member_names(self.input))
         declared = frozenset(list_member_names(self.tool.input_schema)) if found else frozenset()
         return [name for name in found if name not in declared]
@@ -204,11 +204,11 @@ class Request:
     def urls(self) -> list[str]:
         """The web addresses in the call: those that its tool declares, else the texts in ``url`` and ``urls``."""
         if self.tool.about is not None:
-            return [place for place in self._declared_places if _may_be_address(place)]
-        return list(self.texts(URLS))
+            return [place for place in self._declared_subjects if _may_be_url(place)]
+        return list(self.texts_in_members(URLS))
 
     @property
-    def _declared_places(self) -> tuple[str, ...]:
+    def _declared_subjects(self) -> tuple[str, ...]:
         return self.tool.find_subjects(self.input)
 
 
@@ -224,17 +224,17 @@ def _find_contained_paths(texts: Iterable[str], keep: str) -> tuple[str, ...] | 
     return tuple(sorted(found))
 
 
-def _find_texts_except(value: object, names: Sequence[str]) -> Iterator[str]:
+def _find_texts_outside_members(value: object, names: Sequence[str]) -> Iterator[str]:
     """Yield the texts in a value, except those under one of *names*."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, Mapping):
         for name, member in value.items():
             if name not in names:
-                yield from _find_texts_except(member, names)
+                yield from _find_texts_outside_members(member, names)
     elif isinstance(value, list):
         for member in value:
-            yield from _find_texts_except(member, names)
+            yield from _find_texts_outside_members(member, names)
 
 
 def _find_member_names(value: object) -> Iterator[str]:
@@ -245,7 +245,7 @@ def _find_member_names(value: object) -> Iterator[str]:
         yield from _find_member_names(member)
 
 
-def _shorten_path(text: str) -> str:
+def _normalize_long_path(text: str) -> str:
     """Return a text; a long one without steps such as ``./``, which programs remove before they open a path."""
     if len(text) <= MAX_PATH_CHARS:
         return text
@@ -255,7 +255,7 @@ def _shorten_path(text: str) -> str:
     return text if parts is None else ("/" if text.startswith(("/", "\\")) else "") + "/".join(parts)
 
 
-def _is_short(text: str) -> bool:
+def _fits_path_length(text: str) -> bool:
     return 0 < len(text) <= MAX_PATH_CHARS
 
 
@@ -267,16 +267,16 @@ def _looks_like_path(readings: Sequence[str]) -> bool:
     )
 
 
-def _may_be_address(place: str) -> bool:
+def _may_be_url(place: str) -> bool:
     return "://" in place
 
 
-def _is_only_address(place: str) -> bool:
+def _is_url_and_not_path(place: str) -> bool:
     """Return whether a text is a web address and not also a path: a web scheme, no blank, and no ``..``."""
     return ADDRESS.match(place) is not None and ".." not in place.split("/") and set(BLANKS).isdisjoint(place)
 
 
-def names_files(spec: ToolSpec) -> bool:
+def is_checkable_by_path_rules(spec: ToolSpec) -> bool:
     """Return whether rules about files can check calls of a tool: it declares their subjects, or has members for paths."""
     return spec.about is not None or any(name in PATHS for name in list_member_names(spec.input_schema))
 
@@ -291,7 +291,9 @@ def _parse_input_command(given: object) -> Argv | Script:
         return Script(words if isinstance(words, str) else "\n".join(words), error.message)
 
 
-def find_named_texts(value: object, names: frozenset[str], under: str | None = None) -> Iterator[tuple[str, str]]:
+def find_texts_by_member_name(
+    value: object, names: frozenset[str], under: str | None = None
+) -> Iterator[tuple[str, str]]:
     """Yield (name, text) of the texts and numbers under one of *names* at any depth, each with the nearest of these names."""
     if isinstance(value, str):
         if under is not None:
@@ -300,10 +302,10 @@ def find_named_texts(value: object, names: frozenset[str], under: str | None = N
         yield under, str(value)  # a tool may open a file of that name
     elif isinstance(value, Mapping):
         for name, member in value.items():
-            yield from find_named_texts(member, names, name if name in names else under)
+            yield from find_texts_by_member_name(member, names, name if name in names else under)
     elif isinstance(value, list):
         for member in value:
-            yield from find_named_texts(member, names, under)
+            yield from find_texts_by_member_name(member, names, under)
 
 
 def _normalize_name(name: str) -> str:
@@ -418,7 +420,7 @@ class Path:
     The bundled tools also check the files that they would open or show, with links and other names of a file resolved. Files
     that a deny matches raise an error, or are omitted from listings and searches, with a notice. The same holds for files about
     which a person would be asked, unless a person was asked about the call. For a tool with a declaration, the paths are resolved
-    when the call starts. See ``Policy.guard``.
+    when the call starts. See ``Policy.make_guard``.
     """
 
     kind: ClassVar[str] = "path"
@@ -434,8 +436,12 @@ class Path:
         if self.tool is not None:
             _check_tool_name(self.tool)
         try:
-            object.__setattr__(self, "_exact", tuple([GlobPattern(glob) for glob in _glob_readings(self.glob)]))
-            object.__setattr__(self, "_folded", tuple([GlobPattern(normalize_path([glob])) for glob in self.denied]))
+            object.__setattr__(
+                self, "_exact", tuple([GlobPattern(glob) for glob in _add_literal_bracket_glob(self.glob)])
+            )
+            object.__setattr__(
+                self, "_folded", tuple([GlobPattern(normalize_path([glob])) for glob in self.denied_globs])
+            )
         except ToolError as error:
             raise DefinitionError(error.message) from None
 
@@ -446,8 +452,10 @@ class Path:
         paths = request.paths
         readings = [possible_paths(path) for path in paths]
         if decision == "allow":
-            is_within = bool(paths) and all(readings) and all(self._is_within(p) for found in readings for p in found)
-            return is_within and not self._may_lead_out(request, readings)
+            is_within = (
+                bool(paths) and all(readings) and all(self._matches_as_written(p) for found in readings for p in found)
+            )
+            return is_within and not self._may_name_path_outside(request, readings)
         # A text with too many readings may be any path.
         if not all(readings) or any(self._may_match(path) for found in readings for path in found):
             return True
@@ -465,11 +473,11 @@ class Path:
                 return "..."
             if path := next(filter(self._may_contained_path_match, found), None):
                 return path
-        shortened = [text for text in map(_shorten_path, request.other_texts) if _is_short(text)]
-        texts = [(text, possible_paths(text)) for text in shortened if not _is_only_address(text)]
+        shortened = [text for text in map(_normalize_long_path, request.unmarked_texts) if _fits_path_length(text)]
+        texts = [(text, possible_paths(text)) for text in shortened if not _is_url_and_not_path(text)]
         return next((text for text, found in texts if not found or any(map(self._may_match, found))), None)
 
-    def _may_lead_out(self, request: Request, readings: Sequence[Sequence[str]]) -> bool:
+    def _may_name_path_outside(self, request: Request, readings: Sequence[Sequence[str]]) -> bool:
         """Return whether an allowed call may name a path outside the glob, in another text or with braces or quotes in a path."""
         try:
             whole = {spelled for found in readings for path in found for spelled in spellings(path)}
@@ -479,30 +487,30 @@ class Path:
         parts = request.contained_paths(marked=True)
         if parts is None or any(".." in path.split("/") for path in whole):
             return True
-        if not all(map(self._holds_all, filter(has_wildcards, set(parts) - whole))):
+        if not all(map(self._matches_all_expansions, filter(has_wildcards, set(parts) - whole))):
             return True
-        texts = [text for text in map(_shorten_path, request.other_texts) if _is_short(text)]
+        texts = [text for text in map(_normalize_long_path, request.unmarked_texts) if _fits_path_length(text)]
         found = request.contained_paths(marked=False)
         others = [
             one
             for text in texts
-            if not _is_only_address(text)
+            if not _is_url_and_not_path(text)
             for one in [possible_paths(text)]
             if _looks_like_path(one)
         ]
         return (
             found is None
-            or not all(map(self._holds_all, filter(is_path_like, found)))
+            or not all(map(self._matches_all_expansions, filter(is_path_like, found)))
             or not all(others)
-            or not all(self._is_within(path) for one in others for path in one)
+            or not all(self._matches_as_written(path) for one in others for path in one)
         )
 
-    def _holds_all(self, path: str) -> bool:
+    def _matches_all_expansions(self, path: str) -> bool:
         """Return whether the glob matches a contained path and every path that its wildcards can match."""
-        if not self._is_within(path):
+        if not self._matches_as_written(path):
             return False
         far = path.replace("**", f"{UNUSED}/{UNUSED}").replace("*", UNUSED * 2).replace("?", UNUSED)
-        return far == path or self._is_within(far)
+        return far == path or self._matches_as_written(far)
 
     def _may_contained_path_match(self, path: str) -> bool:
         """
@@ -517,23 +525,23 @@ class Path:
         return any(glob.match(names[start:]) for start in starts for glob in self._folded)
 
     @property
-    def denied(self) -> tuple[str, ...]:
+    def denied_globs(self) -> tuple[str, ...]:
         """The globs of a deny or ask: those of the rule, and everything below a folder that it names."""
         names = _split_path(self.glob)
-        return _glob_readings("/".join(names if names and not names[-1].strip("*") else (*names, "**")))
+        return _add_literal_bracket_glob("/".join(names if names and not names[-1].strip("*") else (*names, "**")))
 
     def covers_tool(self, request: Request) -> bool:
         """Return whether the rule covers the tool of a call."""
         return _matches_tool(self.tool, request)
 
     def matches_file(self, parts: Sequence[str], low: Sequence[str], decision: Effect) -> bool:
-        """Return whether a file matches, by its resolved path below the root of a tool; for *low* see ``normalize_for_deny``."""
+        """Return whether a file matches, by its resolved path below the root of a tool; for *low* see ``normalize_path_for_deny``."""
         if decision == "allow":
             return any(glob.match(parts) for glob in self._exact)
         return any(glob.match(low) for glob in self._folded)
 
-    def _is_within(self, path: str) -> bool:
-        if is_file_address(path) or not _is_contained_path(path):
+    def _matches_as_written(self, path: str) -> bool:
+        if is_file_address(path) or not _stays_below_root(path):
             return False
         # The text after `file:` is another reading, which is checked separately.
         parts = _split_path(path.removeprefix("file:"))
@@ -551,18 +559,18 @@ class Path:
         return f"path {self.glob}" + (f" of {self.tool}" if self.tool else "")
 
 
-def _glob_readings(glob: str) -> tuple[str, ...]:
+def _add_literal_bracket_glob(glob: str) -> tuple[str, ...]:
     """Return a glob; if it has brackets or braces, also the glob in which these are plain characters."""
     plain = escape_brackets(glob)
     return (glob,) if plain == glob else (glob, plain)
 
 
-def normalize_for_deny(parts: Sequence[str]) -> tuple[str, ...]:
+def normalize_path_for_deny(parts: Sequence[str]) -> tuple[str, ...]:
     """Return a path in the form that denies and asks compare, independent of letter case."""
     return _split_path(normalize_path(parts))
 
 
-def _is_contained_path(path: str) -> bool:
+def _stays_below_root(path: str) -> bool:
     return not path.startswith("/") and ".." not in path.split("/")
 
 
@@ -726,9 +734,7 @@ class CallsWhere:
 
 def _remove_dot_steps(path: str) -> str:
     """Return a path without steps such as ``./``; one with ``..`` is unchanged."""
-    return (
-        path if not _is_contained_path(path.lstrip("/")) else "/" * path.startswith("/") + "/".join(_split_path(path))
-    )
+    return path if not _stays_below_root(path.lstrip("/")) else "/" * path.startswith("/") + "/".join(_split_path(path))
 
 
 def _strings_or_none(value: Iterable[str] | None) -> tuple[str, ...] | None:
@@ -792,10 +798,10 @@ class Call:
         subject is the whole input.
         """
         agent = request.agent_id or None
-        paths, origins = _named_paths(request), _named_origins(request)
+        paths, origins = _named_paths(request), _named_url_origins(request)
         is_clear = None not in origins and (bool(origins) or not _input_http_methods(request))
-        is_clear = is_clear and not _names_other_files(tuple(paths), request)
-        if request.tool.category not in DECLARED or not is_clear or not _has_named_place(request):
+        is_clear = is_clear and not _may_name_other_files(tuple(paths), request)
+        if request.tool.category not in DECLARED or not is_clear or not _names_path_or_url(request):
             return cls(request.tool.name, _input_with_parsed_commands(request), agent=agent)
         named = sorted([origin for origin in origins if origin is not None])
         return cls(request.tool.name, agent=agent, paths=sorted(paths) or None, origins=named or None)
@@ -809,7 +815,7 @@ class Call:
         start no program. The last one matches any input of the tool.
         """
         agent, found, words = request.agent_id or None, list[Call](), _single_command(request)
-        form = find_widening(words) if words else None
+        form = find_broader_form(words) if words else None
         if form is not None:
             found.append(cls(request.tool.name, _input_without_command(request), agent=agent, prefix=form.prefix))
         return (*found, cls(request.tool.name, agent=agent, any_input=True))
@@ -826,7 +832,7 @@ class Call:
             found = (_input_with_parsed_commands if self.prefix is None else _input_without_command)(request)
             if canonical(self.input) != canonical(found):  # as JSON: 1 is neither true nor 1.0
                 return False
-        return _names_only_allowed(self, request)
+        return _names_only_allowed_subjects(self, request)
 
     def __str__(self) -> str:
         by = "" if self.agent is None else f" by {self.agent}"
@@ -844,7 +850,7 @@ class Call:
 
 def _named_paths(request: Request) -> set[str]:
     """Return the files that a call names, prefixed with their role if the call may name files in several roles."""
-    named = [(role, place) for role, place in _named_places(request) if not _is_only_address(place)]
+    named = [(role, place) for role, place in _named_paths_and_urls(request) if not _is_url_and_not_path(place)]
     return {
         f"{role}: {_remove_dot_steps(path)}" if role else _escape_role_separator(_remove_dot_steps(path))
         for role, path in named
@@ -858,25 +864,25 @@ def _escape_role_separator(path: str) -> str:
 
 def _named_urls(request: Request) -> list[tuple[str, str]]:
     """Return the role and text of each address in a call, including members such as ``proxy`` or ``callback``."""
-    found = [(role, place) for role, place in _named_places(request) if _may_be_address(place)]
-    others = _find_other_members(request.input) if request.tool.about is None else ()
-    return [*found, *[(name, text) for name, text in others if _is_only_address(text)]]
+    found = [(role, place) for role, place in _named_paths_and_urls(request) if _may_be_url(place)]
+    others = _find_texts_of_other_members(request.input) if request.tool.about is None else ()
+    return [*found, *[(name, text) for name, text in others if _is_url_and_not_path(text)]]
 
 
-def _find_other_members(value: object, name: str = "") -> Iterator[tuple[str, str]]:
+def _find_texts_of_other_members(value: object, name: str = "") -> Iterator[tuple[str, str]]:
     """Yield (name, text) of the texts of an input whose member is not in ``NAMES_OF_PLACES``."""
     if isinstance(value, str):
         yield name, value
     elif isinstance(value, Mapping):
         for inner, member in value.items():
             if inner not in NAMES_OF_PLACES:
-                yield from _find_other_members(member, inner)
+                yield from _find_texts_of_other_members(member, inner)
     elif isinstance(value, list):
         for member in value:
-            yield from _find_other_members(member, name)
+            yield from _find_texts_of_other_members(member, name)
 
 
-def _named_places(request: Request) -> list[tuple[str, str]]:
+def _named_paths_and_urls(request: Request) -> list[tuple[str, str]]:
     """
     Return the role and text of each file or address that a call names.
 
@@ -890,15 +896,15 @@ def _named_places(request: Request) -> list[tuple[str, str]]:
             for place in about
             for text in attrs.evolve(request.tool, about=(place,)).find_subjects(request.input)
         ]
-    found = find_named_texts(request.input, NAMES_OF_PLACES)
+    found = find_texts_by_member_name(request.input, NAMES_OF_PLACES)
     return [("" if name in PATHS[:-1] or name in URLS else name, text) for name, text in found]
 
 
-def _has_named_place(request: Request) -> bool:
+def _names_path_or_url(request: Request) -> bool:
     """Return whether a call names a certain file or address; a database or a person could also be a ``target``."""
     if request.tool.about is not None:
-        return bool(_named_places(request))
-    found = find_named_texts(request.input, NAMES_OF_PLACES)
+        return bool(_named_paths_and_urls(request))
+    found = find_texts_by_member_name(request.input, NAMES_OF_PLACES)
     return any(name not in PLACES or ADDRESS.match(text) for name, text in found)
 
 
@@ -911,7 +917,7 @@ def _named_hosts(request: Request) -> set[str | None]:
     return {_parse_host(url) for _, url in _named_urls(request)}
 
 
-def _named_origins(request: Request) -> set[str | None]:
+def _named_url_origins(request: Request) -> set[str | None]:
     """Return the method, scheme, host and port of each address in a call; ``None`` for one that is not plain."""
     how = "".join([f"{str(method).upper()} " for method in _input_http_methods(request)])
     origins = [(f"{role}: " if role else "", _parse_origin(url)) for role, url in _named_urls(request)]
@@ -925,28 +931,30 @@ def _format_origin(origin: _UrlOrigin) -> str:
     return f"{origin.scheme}://{host}" + ("" if is_usual else f":{origin.port}")
 
 
-def _is_within(allowed: Sequence[str] | None, found: set[Any]) -> bool:
+def _is_allowed_subset(allowed: Sequence[str] | None, found: set[Any]) -> bool:
     return allowed is None or (bool(found) and found <= set(allowed))
 
 
-def _names_only_allowed(call: Call, request: Request) -> bool:
+def _names_only_allowed_subjects(call: Call, request: Request) -> bool:
     """Return whether a call names only allowed files and addresses, and none of a kind without an allowed entry."""
     if call.paths is None and call.origins is None and call.hosts is None:
         return True
-    if not _has_named_place(request) or (call.paths is None and _named_paths(request)):
+    if not _names_path_or_url(request) or (call.paths is None and _named_paths(request)):
         return False
-    if call.paths is not None and _names_other_files(call.paths, request):
+    if call.paths is not None and _may_name_other_files(call.paths, request):
         return False
     if call.origins is None and call.hosts is None and (_named_urls(request) or _input_http_methods(request)):
         return False
-    is_there = _is_within(call.paths, _named_paths(request)) and _is_within(call.origins, _named_origins(request))
-    return is_there and _is_within(call.hosts, _named_hosts(request))
+    is_there = _is_allowed_subset(call.paths, _named_paths(request)) and _is_allowed_subset(
+        call.origins, _named_url_origins(request)
+    )
+    return is_there and _is_allowed_subset(call.hosts, _named_hosts(request))
 
 
-def _names_other_files(allowed: Sequence[str], request: Request) -> bool:
+def _may_name_other_files(allowed: Sequence[str], request: Request) -> bool:
     """Return whether an unmarked text may name a file that is not allowed."""
-    named = {text for _, text in _named_places(request)}  # these are compared as a whole
-    found = _find_contained_paths([text for text in request.other_texts if text not in named], "")
+    named = {text for _, text in _named_paths_and_urls(request)}  # these are compared as a whole
+    found = _find_contained_paths([text for text in request.unmarked_texts if text not in named], "")
     known = {text for path in allowed for text in (contained_paths(path) or ())}
     return found is None or any(is_path_like(path) and path not in known for path in found)
 
@@ -994,13 +1002,13 @@ class Untrusted:
     def matches(self, request: Request, _decision: Effect) -> bool:
         """Return whether one of the checked arguments is not trusted; it is if no provenance is known."""
         known = request.provenance
-        is_id = self.judges_ids(request)
+        is_id = self.treats_numbers_as_ids(request)
         return any(
             known is None or not known.is_trusted(value, is_id=is_id)
             for _, value in self.list_checked_arguments(request)
         )
 
-    def judges_ids(self, request: Request) -> bool:
+    def treats_numbers_as_ids(self, request: Request) -> bool:
         """Return whether numbers in the checked arguments are ids: destinations, not amounts."""
         return not self.parameters and request.tool.destinations is not None
 
@@ -1014,7 +1022,7 @@ class Untrusted:
             return (
                 found
                 if self.parameters
-                else [*found, *_addresses_in_texts(request), *_written_instruction_files(request)]
+                else [*found, *_find_addresses_in_texts(request), *_paths_if_writes_instructions(request)]
             )
         if request.provenance is not None and not request.provenance.saw_untrusted:
             return []
@@ -1026,7 +1034,7 @@ class Untrusted:
         return f"untrusted {', '.join(self.parameters) or 'destinations'} of {self.tool}"
 
 
-def _addresses_in_texts(request: Request) -> list[tuple[str, JsonValue]]:
+def _find_addresses_in_texts(request: Request) -> list[tuple[str, JsonValue]]:
     """Return the addresses and URLs in the texts that leave with a call."""
     texts = [one for path in request.tool.texts for one in find_values(request.input, path)]
     return [(place, address) for place, value in texts for _, address in find_addresses(value)]
@@ -1049,7 +1057,7 @@ def _find_commands_with_effects(request: Request) -> list[tuple[str, JsonValue]]
     ]
 
 
-def _written_instruction_files(request: Request) -> list[tuple[str, JsonValue]]:
+def _paths_if_writes_instructions(request: Request) -> list[tuple[str, JsonValue]]:
     """Return all paths of a writing call if one instructs later runs and untrusted data was received."""
     known = request.provenance
     if (
@@ -1234,7 +1242,7 @@ class Rule:
     message: str = attrs.field(default="", kw_only=True)
     description: str = attrs.field(default="", kw_only=True)
 
-    def applies_to(self, request: Request) -> bool:
+    def covers_scope_and_source(self, request: Request) -> bool:
         """Return whether the scope and the source of the rule cover a call; its matcher is not checked."""
         if self.source not in (None, request.source) and (request.source or self.decision == "allow"):
             return False  # for an unknown source, deny and ask rules apply, and allow rules do not

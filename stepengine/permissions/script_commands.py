@@ -237,10 +237,10 @@ class _Reader:
 
     def _read_operator(self, frame: _Frame, char: str) -> None:
         if char == ")":
-            self._read_closing(frame)
+            self._read_closing_parenthesis(frame)
             return
         if char == "(":
-            self._read_parenthesis(frame)
+            self._read_opening_parenthesis(frame)
             return
         self._finish_command()
         if char == "|":
@@ -249,7 +249,7 @@ class _Reader:
         elif char == "\n" and self._heredocs:
             self._read_heredocs()
 
-    def _read_parenthesis(self, frame: _Frame) -> None:
+    def _read_opening_parenthesis(self, frame: _Frame) -> None:
         frame.finish_word()
         if any(word not in RESERVED for word in frame.words):  # a function, an array, a pattern
             self.is_understood = False
@@ -304,7 +304,7 @@ class _Reader:
                 self.is_unclear = True
         self._heredocs = []
 
-    def _read_closing(self, frame: _Frame) -> None:
+    def _read_closing_parenthesis(self, frame: _Frame) -> None:
         if frame.closer == ")":
             self._close_frame()
         else:  # of a pattern, in `case`
@@ -321,7 +321,7 @@ class _Reader:
         words, has_heredoc = frame.words, frame.has_heredoc
         self.written += frame.written
         frame.words, frame.written, frame.skips_word, frame.has_heredoc = [], [], False, False
-        start = _find_program(words)
+        start = _find_program_index(words)
         settings = [word for word in words[:start] if ASSIGNMENT.match(word)]
         first = words[start] if start < len(words) else ""
         heads = set(words[: start + 1])
@@ -336,7 +336,7 @@ class _Reader:
             self._found.append(SimpleCommand(tuple(words), tuple(settings), self._is_piped, has_heredoc))
 
 
-def _find_program(words: Sequence[str]) -> int:
+def _find_program_index(words: Sequence[str]) -> int:
     """Return the index of the program: after assignments, reserved words, and the head of a loop or function."""
     start = 0
     while start < len(words) and (words[start] in WITHOUT_PROGRAM or ASSIGNMENT.match(words[start])):

@@ -1,7 +1,7 @@
 """
 The commands started by another command: a table of wrapper programs, and the syntax of their arguments.
 
-``find_started`` derives every command of an argument list or script from its words. Commands are found behind ``env`` and
+``find_started_commands`` derives every command of an argument list or script from its words. Commands are found behind ``env`` and
 ``timeout``, in the line of ``sh -c``, in an alias of ``git -c``, and in each simple command of a script. An unknown option is
 read in both ways: with a value in the next word, and without one. Unknown programs are reported as possible or unclear.
 Files are not read: permission for ``make`` or ``pytest`` includes the commands in the files of the project.
@@ -82,7 +82,7 @@ class Wrapper:
     rest: Rest = "command"
     sets_variables: bool = False
 
-    def option_lengths(self, word: str) -> tuple[int, ...]:
+    def option_word_counts(self, word: str) -> tuple[int, ...]:
         """Return the numbers of words that an option may take, including itself."""
         valued = self.values | self.lines
         if word in self.flags or word[1:].isdecimal() or (word.startswith("--") and "=" in word):
@@ -100,7 +100,7 @@ class Wrapper:
         return (1,)
 
 
-def _wrapper(
+def _make_wrapper(
     options: str = "",
     *,
     operands: tuple[int, int] = (0, 0),
@@ -115,14 +115,14 @@ def _wrapper(
     return Wrapper(flags, values, frozenset(lines.split()), operands, rest, sets)
 
 
-def _wrappers(names: str, wrapper: Wrapper) -> dict[str, Wrapper]:
+def _map_names_to_wrapper(names: str, wrapper: Wrapper) -> dict[str, Wrapper]:
     return dict.fromkeys(names.split(), wrapper)
 
 
-_SHELL = _wrapper("-o= -O= +o= +O= --rcfile= --init-file=", rest="shell")
-_ANYWHERE = _wrapper(rest="anywhere")
-_ELSEWHERE = _wrapper(rest="elsewhere")
-_ONE = _wrapper(operands=(1, 1))
+_SHELL = _make_wrapper("-o= -O= +o= +O= --rcfile= --init-file=", rest="shell")
+_ANYWHERE = _make_wrapper(rest="anywhere")
+_ELSEWHERE = _make_wrapper(rest="elsewhere")
+_ONE = _make_wrapper(operands=(1, 1))
 _PERSONALITY_FLAGS = (
     "-B -F -I -L -R -S -T -X -Z -v -3 --32bit --fdpic-funcptrs --short-inode --addr-compat-layout --addr-no-randomize "
     "--whole-seconds --sticky-timeouts --read-implies-exec --mmap-page-zero --3gb --4gb --uname-2.6 --verbose"
@@ -136,117 +136,117 @@ _SSH = (
 
 WRAPPERS: Mapping[str, Wrapper] = {
     # shells, and programs that parse a line like a shell
-    **_wrappers("ash bash csh dash elvish fish ksh mksh nu oksh pdksh posh rbash rksh rzsh sh tcsh xonsh yash zsh", _SHELL),
-    **_wrappers("eval trap watchexec", _wrapper(rest="line")),
-    **_wrappers("watch", _wrapper("-b -c -d -e -g -p -t -w -x -C -n= -q= --interval= --equexit= --exec", rest="line")),
-    **_wrappers("entr", _wrapper("-a -c -d -n -p -r -s -x -z", rest="line")),
-    **_wrappers("ssh autossh", _wrapper(_SSH, operands=(1, 1), rest="line", lines="-o")),
+    **_map_names_to_wrapper("ash bash csh dash elvish fish ksh mksh nu oksh pdksh posh rbash rksh rzsh sh tcsh xonsh yash zsh", _SHELL),
+    **_map_names_to_wrapper("eval trap watchexec", _make_wrapper(rest="line")),
+    **_map_names_to_wrapper("watch", _make_wrapper("-b -c -d -e -g -p -t -w -x -C -n= -q= --interval= --equexit= --exec", rest="line")),
+    **_map_names_to_wrapper("entr", _make_wrapper("-a -c -d -n -p -r -s -x -z", rest="line")),
+    **_map_names_to_wrapper("ssh autossh", _make_wrapper(_SSH, operands=(1, 1), rest="line", lines="-o")),
     # one command behind options
-    "env": _wrapper("-i - -0 -v --ignore-environment --null --debug -u= -C= -a= -P= --unset= --chdir= --argv0=", sets=True),
-    **_wrappers("builtin busybox toybox catchsegv chronic command coproc eatmydata fghack ifne nocache nohup pgrphack unbuffer", _wrapper("-p -v -V")),
-    **_wrappers("exec", _wrapper("-c -l -a=")),
-    **_wrappers("time", _wrapper("-a -p -q -v --append --portability --quiet --verbose -f= -o= --format= --output=")),
-    **_wrappers("timeout", _wrapper("-f -p -v --foreground --preserve-status --verbose -k= -s= --kill-after= --signal=", operands=(1, 1))),
-    **_wrappers("nice", _wrapper("-n= --adjustment=")),
-    **_wrappers("ionice", _wrapper("-t --ignore -c= -n= -p= -P= -u= --class= --classdata= --pid= --pgid= --uid=")),
-    **_wrappers("chrt", _wrapper("-a -b -d -e -f -G -i -m -o -r -R -v --all-tasks -T= -P= -D= -p=", operands=(0, 1))),
-    **_wrappers("taskset", _wrapper("-a -c -p --all-tasks --cpu-list --pid", operands=(1, 1))),
-    **_wrappers("prlimit", _wrapper("-c -C -d -e -f -i -l -m -n -q -r -s -t -u -v -x -y --noheadings --raw --verbose -o= -p= --output= --pid=")),
-    **_wrappers("choom", _wrapper("-n= -p= --adjust= --pid=")),
-    **_wrappers("uclampset", _wrapper("-a -s -R -v -m= -M= -p=")),
-    **_wrappers("logsave", _wrapper("-a -s -v", operands=(1, 1))),
-    **_wrappers("stdbuf", _wrapper("-i= -o= -e= --input= --output= --error=")),
-    **_wrappers("setsid", _wrapper("-c -f -w --ctty --fork --wait")),
-    "setarch": _wrapper(_PERSONALITY_FLAGS, operands=(0, 1)),
-    **_wrappers("linux32 linux64 i386 i486 i586 i686 athlon x86_64 uname26 ppc ppc64 s390 s390x arm aarch64 mips sparc", _wrapper(_PERSONALITY_FLAGS)),
-    **_wrappers("arch", _wrapper("-32 -64 -i386 -x86_64 -x86_64h -arm64 -arm64e -c -d= -e= -arch=")),
-    **_wrappers("caffeinate", _wrapper("-d -i -m -s -u -t= -w=")),
-    **_wrappers("flock", _wrapper("-e -F -n -o -s -u -x --close --exclusive --nonblock --nb --no-fork --shared --unlock --verbose -E= -w= --conflict-exit-code= --timeout= --wait=", operands=(1, 1), lines="-c --command")),
-    **_wrappers("chroot", _wrapper("-n --skip-chdir -g= -G= -u= --groups= --userspec=", operands=(1, 1))),
-    **_wrappers("unshare", _wrapper("-c -C -f -i -m -n -p -r -T -u -U --cgroup --fork --ipc --mount --net --pid --time --user --uts --map-root-user --map-current-user --map-auto --mount-proc --keep-caps --kill-child -G= -R= -S= -w= -l= --root= --setgid= --setgroups= --setuid= --wd= --propagation=")),
-    **_wrappers("nsenter", _wrapper("-a -C -c -e -F -i -m -n -p -r -T -U -u -w -Z --all --cgroup --env --follow-context --ipc --join-cgroup --keep-caps --mount --net --no-fork --pid --preserve-credentials --root --time --user --user-parent --uts --wd -G= -N= -S= -t= -W= --net-socket= --setgid= --setuid= --target= --wdns=")),
-    **_wrappers("sudo", _wrapper("-A -B -b -E -e -H -i -K -k -l -N -n -P -S -s -V -v --askpass --background --login --non-interactive --preserve-env --set-home --shell --stdin -C= -D= -g= -h= -p= -R= -r= -T= -t= -U= -u= --chdir= --close-from= --group= --host= --prompt= --user=", sets=True)),
-    **_wrappers("doas", _wrapper("-L -n -s -C= -u=")),
-    **_wrappers("pkexec", _wrapper("--disable-internal-agent --keep-cwd --user=")),
-    **_wrappers("runcon", _wrapper("-c --compute -l= -r= -t= -u=", operands=(0, 1))),
-    **_wrappers("ssh-agent", _wrapper("-c -D -d -k -s -a= -E= -O= -P= -t=")),
-    **_wrappers("strace", _wrapper("-A -C -c -D -d -F -f -h -i -k -n -q -r -T -t -v -V -w -x -y -z -Z -a= -b= -E= -e= -I= -o= -O= -P= -p= -S= -s= -u= -U= -X=")),
-    **_wrappers("xvfb-run", _wrapper("-a -l --auto-servernum --listen-tcp -e= -f= -n= -p= -s= -w=")),
-    **_wrappers("ld.so", _wrapper("--list --verify --inhibit-cache --list-diagnostics --list-tunables --library-path= --preload= --argv0= --audit= --inhibit-rpath= --glibc-hwcaps-prepend= --glibc-hwcaps-mask=")),
-    **_wrappers("dbus-launch dbus-run-session doppler dumb-init fakeroot  heaptrack ltrace memusage multitime numactl pipesz proxychains proxychains4 qemu-user rlwrap setpriv softlimit systemd-inhibit tini torify torsocks trickle tsocks valgrind wine wine64 box64 fex", _wrapper()),
-    **_wrappers("chpst cpulimit", _wrapper("-l= -p= -e= -u= -U= -n= -m= -d= -o= -b= -/= -v -P -0 -1 -2 -i -z")),
-    **_wrappers("envdir envuidgid faketime gosu lckdo s6-envdir s6-envuidgid s6-setlock s6-setuidgid setlock setuidgid su-exec", _ONE),
-    **_wrappers("xargs", _wrapper("-0 -o -p -r -t -x -e -i -l --null --interactive --no-run-if-empty --verbose --exit --eof --replace --max-lines --open-tty -a= -d= -E= -I= -J= -L= -n= -P= -R= -S= -s= --arg-file= --delimiter= --max-args= --max-procs= --max-chars=", rest="open")),
-    **_wrappers("parallel sem", _wrapper(rest="open")),
-    **_wrappers("npx pnpx bunx", _wrapper("-y -q --yes --no --no-install --quiet -p= --package= -w= --workspace=", lines="-c --call")),
-    **_wrappers("uvx", _wrapper(f"{_RUN} --isolated --offline --with= --from=")),
+    "env": _make_wrapper("-i - -0 -v --ignore-environment --null --debug -u= -C= -a= -P= --unset= --chdir= --argv0=", sets=True),
+    **_map_names_to_wrapper("builtin busybox toybox catchsegv chronic command coproc eatmydata fghack ifne nocache nohup pgrphack unbuffer", _make_wrapper("-p -v -V")),
+    **_map_names_to_wrapper("exec", _make_wrapper("-c -l -a=")),
+    **_map_names_to_wrapper("time", _make_wrapper("-a -p -q -v --append --portability --quiet --verbose -f= -o= --format= --output=")),
+    **_map_names_to_wrapper("timeout", _make_wrapper("-f -p -v --foreground --preserve-status --verbose -k= -s= --kill-after= --signal=", operands=(1, 1))),
+    **_map_names_to_wrapper("nice", _make_wrapper("-n= --adjustment=")),
+    **_map_names_to_wrapper("ionice", _make_wrapper("-t --ignore -c= -n= -p= -P= -u= --class= --classdata= --pid= --pgid= --uid=")),
+    **_map_names_to_wrapper("chrt", _make_wrapper("-a -b -d -e -f -G -i -m -o -r -R -v --all-tasks -T= -P= -D= -p=", operands=(0, 1))),
+    **_map_names_to_wrapper("taskset", _make_wrapper("-a -c -p --all-tasks --cpu-list --pid", operands=(1, 1))),
+    **_map_names_to_wrapper("prlimit", _make_wrapper("-c -C -d -e -f -i -l -m -n -q -r -s -t -u -v -x -y --noheadings --raw --verbose -o= -p= --output= --pid=")),
+    **_map_names_to_wrapper("choom", _make_wrapper("-n= -p= --adjust= --pid=")),
+    **_map_names_to_wrapper("uclampset", _make_wrapper("-a -s -R -v -m= -M= -p=")),
+    **_map_names_to_wrapper("logsave", _make_wrapper("-a -s -v", operands=(1, 1))),
+    **_map_names_to_wrapper("stdbuf", _make_wrapper("-i= -o= -e= --input= --output= --error=")),
+    **_map_names_to_wrapper("setsid", _make_wrapper("-c -f -w --ctty --fork --wait")),
+    "setarch": _make_wrapper(_PERSONALITY_FLAGS, operands=(0, 1)),
+    **_map_names_to_wrapper("linux32 linux64 i386 i486 i586 i686 athlon x86_64 uname26 ppc ppc64 s390 s390x arm aarch64 mips sparc", _make_wrapper(_PERSONALITY_FLAGS)),
+    **_map_names_to_wrapper("arch", _make_wrapper("-32 -64 -i386 -x86_64 -x86_64h -arm64 -arm64e -c -d= -e= -arch=")),
+    **_map_names_to_wrapper("caffeinate", _make_wrapper("-d -i -m -s -u -t= -w=")),
+    **_map_names_to_wrapper("flock", _make_wrapper("-e -F -n -o -s -u -x --close --exclusive --nonblock --nb --no-fork --shared --unlock --verbose -E= -w= --conflict-exit-code= --timeout= --wait=", operands=(1, 1), lines="-c --command")),
+    **_map_names_to_wrapper("chroot", _make_wrapper("-n --skip-chdir -g= -G= -u= --groups= --userspec=", operands=(1, 1))),
+    **_map_names_to_wrapper("unshare", _make_wrapper("-c -C -f -i -m -n -p -r -T -u -U --cgroup --fork --ipc --mount --net --pid --time --user --uts --map-root-user --map-current-user --map-auto --mount-proc --keep-caps --kill-child -G= -R= -S= -w= -l= --root= --setgid= --setgroups= --setuid= --wd= --propagation=")),
+    **_map_names_to_wrapper("nsenter", _make_wrapper("-a -C -c -e -F -i -m -n -p -r -T -U -u -w -Z --all --cgroup --env --follow-context --ipc --join-cgroup --keep-caps --mount --net --no-fork --pid --preserve-credentials --root --time --user --user-parent --uts --wd -G= -N= -S= -t= -W= --net-socket= --setgid= --setuid= --target= --wdns=")),
+    **_map_names_to_wrapper("sudo", _make_wrapper("-A -B -b -E -e -H -i -K -k -l -N -n -P -S -s -V -v --askpass --background --login --non-interactive --preserve-env --set-home --shell --stdin -C= -D= -g= -h= -p= -R= -r= -T= -t= -U= -u= --chdir= --close-from= --group= --host= --prompt= --user=", sets=True)),
+    **_map_names_to_wrapper("doas", _make_wrapper("-L -n -s -C= -u=")),
+    **_map_names_to_wrapper("pkexec", _make_wrapper("--disable-internal-agent --keep-cwd --user=")),
+    **_map_names_to_wrapper("runcon", _make_wrapper("-c --compute -l= -r= -t= -u=", operands=(0, 1))),
+    **_map_names_to_wrapper("ssh-agent", _make_wrapper("-c -D -d -k -s -a= -E= -O= -P= -t=")),
+    **_map_names_to_wrapper("strace", _make_wrapper("-A -C -c -D -d -F -f -h -i -k -n -q -r -T -t -v -V -w -x -y -z -Z -a= -b= -E= -e= -I= -o= -O= -P= -p= -S= -s= -u= -U= -X=")),
+    **_map_names_to_wrapper("xvfb-run", _make_wrapper("-a -l --auto-servernum --listen-tcp -e= -f= -n= -p= -s= -w=")),
+    **_map_names_to_wrapper("ld.so", _make_wrapper("--list --verify --inhibit-cache --list-diagnostics --list-tunables --library-path= --preload= --argv0= --audit= --inhibit-rpath= --glibc-hwcaps-prepend= --glibc-hwcaps-mask=")),
+    **_map_names_to_wrapper("dbus-launch dbus-run-session doppler dumb-init fakeroot  heaptrack ltrace memusage multitime numactl pipesz proxychains proxychains4 qemu-user rlwrap setpriv softlimit systemd-inhibit tini torify torsocks trickle tsocks valgrind wine wine64 box64 fex", _make_wrapper()),
+    **_map_names_to_wrapper("chpst cpulimit", _make_wrapper("-l= -p= -e= -u= -U= -n= -m= -d= -o= -b= -/= -v -P -0 -1 -2 -i -z")),
+    **_map_names_to_wrapper("envdir envuidgid faketime gosu lckdo s6-envdir s6-envuidgid s6-setlock s6-setuidgid setlock setuidgid su-exec", _ONE),
+    **_map_names_to_wrapper("xargs", _make_wrapper("-0 -o -p -r -t -x -e -i -l --null --interactive --no-run-if-empty --verbose --exit --eof --replace --max-lines --open-tty -a= -d= -E= -I= -J= -L= -n= -P= -R= -S= -s= --arg-file= --delimiter= --max-args= --max-procs= --max-chars=", rest="open")),
+    **_map_names_to_wrapper("parallel sem", _make_wrapper(rest="open")),
+    **_map_names_to_wrapper("npx pnpx bunx", _make_wrapper("-y -q --yes --no --no-install --quiet -p= --package= -w= --workspace=", lines="-c --call")),
+    **_map_names_to_wrapper("uvx", _make_wrapper(f"{_RUN} --isolated --offline --with= --from=")),
     # a command at any place, or several
-    **_wrappers(". source", _ANYWHERE),
-    **_wrappers("bwrap capsh cmake cmd coresched daemon distrobox firejail flatpak-spawn gdb hyperfine lldb mispipe mpiexec mpirun newgrp nix-shell orterun pee perf powershell pwsh rr runuser screen script scriptlive sg socat srun start-stop-daemon su systemd-run systemd-nspawn tmux toolbox zellij", _ANYWHERE),
+    **_map_names_to_wrapper(". source", _ANYWHERE),
+    **_map_names_to_wrapper("bwrap capsh cmake cmd coresched daemon distrobox firejail flatpak-spawn gdb hyperfine lldb mispipe mpiexec mpirun newgrp nix-shell orterun pee perf powershell pwsh rr runuser screen script scriptlive sg socat srun start-stop-daemon su systemd-run systemd-nspawn tmux toolbox zellij", _ANYWHERE),
     # options that name a program, among words that mean something else
-    **_wrappers("rg", _wrapper(rest="none", lines="--pre --hostname-bin")),
-    **_wrappers("sort", _wrapper(rest="none", lines="--compress-program")),
-    **_wrappers("tar bsdtar", _wrapper(rest="none", lines=_TAR)),
-    **_wrappers("rsync", _wrapper(rest="none", lines="-e --rsh --rsync-path")),
-    **_wrappers("scp sftp", _wrapper(rest="none", lines="-o -S -D")),
-    **_wrappers("zip", _wrapper(rest="none", lines="-TT --unzip-command")),
-    **_wrappers("man", _wrapper(rest="none", lines="-P -H --pager --html --browser")),
-    **_wrappers("ex gvim nvim vi view vim vimdiff", _wrapper(rest="none", lines="-c --cmd -S +")),
-    **_wrappers("split", _wrapper(rest="none", lines="--filter")),
-    **_wrappers("ack ag bat delta", _wrapper(rest="none", lines="--pager")),
-    **_wrappers("install", _wrapper(rest="none", lines="--strip-program")),
-    **_wrappers("wget", _wrapper(rest="none", lines="--use-askpass -e --execute")),
-    **_wrappers("make", _wrapper(rest="none", lines="-E --eval", sets=True)),
-    **_wrappers("diff diff3 sdiff", _wrapper(rest="none", lines="--diff-program")),
-    **_wrappers("mypy", _wrapper(rest="none", lines="--python-executable")),
-    **_wrappers("pip pip3", _wrapper(rest="none", lines="--python --editor")),
-    **_wrappers("pylint", _wrapper(rest="none", lines="--init-hook")),
-    **_wrappers("rustc", _wrapper(rest="none", lines="-C --codegen")),
-    **_wrappers("cargo", _wrapper(rest="none", lines="--config")),
-    **_wrappers("npm yarn", _wrapper(rest="none", lines="--script-shell --shell --git --editor --viewer --node-options")),
-    **_wrappers("pnpm", _wrapper("-r -s -w --recursive --silent -C= -F= --dir= --filter= --script-shell= --shell= --git= --node-options=", lines="--script-shell --shell --git --editor --viewer --node-options")),
-    **_wrappers("less more most", _wrapper(rest="none", lines="+")),
-    **_wrappers("apt apt-cache apt-get aptitude", _wrapper(rest="none", lines="-o --option")),
-    **_wrappers("tox", _wrapper(rest="none", lines="-x --override")),
-    **_wrappers("dotnet msbuild", _wrapper(rest="none", lines="--property -p: /p: -property: /property: --property:")),
-    **_wrappers("dotenv", _wrapper("-c -q --quote= -e= -f= -o= -v= -p= --file= --export=")),
-    **_wrappers("dnf yum", _wrapper(rest="none", lines="--setopt")),
-    **_wrappers("mapfile readarray complete compgen", _wrapper(rest="none", lines="-C -W")),
-    **_wrappers("hash", _wrapper(rest="none", lines="-p")),
-    **_wrappers("tcpdump", _wrapper(rest="none", lines="-z")),
+    **_map_names_to_wrapper("rg", _make_wrapper(rest="none", lines="--pre --hostname-bin")),
+    **_map_names_to_wrapper("sort", _make_wrapper(rest="none", lines="--compress-program")),
+    **_map_names_to_wrapper("tar bsdtar", _make_wrapper(rest="none", lines=_TAR)),
+    **_map_names_to_wrapper("rsync", _make_wrapper(rest="none", lines="-e --rsh --rsync-path")),
+    **_map_names_to_wrapper("scp sftp", _make_wrapper(rest="none", lines="-o -S -D")),
+    **_map_names_to_wrapper("zip", _make_wrapper(rest="none", lines="-TT --unzip-command")),
+    **_map_names_to_wrapper("man", _make_wrapper(rest="none", lines="-P -H --pager --html --browser")),
+    **_map_names_to_wrapper("ex gvim nvim vi view vim vimdiff", _make_wrapper(rest="none", lines="-c --cmd -S +")),
+    **_map_names_to_wrapper("split", _make_wrapper(rest="none", lines="--filter")),
+    **_map_names_to_wrapper("ack ag bat delta", _make_wrapper(rest="none", lines="--pager")),
+    **_map_names_to_wrapper("install", _make_wrapper(rest="none", lines="--strip-program")),
+    **_map_names_to_wrapper("wget", _make_wrapper(rest="none", lines="--use-askpass -e --execute")),
+    **_map_names_to_wrapper("make", _make_wrapper(rest="none", lines="-E --eval", sets=True)),
+    **_map_names_to_wrapper("diff diff3 sdiff", _make_wrapper(rest="none", lines="--diff-program")),
+    **_map_names_to_wrapper("mypy", _make_wrapper(rest="none", lines="--python-executable")),
+    **_map_names_to_wrapper("pip pip3", _make_wrapper(rest="none", lines="--python --editor")),
+    **_map_names_to_wrapper("pylint", _make_wrapper(rest="none", lines="--init-hook")),
+    **_map_names_to_wrapper("rustc", _make_wrapper(rest="none", lines="-C --codegen")),
+    **_map_names_to_wrapper("cargo", _make_wrapper(rest="none", lines="--config")),
+    **_map_names_to_wrapper("npm yarn", _make_wrapper(rest="none", lines="--script-shell --shell --git --editor --viewer --node-options")),
+    **_map_names_to_wrapper("pnpm", _make_wrapper("-r -s -w --recursive --silent -C= -F= --dir= --filter= --script-shell= --shell= --git= --node-options=", lines="--script-shell --shell --git --editor --viewer --node-options")),
+    **_map_names_to_wrapper("less more most", _make_wrapper(rest="none", lines="+")),
+    **_map_names_to_wrapper("apt apt-cache apt-get aptitude", _make_wrapper(rest="none", lines="-o --option")),
+    **_map_names_to_wrapper("tox", _make_wrapper(rest="none", lines="-x --override")),
+    **_map_names_to_wrapper("dotnet msbuild", _make_wrapper(rest="none", lines="--property -p: /p: -property: /property: --property:")),
+    **_map_names_to_wrapper("dotenv", _make_wrapper("-c -q --quote= -e= -f= -o= -v= -p= --file= --export=")),
+    **_map_names_to_wrapper("dnf yum", _make_wrapper(rest="none", lines="--setopt")),
+    **_map_names_to_wrapper("mapfile readarray complete compgen", _make_wrapper(rest="none", lines="-C -W")),
+    **_map_names_to_wrapper("hash", _make_wrapper(rest="none", lines="-p")),
+    **_map_names_to_wrapper("tcpdump", _make_wrapper(rest="none", lines="-z")),
     # subcommands
     **dict.fromkeys(("brew sh", "brew bundle", "brew exec", "yarn workspace", "yarn workspaces", "pnpm recursive", "stepengine cassette record"), _ANYWHERE),
-    "brew ruby": _wrapper(rest="none", lines="-e"),
+    "brew ruby": _make_wrapper(rest="none", lines="-e"),
     **dict.fromkeys(("docker-compose exec", "docker-compose run", "kubectl debug", "kubectl exec", "kubectl run"), _ELSEWHERE),
     **{f"{program} {name}": _ELSEWHERE for program in ("docker", "podman") for name in ("run", "exec", "create", "container run", "container exec", "container create", "compose run", "compose exec")},
     "git config": _ANYWHERE,
-    "git merge-index": _wrapper("-o -q"),
-    "git rebase": _wrapper(rest="none", lines="-x --exec"),
-    "git difftool": _wrapper(rest="none", lines="-x --extcmd"),
-    "git grep": _wrapper(rest="none", lines="-O --open-files-in-pager"),
-    "git clone": _wrapper(rest="none", lines="-u --upload-pack -c --config"),
-    **{f"git {name}": _wrapper(rest="none", lines="--upload-pack --receive-pack --exec") for name in ("archive", "fetch", "fetch-pack", "ls-remote", "pull", "push", "send-pack")},
-    **dict.fromkeys(("gh repo clone", "gh repo fork"), _wrapper(rest="none", lines="-u --upload-pack -c --config")),
-    "git send-email": _wrapper(rest="none", lines="--sendmail-cmd --to-cmd --cc-cmd --header-cmd --smtp-server"),
-    "git filter-branch": _wrapper(rest="none", lines="--setup --env-filter --tree-filter --index-filter --parent-filter --msg-filter --commit-filter --tag-name-filter"),
-    "git bisect run": _wrapper(),
-    "git remote-ext": _wrapper(operands=(1, 1), rest="line"),
-    "git submodule foreach": _wrapper("-q --quiet --recursive", rest="line"),
-    "uv run": _wrapper(f"{_RUN} -U -m --module --active --all-extras --all-groups --all-packages --dev --exact --frozen --isolated --locked --no-cache --no-config --no-dev --no-env-file --no-project --no-sync --offline --script --env-file= --extra= --group= --index= --no-extra= --no-group= --only-group= --with= --with-editable= --with-requirements="),
-    "uv tool run": _wrapper(f"{_RUN} --isolated --offline --with= --from="),
-    **{f"{name} run": _wrapper("-q -v --quiet --verbose -C= -P= --directory= --project=") for name in ("hatch", "pdm", "pipenv", "pipx", "poetry", "rye")},
-    "hatch env run": _wrapper("--force-continue --ignore-compat -e= -f= -i= -x= --env= --exclude= --filter= --include="),
-    "coverage run": _wrapper("-a -L -m -p --append --branch --module --parallel-mode --pylib --timid --concurrency= --context= --data-file= --debug= --include= --omit= --rcfile= --save-signal= --source= --source-dirs="),
-    "meson devenv": _wrapper("--dump -C= -w= --dump-format= --workdir="),
-    "meson test": _wrapper(rest="none", lines="--wrap --wrapper --gdb-path"),
+    "git merge-index": _make_wrapper("-o -q"),
+    "git rebase": _make_wrapper(rest="none", lines="-x --exec"),
+    "git difftool": _make_wrapper(rest="none", lines="-x --extcmd"),
+    "git grep": _make_wrapper(rest="none", lines="-O --open-files-in-pager"),
+    "git clone": _make_wrapper(rest="none", lines="-u --upload-pack -c --config"),
+    **{f"git {name}": _make_wrapper(rest="none", lines="--upload-pack --receive-pack --exec") for name in ("archive", "fetch", "fetch-pack", "ls-remote", "pull", "push", "send-pack")},
+    **dict.fromkeys(("gh repo clone", "gh repo fork"), _make_wrapper(rest="none", lines="-u --upload-pack -c --config")),
+    "git send-email": _make_wrapper(rest="none", lines="--sendmail-cmd --to-cmd --cc-cmd --header-cmd --smtp-server"),
+    "git filter-branch": _make_wrapper(rest="none", lines="--setup --env-filter --tree-filter --index-filter --parent-filter --msg-filter --commit-filter --tag-name-filter"),
+    "git bisect run": _make_wrapper(),
+    "git remote-ext": _make_wrapper(operands=(1, 1), rest="line"),
+    "git submodule foreach": _make_wrapper("-q --quiet --recursive", rest="line"),
+    "uv run": _make_wrapper(f"{_RUN} -U -m --module --active --all-extras --all-groups --all-packages --dev --exact --frozen --isolated --locked --no-cache --no-config --no-dev --no-env-file --no-project --no-sync --offline --script --env-file= --extra= --group= --index= --no-extra= --no-group= --only-group= --with= --with-editable= --with-requirements="),
+    "uv tool run": _make_wrapper(f"{_RUN} --isolated --offline --with= --from="),
+    **{f"{name} run": _make_wrapper("-q -v --quiet --verbose -C= -P= --directory= --project=") for name in ("hatch", "pdm", "pipenv", "pipx", "poetry", "rye")},
+    "hatch env run": _make_wrapper("--force-continue --ignore-compat -e= -f= -i= -x= --env= --exclude= --filter= --include="),
+    "coverage run": _make_wrapper("-a -L -m -p --append --branch --module --parallel-mode --pylib --timid --concurrency= --context= --data-file= --debug= --include= --omit= --rcfile= --save-signal= --source= --source-dirs="),
+    "meson devenv": _make_wrapper("--dump -C= -w= --dump-format= --workdir="),
+    "meson test": _make_wrapper(rest="none", lines="--wrap --wrapper --gdb-path"),
     "pipenv shell": _SHELL,
-    **{f"{name} run": _wrapper("-v --live-stream --no-capture-output --no-banner -n= -p= --cwd= --name= --prefix=") for name in ("conda", "mamba", "micromamba")},
-    **{f"{name} exec": _wrapper() for name in ("asdf", "bundle", "bundler", "pnpm", "pyenv", "rbenv", "tox", "yarn")},
-    **{name: _wrapper("-y --yes -w= -p= --package= --workspace=", lines="-c --call") for name in ("npm exec", "npm x", "mise exec", "mise x")},
-    **{name: _wrapper() for name in ("pnpm dlx", "yarn dlx", "bun x", "asdf env", "tox e", "dotenv run", "op run", "op plugin run", "podman unshare", "cmake -E")},
+    **{f"{name} run": _make_wrapper("-v --live-stream --no-capture-output --no-banner -n= -p= --cwd= --name= --prefix=") for name in ("conda", "mamba", "micromamba")},
+    **{f"{name} exec": _make_wrapper() for name in ("asdf", "bundle", "bundler", "pnpm", "pyenv", "rbenv", "tox", "yarn")},
+    **{name: _make_wrapper("-y --yes -w= -p= --package= --workspace=", lines="-c --call") for name in ("npm exec", "npm x", "mise exec", "mise x")},
+    **{name: _make_wrapper() for name in ("pnpm dlx", "yarn dlx", "bun x", "asdf env", "tox e", "dotenv run", "op run", "op plugin run", "podman unshare", "cmake -E")},
     **dict.fromkeys(("direnv exec", "npm explore", "rustup run", "aws-vault exec"), _ONE),
     **dict.fromkeys(("nix develop", "nix env shell", "nix run", "nix shell", "cargo watch", "cargo flamegraph"), _ANYWHERE),
-    **{f"go {name}": _wrapper(rest="none", lines="-exec -toolexec -vettool") for name in ("build", "clean", "fix", "generate", "get", "install", "list", "run", "test", "vet")},
+    **{f"go {name}": _make_wrapper(rest="none", lines="-exec -toolexec -vettool") for name in ("build", "clean", "fix", "generate", "get", "install", "list", "run", "test", "vet")},
 }  # fmt: skip
 """The wrappers by the name of the program, or its name and those of its subcommands."""
 
@@ -337,8 +337,8 @@ SED_BRACKETS = re.compile(r"\[\^?\]?[^\]\n]{0,200}\]")
 """Brackets in a pattern; for some programs, a delimiter in them ends the pattern."""
 SAYS_VERSION = frozenset(("--help", "--version", "-V", "-h", "-v", "-version"))
 TEXT_PROGRAMS = {
-    "awk": _wrapper("-b -c -C -g -h -I -M -n -N -O -P -r -s -S -t -V --posix --sandbox --csv -v= -F= -f= -e= -i= -l= -E= --assign= --field-separator= --file= --source= --include= --load= --exec="),
-    "sed": _wrapper("-n -E -r -s -u -z -i -b --quiet --silent --regexp-extended --separate --unbuffered --null-data --in-place --posix --debug --sandbox --follow-symlinks -e= -f= -l= --expression= --file= --line-length="),
+    "awk": _make_wrapper("-b -c -C -g -h -I -M -n -N -O -P -r -s -S -t -V --posix --sandbox --csv -v= -F= -f= -e= -i= -l= -E= --assign= --field-separator= --file= --source= --include= --load= --exec="),
+    "sed": _make_wrapper("-n -E -r -s -u -z -i -b --quiet --silent --regexp-extended --separate --unbuffered --null-data --in-place --posix --debug --sandbox --follow-symlinks -e= -f= -l= --expression= --file= --line-length="),
 }  # fmt: skip
 """Programs whose first operand is a program, each with its options."""
 QUIET = frozenset((
@@ -450,14 +450,14 @@ FOUND_FILE = re.compile(r"\{(?://?|/?\.)?\}")
 UNREADABLE = "it has more words or wrappers than are read"
 
 
-def program_name(word: str) -> str:
+def normalize_program_name(word: str) -> str:
     """Return the name of a program in lower case, without its folder."""
     return word.rpartition("/")[2].casefold().removesuffix(".exe")
 
 
-def _table_name(word: str) -> str:
+def _program_table_key(word: str) -> str:
     """Return the name of a program in the tables, without a version, without the ``g`` of GNU tools, one name for all loaders."""
-    name = program_name(word)
+    name = normalize_program_name(word)
     if LOADER.fullmatch(name):
         return "ld.so"
     if name.startswith("qemu-"):
@@ -478,7 +478,7 @@ class _Derived(NamedTuple):
 
 
 @lru_cache(CACHED)
-def find_started(command: Argv | Script) -> StartedCommands:
+def find_started_commands(command: Argv | Script) -> StartedCommands:
     """Return the commands that a command starts, itself first."""
     return _Search(command).run()
 
@@ -496,7 +496,7 @@ class _Search:
         pending, seen = [first], {first: None}
         while pending and self._left > 0:
             derived = pending.pop()
-            for item in self._derive(derived):
+            for item in self._derive_from_command(derived):
                 found = item._replace(is_possible=item.is_possible or derived.is_possible)
                 self._left -= _count_chars(found.command) + MIN_CHARS
                 if self._left <= 0:
@@ -514,14 +514,14 @@ class _Search:
         possible = dict.fromkeys([one.command for one in seen if one.is_possible])
         return StartedCommands(tuple(commands), tuple(possible), self._unclear)
 
-    def _derive(self, derived: _Derived) -> Iterator[_Derived]:
+    def _derive_from_command(self, derived: _Derived) -> Iterator[_Derived]:
         if isinstance(derived.command, Script):
             yield from self._derive_from_script(derived)
         else:
             program = derived.command[0]
             if program.endswith(EXPANSION) and not derived.is_guess:
                 self._set_unclear(f"only the shell knows which program {program.replace(EXPANSION, '')!r} is")
-            yield from self._derive_from_words(derived.command, is_guess=derived.is_guess)
+            yield from self._derive_from_argv(derived.command, is_guess=derived.is_guess)
 
     def _set_unclear(self, reason: str) -> None:
         self._unclear = self._unclear or reason
@@ -536,20 +536,20 @@ class _Search:
             self._set_unclear("shells parse it in different ways")
         written = {name for name in map(_file_name, parsed.written) if name and not name.isdecimal()}
         printed = [word for one in parsed.commands if one.words[0] in {"echo", "printf"} for word in one.words]
-        exports = any(_is_export(simple.words) for simple in parsed.commands)
+        exports = any(_exports_variables(simple.words) for simple in parsed.commands)
         for simple in parsed.commands:
             yield _Derived(simple.words, is_guess=is_guess)
             exported = simple.words[1:] if simple.words[0] in SETTING_WORDS else ()
             # An assigned variable that is not exported is no setting of a program.
             settings = simple.settings if exports or simple.words != (":",) else ()
-            yield from _derive_from_settings([*settings, *[word for word in exported if "=" in word]])
+            yield from _derive_from_variable_values([*settings, *[word for word in exported if "=" in word]])
             if not is_guess:
-                yield from self._derive_from_input(simple, text, printed)
+                yield from self._derive_from_piped_text(simple, text, printed)
                 yield from self._derive_from_interpreters(simple, text, written)
 
-    def _derive_from_input(self, simple: SimpleCommand, text: str, printed: Sequence[str]) -> Iterator[_Derived]:
+    def _derive_from_piped_text(self, simple: SimpleCommand, text: str, printed: Sequence[str]) -> Iterator[_Derived]:
         """Yield the texts piped to an unknown program, because it may run them."""
-        if _is_known(_table_name(simple.words[0])):
+        if _is_known_program(_program_table_key(simple.words[0])):
             return
         if simple.has_heredoc:
             yield _Derived(Script(text, "code"), is_possible=True, is_guess=True)
@@ -565,8 +565,8 @@ class _Search:
         if len(readers) > MAX_WRAPPERS:
             self._set_unclear(UNREADABLE)
         for words in readers:
-            name = _table_name(words[0])
-            files = _find_program_files(name, words)
+            name = _program_table_key(words[0])
+            files = _find_files_to_run(name, words)
             if not written.isdisjoint(map(_file_name, files)):
                 yield _Derived(Script(text, "a file that it writes"), is_guess=True)
                 # Quotes in the output may hide a program from a search for its name.
@@ -576,33 +576,33 @@ class _Search:
             has_commands = name in FILE_OPTIONS or _runs_files(name)
             if has_commands and any(word.startswith(INPUTS) for word in (*files, *inputs)):
                 self._set_unclear(f"{words[0]!r} runs what it reads from another program")
-            if not (simple.is_piped or simple.has_heredoc) or not _reads_program(name, words):
+            if not (simple.is_piped or simple.has_heredoc) or not _runs_standard_input(name, words):
                 continue
             yield _Derived(Script(text, "code"), is_guess=True)
             # `uv run -` reads Python.
             if simple.is_piped or (name not in CODE and name != "-") or STARTING_CODE.search(text):
                 self._set_unclear(f"{words[0]!r} runs what it reads, which may start programs")
 
-    def _derive_from_words(self, words: Argv, *, is_guess: bool) -> Iterator[_Derived]:
-        name = _table_name(words[0])
+    def _derive_from_argv(self, words: Argv, *, is_guess: bool) -> Iterator[_Derived]:
+        name = _program_table_key(words[0])
         if len(words) > COMMAND_WORDS:
             self._set_unclear(UNREADABLE)
             return
-        if name in GITS or program_name(words[0]).startswith("git-"):
+        if name in GITS or normalize_program_name(words[0]).startswith("git-"):
             yield from self._derive_from_git(words)
             return
         if name in SEARCHES:
-            yield from _derive_from_search(SEARCHES[name], words)
+            yield from _derive_from_exec_options(SEARCHES[name], words)
         elif name in TEXT_PROGRAMS or name in INDEXING:
-            self._check_program_words(name, words)
+            self._mark_unclear_text_program(name, words)
         elif name in CODE:
-            yield from self._derive_from_code(name, words)
+            yield from self._derive_from_code_options(name, words)
         elif name not in PROGRAMS:
-            yield from self._derive_from_unknown(words, is_guess=is_guess)
+            yield from self._derive_from_unknown_program(words, is_guess=is_guess)
         for wrapper, start in _find_wrappers(name, words):
             yield from self._derive_from_wrapper(name, wrapper, words, start)
 
-    def _derive_from_unknown(self, words: Argv, *, is_guess: bool) -> Iterator[_Derived]:
+    def _derive_from_unknown_program(self, words: Argv, *, is_guess: bool) -> Iterator[_Derived]:
         if FOUND_FILE.search(words[0]) or ADDED_WORDS in words[0]:
             self._set_unclear("it starts a program whose name comes from its input")
         elif not is_guess:
@@ -612,40 +612,42 @@ class _Search:
         """Yield the commands in the arguments of a program that may be a wrapper."""
         if words:
             yield _Derived(_script_from_words(words), is_possible=not self._is_script, is_guess=True)
-            for found in _derive_anywhere(words, _is_starter):
+            for found in _derive_from_each_word(words, _names_program_starter):
                 yield found._replace(is_possible=True)
 
     def _derive_from_wrapper(self, name: str, wrapper: Wrapper, words: Argv, first: int) -> Iterator[_Derived]:
-        for text in _find_option_values(wrapper.lines, _spell_out_letters(name, words)[first:]):
-            yield from self._derive_from_program(text)
+        for text in _find_option_values(wrapper.lines, _spell_out_tar_letters(name, words)[first:]):
+            yield from self._derive_from_option_value(text)
         if wrapper.rest == "shell":
             yield from self._derive_from_shell(words)
         elif wrapper.rest == "anywhere":
-            yield from _derive_anywhere(words[first:])
+            yield from _derive_from_each_word(words[first:])
         elif wrapper.rest == "elsewhere":
-            yield from self._derive_from_unknown(words[first - 1 :], is_guess=False)
+            yield from self._derive_from_unknown_program(words[first - 1 :], is_guess=False)
         else:
-            starts = _find_starts(wrapper, words, first) if wrapper.rest != "none" else []
+            starts = _find_command_starts(wrapper, words, first) if wrapper.rest != "none" else []
             before = words[first : min(starts, default=len(words))]
             yield from _derive_from_split_string(words, before) if name == "env" else ()
-            yield from _derive_from_variables(wrapper, before)
+            yield from _derive_from_leading_variables(wrapper, before)
             for start in starts:
                 if wrapper.rest == "open":
-                    yield from self._derive_from_open(name, words[first:start], words[start:])
+                    yield from self._derive_from_xargs(name, words[first:start], words[start:])
                 else:
-                    yield from self._derive_from_rest(name, wrapper, words[start:], is_guess=len(starts) > 1)
+                    yield from self._derive_from_wrapped_words(name, wrapper, words[start:], is_guess=len(starts) > 1)
 
-    def _derive_from_rest(self, name: str, wrapper: Wrapper, rest: Argv, *, is_guess: bool) -> Iterator[_Derived]:
+    def _derive_from_wrapped_words(
+        self, name: str, wrapper: Wrapper, rest: Argv, *, is_guess: bool
+    ) -> Iterator[_Derived]:
         """Yield the commands in the words after the options of a wrapper."""
         if wrapper.rest == "line":
-            yield from map(_Derived, _read_line(" ".join(rest)))
+            yield from map(_Derived, _parse_shell_line(" ".join(rest)))
         elif any(char.isspace() for char in rest[0]):  # not a program name: some wrappers pass it to a shell
-            yield from map(_Derived, _read_line(rest[0]))
+            yield from map(_Derived, _parse_shell_line(rest[0]))
         yield _Derived(rest, is_guess=is_guess)
         if name == "hatch" and ":" in rest[0]:  # the environment in front of the command
             yield _Derived((rest[0].partition(":")[2] or PLACEHOLDER, *rest[1:]), is_guess=is_guess)
 
-    def _derive_from_open(self, name: str, options: Argv, rest: Argv) -> Iterator[_Derived]:
+    def _derive_from_xargs(self, name: str, options: Argv, rest: Argv) -> Iterator[_Derived]:
         """Yield the commands of ``xargs`` or ``parallel``, with placeholders for the words from their input."""
         marks = [mark for mark in _find_option_values(MARK_OPTIONS, options) if mark]
         if name != "xargs":
@@ -662,12 +664,12 @@ class _Search:
             yield _Derived(rest)
             yield _Derived(tuple(opened), is_possible=is_possible)
         else:
-            yield from map(_Derived, _read_line(" ".join(rest)))
-            yield from [_Derived(line, is_possible=is_possible) for line in _read_line(" ".join(opened))]
+            yield from map(_Derived, _parse_shell_line(" ".join(rest)))
+            yield from [_Derived(line, is_possible=is_possible) for line in _parse_shell_line(" ".join(opened))]
 
-    def _derive_from_program(self, text: str) -> Iterator[_Derived]:
+    def _derive_from_option_value(self, text: str) -> Iterator[_Derived]:
         """Yield the commands in the value of an option that names a program or holds code."""
-        for line in _read_line(text):
+        for line in _parse_shell_line(text):
             yield _Derived(line)
             if not isinstance(line, Script):
                 yield _Derived(_script_from_words(line[:1]), is_possible=True, is_guess=True)
@@ -681,39 +683,39 @@ class _Search:
         if any("c" in word for word in options if not word.startswith("--")) or "--command" in options:
             lines += operands
         elif operands and not any("s" in word for word in options if not word.startswith("--")):
-            yield from _derive_anywhere(operands)
+            yield from _derive_from_each_word(operands)
             yield _Derived(_script_from_words(operands), is_possible=True, is_guess=True)
         elif not lines and not {"--help", "--version"} & set(options):
             self._set_unclear(f"{words[0]!r} reads its commands from its input")
-        yield from [_Derived(line) for text in lines for line in _read_line(text)]
+        yield from [_Derived(line) for text in lines for line in _parse_shell_line(text)]
 
-    def _derive_from_code(self, name: str, words: Argv) -> Iterator[_Derived]:
+    def _derive_from_code_options(self, name: str, words: Argv) -> Iterator[_Derived]:
         codes = list(_find_option_values(CODE[name].split(), words[1:]))
         for module in _find_option_values(MODULES.get(name, ()), words[1:]):
             if module.startswith("data:") or (name == "perl" and STARTING_CODE.search(module)):
                 self._set_unclear(f"a module that {words[0]!r} loads may start programs")
         for code in codes:
             yield _Derived(Script(code, "code"), is_possible=True, is_guess=True)
-            if STARTING_CODE.search(code) or _is_read_elsewhere(code):
+            if STARTING_CODE.search(code) or _is_only_expansion(code):
                 self._set_unclear(f"the code behind {words[0]!r} may start programs")
-        yield from _derive_from_pipes(words) if name == "perl" else ()
+        yield from _derive_from_perl_pipes(words) if name == "perl" else ()
         module = next(iter(_find_option_values(["-m"], words[1:])), "") if name in {"python", "pypy"} else ""
         if module:
-            yield from self._derive_from_module(module, words)
+            yield from self._derive_from_python_module(module, words)
         elif not codes:
             operands = [at for at, word in enumerate(words) if at and _is_operand(word)]
             if operands and len(words) > operands[0] + 1:
                 yield _Derived(_script_from_words(words[operands[0] + 1 :]), is_possible=True, is_guess=True)
 
-    def _derive_from_module(self, module: str, words: Argv) -> Iterator[_Derived]:
+    def _derive_from_python_module(self, module: str, words: Argv) -> Iterator[_Derived]:
         at = next(at for at, word in enumerate(words) if word in {"-m", f"-m{module}"} or word == module)
         rest = words[at + 1 + (words[at] == "-m") :]
         yield _Derived((module.partition(".")[0], *rest), is_possible=True)
         if module == "timeit" and any(STARTING_CODE.search(word) for word in rest):
             self._set_unclear(f"the code behind {module!r} may start programs")
 
-    def _check_program_words(self, name: str, words: Argv) -> None:
-        """Report a text tool's program, or an index in a shell command, that may start programs."""
+    def _mark_unclear_text_program(self, name: str, words: Argv) -> None:
+        """Mark the result unclear if a text tool's program, or an index in a shell command, may start programs."""
         if name in INDEXING:
             if any(INDEX.search(word) for word in words):
                 self._set_unclear(f"the {words[0]!r} of a shell may start programs in an index")
@@ -721,16 +723,16 @@ class _Search:
         wrapper = TEXT_PROGRAMS[name]
         options = ["-e", "-f", "--expression", "--file", "--source"]
         programs = list(_find_option_values(options, words[1:]))
-        for start in _find_starts(wrapper, words, 1):
+        for start in _find_command_starts(wrapper, words, 1):
             # After an option with a program the first operand is a file; after `-i` of BSD it may be empty.
             if not any(True for _ in _find_option_values(options, words[1:start])):
                 programs += words[start : start + 1 + (words[start] == "")]
         starts_programs = _awk_starts_programs if name == "awk" else _sed_starts_programs
-        if any(_is_read_elsewhere(one) or starts_programs(one.removesuffix(EXPANSION)) for one in programs):
+        if any(_is_only_expansion(one) or starts_programs(one.removesuffix(EXPANSION)) for one in programs):
             self._set_unclear(f"the program for {words[0]!r} may start programs")
 
     def _derive_from_git(self, words: Argv) -> Iterator[_Derived]:
-        name = program_name(words[0])
+        name = normalize_program_name(words[0])
         if name != "git":
             front = ("git",) if name in GITS else ("git", name.removeprefix("git-"))
             yield _Derived((*front, *words[1:]))
@@ -739,19 +741,19 @@ class _Search:
         found = [alias for setting in settings if (alias := ALIAS.match(setting))]
         for alias in found:
             line = alias[2][1:] if alias[2].startswith("!") else f"git {alias[2]}"
-            yield from map(_Derived, _read_line(f"{line} {shlex.join(rest[1:])}"))
+            yield from map(_Derived, _parse_shell_line(f"{line} {shlex.join(rest[1:])}"))
         for setting in settings:
-            yield from [_Derived(line, is_possible=True) for line in _read_line(setting.partition("=")[2])]
+            yield from [_Derived(line, is_possible=True) for line in _parse_shell_line(setting.partition("=")[2])]
         if rest and rest[0] not in GIT_COMMANDS and rest[0].casefold() not in {one[1].casefold() for one in found}:
             yield _Derived(Script("git", "an alias"), is_possible=True, is_guess=True)
             yield from self._derive_from_arguments(rest[1:])
         for wrapper, start in _find_wrappers("git", ("git", *rest)):
             yield from self._derive_from_wrapper("git", wrapper, ("git", *rest), start)
         if rest[:1] in {("for-each-repo",), ("subtree",)}:
-            yield from [_Derived(("git", *rest[start:])) for start in _find_starts(Wrapper(), rest, 1)]
+            yield from [_Derived(("git", *rest[start:])) for start in _find_command_starts(Wrapper(), rest, 1)]
         for word in rest:
             _, is_helper, line = word.partition("ext::")
-            yield from map(_Derived, _read_line(line) if is_helper else ())
+            yield from map(_Derived, _parse_shell_line(line) if is_helper else ())
 
     def _read_git_options(self, words: Argv) -> tuple[Argv, list[str]]:
         """Return the words of git from the subcommand on, and the ``-c`` settings before it."""
@@ -779,7 +781,7 @@ def _is_operand(word: str) -> bool:
     return len(word) <= 1 or word[0] not in "-+"
 
 
-def _read_line(text: str) -> list[Argv | Script]:
+def _parse_shell_line(text: str) -> list[Argv | Script]:
     """Return the commands in a line of a shell, as words or a script; for ``name=line`` also those after the ``=``."""
     found = list[Argv | Script]()
     setting = SETTING.match(text)
@@ -819,8 +821,8 @@ def _unwrap_commands(words: Argv) -> list[Argv]:
     pending = [words] if len(words) <= COMMAND_WORDS else []
     while pending and len(found) <= MAX_WRAPPERS:
         one = pending.pop()
-        for wrapper, first in _find_wrappers(_table_name(one[0]), one):
-            for start in _find_starts(wrapper, one, first) if wrapper.rest == "command" else ():
+        for wrapper, first in _find_wrappers(_program_table_key(one[0]), one):
+            for start in _find_command_starts(wrapper, one, first) if wrapper.rest == "command" else ():
                 if one[start:] not in found:
                     found[one[start:]] = None
                     pending.append(one[start:])
@@ -841,7 +843,7 @@ def find_option_ends(words: Sequence[str], starts: Iterable[int]) -> set[int]:
     return ends
 
 
-def _find_starts(wrapper: Wrapper, words: Argv, first: int) -> list[int]:
+def _find_command_starts(wrapper: Wrapper, words: Argv, first: int) -> list[int]:
     """Return the possible start indexes of the command behind a wrapper."""
     starts, seen = set[int](), set[tuple[int, int, bool]]()
     pending = [(first, 0, True)]
@@ -854,7 +856,7 @@ def _find_starts(wrapper: Wrapper, words: Argv, first: int) -> list[int]:
         if has_options and word == "--":
             pending.append((at + 1, operands, False))
         elif has_options and (word in wrapper.flags or not _is_operand(word)):
-            pending += [(at + length, operands, True) for length in wrapper.option_lengths(word)]
+            pending += [(at + length, operands, True) for length in wrapper.option_word_counts(word)]
         elif wrapper.sets_variables and ASSIGNMENT.match(word):
             pending.append((at + 1, operands, has_options))
         else:
@@ -886,7 +888,7 @@ def _find_option_values(options: Iterable[str], words: Argv) -> Iterator[str]:
             yield from [following] if at < len(word) - 1 and word[-1] in letters else ()
 
 
-def _spell_out_letters(name: str, words: Argv) -> Argv:
+def _spell_out_tar_letters(name: str, words: Argv) -> Argv:
     """Return the words of ``tar`` with an option for each letter of its first word, as in ``tar cIf PROGRAM FILE``."""
     if name not in {"tar", "bsdtar"} or not words[1:2] or not words[1].isalpha():
         return words
@@ -902,27 +904,27 @@ def _derive_from_split_string(words: Argv, options: Argv) -> Iterator[_Derived]:
     for value in _find_option_values(["-S", "--split-string"], (*options, *words[1 + len(options) : 2 + len(options)])):
         text = ESCAPES_OF_ENV.sub(" ", value)
         behind = words[words.index(value) + 1 :] if value in words else words[1 + len(options) :]
-        for line in _read_line(text):
+        for line in _parse_shell_line(text):
             yield _Derived(line if isinstance(line, Script) else ("env", *line, *behind))
         if SETTING.match(text):
-            yield from map(_Derived, _read_line(f"env {text}"))
+            yield from map(_Derived, _parse_shell_line(f"env {text}"))
 
 
-def _derive_from_variables(wrapper: Wrapper, words: Argv) -> Iterator[_Derived]:
+def _derive_from_leading_variables(wrapper: Wrapper, words: Argv) -> Iterator[_Derived]:
     """Yield the lines in variables before a command: ``make`` runs them, other programs may."""
     settings = [word for word in words if ASSIGNMENT.match(word)] if wrapper.sets_variables else []
-    yield from _derive_from_settings(settings)
+    yield from _derive_from_variable_values(settings)
     for word in settings if wrapper.rest == "none" else ():
-        yield from map(_Derived, _read_line(word.partition("=")[2]))
+        yield from map(_Derived, _parse_shell_line(word.partition("=")[2]))
 
 
-def _derive_from_settings(settings: Iterable[str]) -> Iterator[_Derived]:
+def _derive_from_variable_values(settings: Iterable[str]) -> Iterator[_Derived]:
     """Yield the commands in the values of variables, and the values as texts in which any word may be a program."""
     for setting in settings:
         value = setting.partition("=")[2]
         # A value that the shell expands, as in `FOO=$BAR`, is rarely a command.
         is_guess = value.endswith(EXPANSION)
-        yield from [_Derived(line, is_possible=True, is_guess=is_guess) for line in _read_line(value)]
+        yield from [_Derived(line, is_possible=True, is_guess=is_guess) for line in _parse_shell_line(value)]
         yield _Derived(Script(value, "a variable"), is_possible=True, is_guess=True)
 
 
@@ -950,7 +952,7 @@ def _sed_starts_programs(program: str) -> bool:
     return any(STARTING_SED.search(text) for text in {program, SED_BRACKETS.sub("_", program)})
 
 
-def _is_read_elsewhere(code: str) -> bool:
+def _is_only_expansion(code: str) -> bool:
     """Return whether a code consists only of a shell expansion or placeholder, as in ``python -c "$X"``."""
     text = code.removesuffix(EXPANSION)
     return code in {ADDED_WORDS, PLACEHOLDER} or (
@@ -958,21 +960,21 @@ def _is_read_elsewhere(code: str) -> bool:
     )
 
 
-def _derive_from_pipes(words: Argv) -> Iterator[_Derived]:
+def _derive_from_perl_pipes(words: Argv) -> Iterator[_Derived]:
     """Yield the commands in Perl's arguments with a pipe at the start or end; ``<>`` starts them to read their output."""
     for word in map(str.strip, words[1:]):
         if word[:1] == "|" or word[-1:] == "|":
-            yield from [_Derived(line, is_possible=True) for line in _read_line(word.strip("|"))]
+            yield from [_Derived(line, is_possible=True) for line in _parse_shell_line(word.strip("|"))]
 
 
-def _is_export(words: Sequence[str]) -> bool:
+def _exports_variables(words: Sequence[str]) -> bool:
     """Return whether a command exports variables of a script to the programs that it starts."""
     if words[0] == "set":
         return any(word == "allexport" or (word[:1] == "-" and "a" in word) for word in words[1:])
     return words[0] in {"export", "declare", "typeset"}
 
 
-def _is_known(name: str) -> bool:
+def _is_known_program(name: str) -> bool:
     """Return whether a table contains a program."""
     return any(name in table for table in (PROGRAMS, SEARCHES, GITS, TEXT_PROGRAMS))
 
@@ -986,14 +988,14 @@ def _file_name(word: str) -> str:
     return word.rstrip(EXPANSION).rpartition("/")[2]
 
 
-def _find_program_files(name: str, words: Argv) -> list[str]:
+def _find_files_to_run(name: str, words: Argv) -> list[str]:
     """Return the words of a command that may name a file to run, including an unknown program."""
     if name in FILE_OPTIONS:
         return list(_find_option_values(FILE_OPTIONS[name], words[1:]))
-    return list(words) if _runs_files(name) or not _is_known(name) else []
+    return list(words) if _runs_files(name) or not _is_known_program(name) else []
 
 
-def _reads_program(name: str, words: Argv) -> bool:
+def _runs_standard_input(name: str, words: Argv) -> bool:
     """Return whether a program runs its input: an interpreter without a file or code, ``ssh`` without a command, ``make -f -``."""
     operands = [word for word in words[1:] if _is_operand(word)]
     if name in {"-", "at", "batch"}:
@@ -1007,12 +1009,12 @@ def _reads_program(name: str, words: Argv) -> bool:
         operands = operands[1:] if name in {"bun", "deno"} and operands[:1] == ["run"] else operands
         return not has_code and (not operands or operands[0] == "-") and not set(words[1:]) & SAYS_VERSION
     if name in STARTING_SHELLS:
-        return _starts_shell(name, words, operands)
+        return _starts_shell_without_command(name, words, operands)
     reads_lines = name == "parallel" or (name in WRAPPERS and WRAPPERS[name].rest == "line" and name != "trap")
-    return reads_lines and not _find_starts(WRAPPERS[name], words, 1)
+    return reads_lines and not _find_command_starts(WRAPPERS[name], words, 1)
 
 
-def _starts_shell(name: str, words: Argv, operands: Sequence[str]) -> bool:
+def _starts_shell_without_command(name: str, words: Argv, operands: Sequence[str]) -> bool:
     """Return whether a wrapper starts a shell because no command follows it."""
     wrapper = WRAPPERS[name]
     if set(words[1:]) & SAYS_VERSION:
@@ -1021,27 +1023,27 @@ def _starts_shell(name: str, words: Argv, operands: Sequence[str]) -> bool:
         return False
     if wrapper.rest == "command":
         # A word such as the architecture may be missing before the command.
-        return len(_find_starts(wrapper, words, 1)) <= wrapper.operands[1] - wrapper.operands[0]
+        return len(_find_command_starts(wrapper, words, 1)) <= wrapper.operands[1] - wrapper.operands[0]
     has_command = any(True for _ in _find_option_values(["-c", "--command", "--run", "--session-command"], words[1:]))
     return not has_command and len(operands) < STARTING_SHELLS[name]
 
 
-def _derive_anywhere(words: Sequence[str], may_begin: Callable[[str], bool] = _is_operand) -> Iterator[_Derived]:
+def _derive_from_each_word(words: Sequence[str], may_begin: Callable[[str], bool] = _is_operand) -> Iterator[_Derived]:
     """Yield a command from each word on, as it may start anywhere, and the commands in words that are whole lines."""
     for at, word in enumerate(words):
         if word and may_begin(word):
             yield _Derived(tuple(words[at:]), is_guess=True)
         if any(char.isspace() for char in word):
-            yield from [_Derived(line, is_guess=may_begin is not _is_operand) for line in _read_line(word)]
+            yield from [_Derived(line, is_guess=may_begin is not _is_operand) for line in _parse_shell_line(word)]
 
 
-def _is_starter(word: str) -> bool:
+def _names_program_starter(word: str) -> bool:
     """Return whether a word names a program that starts others."""
-    name = _table_name(word)
+    name = _program_table_key(word)
     return name in CODE or name in SEARCHES or name in GITS or (name in PROGRAMS and name not in QUIET)
 
 
-def _derive_from_search(options: Sequence[str], words: Argv) -> Iterator[_Derived]:
+def _derive_from_exec_options(options: Sequence[str], words: Argv) -> Iterator[_Derived]:
     for at, word in enumerate(words):
         name, equals, value = word.partition("=")
         letter = LETTERS.match(word)

@@ -81,7 +81,12 @@ from stepengine.errors import (
     TruncatedReply,
 )
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.models._stopped_usage import attach_usage, get_attached_usage, get_known_usage, was_sent
+from stepengine.models._stopped_usage import (
+    attach_usage_to_exception,
+    get_attached_usage,
+    get_failed_attempt_usage,
+    may_have_been_sent,
+)
 from stepengine.models.base import Provider, raw_arguments, split_part_into_deltas
 from stepengine.runtime.background import TreeWithBackground
 from stepengine.runtime.logs import LineLogger
@@ -232,7 +237,7 @@ class CorePerformer:
                 failed = self._convert_or_raise(item, request.model, raised, spent)
                 if not isinstance(failed, ModelError):
                     return self._outcomes.failure(item, failed)
-                used = get_known_usage(failed)
+                used = get_failed_attempt_usage(failed)
                 spent = spent + used if spent and used else spent or used
                 wait = self._retries.next_delay(failed, attempt, item.address)
                 if wait is None:
@@ -273,7 +278,7 @@ class CorePerformer:
             return _to_step_error(model, raised)
         # One that was sent may be billed, whether anything of its reply has come or not.
         used = attrs.evolve(get_attached_usage(raised) or Usage(), requests=1, at_least=True)
-        self._keep_stopped_usage(item, model, (spent or Usage()) + (used if was_sent(raised) else Usage()))
+        self._keep_stopped_usage(item, model, (spent or Usage()) + (used if may_have_been_sent(raised) else Usage()))
         raise raised
 
     def _keep_stopped_usage(self, item: Item, model: str, usage: Usage) -> None:
@@ -645,7 +650,7 @@ class _StreamedChars:
         missing = max(0, (self.said + self.thought) // CHARS_PER_TOKEN - told.completion_tokens)
         thought = min(missing, self.thought // CHARS_PER_TOKEN)
         more = Usage(output_tokens=missing - thought, reasoning_tokens=thought, at_least=True)
-        attach_usage(stopped, told + more)
+        attach_usage_to_exception(stopped, told + more)
 
 
 def _emit_whole_reply(reply: ModelReply, item: Item, io: IO) -> ModelReply:

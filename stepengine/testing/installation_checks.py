@@ -279,14 +279,14 @@ def _report_agent_counts(count: int, own: int) -> Iterator[Finding]:
 
 def _find_undeclared_tools(found: Iterable[ListedAgent]) -> Iterator[Finding]:
     """Yield the tools that declare no files, so that rules about files cannot judge their calls."""
-    from stepengine.permissions.rules import names_files
+    from stepengine.permissions.rules import is_checkable_by_path_rules
 
     tools: dict[Path, dict[str, None]] = {}
     for one in found:
         for tool in one.agent.tools if one.agent is not None else ():
             if not isinstance(tool, ToolLike) or not isinstance(tool.binding().runs, Ordinary):
                 continue
-            if _has_third_party_body(tool) and not names_files(tool.spec):
+            if _has_third_party_body(tool) and not is_checkable_by_path_rules(tool.spec):
                 tools.setdefault(one.source, {})[tool.spec.name] = None
     for source, names in tools.items():
         yield Finding(

@@ -355,7 +355,7 @@ def test_allow_rule_with_a_source_ignores_calls_of_unknown_source() -> None:
         Policy([getattr(Rule, name)("note", source="tool")]) for name in ("allow_tool", "deny_tool", "ask_for_tool")
     ]
     assert [policy.check(asked).decision for policy in made] == ["ask", "deny", "ask"]
-    assert [policy.rules[0].applies_to(asked) for policy in made] == [False, True, True]
+    assert [policy.rules[0].covers_scope_and_source(asked) for policy in made] == [False, True, True]
 
 
 @pytest.mark.spec("programs:PG3")

@@ -937,9 +937,9 @@ async def test_the_platform_has_the_address_and_api_of_the_sdk(make, home, serve
     provider = make(server, account, base_url=None)
     request = asked(f"{provider.name}/claude-opus-4-6", service_tier="fast")
     if make is on_google:
-        await provider._google.find_credentials(request.model)
+        await provider._google.load_credentials_if_missing(request.model)
     async with httpx2.AsyncClient() as http_client:
-        client = provider._make_client(*provider._resolve_access(), http_client)
+        client = provider._make_client(*provider._resolve_credentials_and_url(), http_client)
     await provider.close()
 
     assert home == f"{str(client.base_url).rstrip('/')}/"
@@ -1032,7 +1032,7 @@ async def test_path_and_body_equal_those_of_the_sdk(name, model, stream, server,
     request = asked(f"{name.partition('-')[0]}/{model}", cache="off")
     wire = provider._get_provider(request.model)
     if name == "vertex-claude":
-        await wire._google.find_credentials(request.model)
+        await wire._google.load_credentials_if_missing(request.model)
     ours = wire._encode(request, stream=stream)
     direct = AnthropicProvider("k" * 20)._encode(attrs.evolve(request, model=f"anthropic/{model}"), stream=stream)
     caught: list[httpx2.Request] = []
@@ -1042,7 +1042,7 @@ async def test_path_and_body_equal_those_of_the_sdk(name, model, stream, server,
         return httpx2.Response(200, json={})
 
     async with httpx2.AsyncClient(transport=httpx2.MockTransport(catch)) as http_client:
-        credentials, url = wire._resolve_access()
+        credentials, url = wire._resolve_credentials_and_url()
         client = wire._make_client(credentials, url, http_client)
         await client.post("/v1/messages", body=json.loads(direct.content), cast_to=object)
         await client.post(ours.path, content=ours.content, cast_to=object)

@@ -34,7 +34,7 @@ from stepengine.models.openai.encode import encode_messages as encode_responses
 from stepengine.models.openai.request import encode_tool
 from stepengine.models.openai_chat.encode import ChatEncodeOptions as ChatFlags
 from stepengine.models.openai_chat.encode import encode_messages as encode_chat
-from stepengine.models.presets import find_preset
+from stepengine.models.presets import get_preset_or_safe_default
 from tests.models.recorded import FOLDER, NAMES, Recording, index_of, recordings, take
 from tests.models.requests import READERS, Json, Reader, as_list, envelope, from_base64
 
@@ -379,4 +379,6 @@ def encoded_by(wire: str, first: Recording, second: Recording, history: Transcri
             signed = parse_generation(first.model) >= SIGNED_SINCE
             return encode_google(request, GoogleFlags("google", first.model, signed)).decode()
         case _:
-            return encode_chat(request, ChatFlags(find_preset(NAMES[first.wire], None), first.model)).decode()
+            return encode_chat(
+                request, ChatFlags(get_preset_or_safe_default(NAMES[first.wire], None), first.model)
+            ).decode()

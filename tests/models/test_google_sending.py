@@ -95,9 +95,9 @@ async def test_api_version_comes_from_option_environment_or_sdk(environment, opt
 @pytest.mark.spec("ecosystem:EC49", "requirements:G23")
 def test_google_s_own_variable_wins_over_the_older_one(monkeypatch):
     monkeypatch.setenv("GEMINI_API_KEY", "old")
-    assert GoogleProvider()._resolve_access()[0].source == "GEMINI_API_KEY"
+    assert GoogleProvider()._resolve_credentials_and_url()[0].source == "GEMINI_API_KEY"
     monkeypatch.setenv("GOOGLE_API_KEY", "new")
-    assert GoogleProvider()._resolve_access()[0].source == "GOOGLE_API_KEY"
+    assert GoogleProvider()._resolve_credentials_and_url()[0].source == "GOOGLE_API_KEY"
 
 
 async def test_vertex_environment_does_not_redirect_requests(monkeypatch):

@@ -205,7 +205,7 @@ def test_steps_keep_their_order_and_refused_thoughts_stay_away():
     parts = decode({"status": "completed", "steps": steps}, made(NAME, MODEL), MODEL, None).content
     history = Transcript([UserMessage("?"), AssistantMessage(parts), UserMessage("!")])
     request = ModelRequest(f"{NAME}/{MODEL}", messages=history)
-    again = GoogleInteractionsProvider("k")._encode(request, stream=False, after="invalid_signature")
+    again = GoogleInteractionsProvider("k")._encode(request, stream=False, previous_failure="invalid_signature")
 
     assert steps == body(*history)["input"][1:-1]
     assert "thought" not in [step["type"] for step in json.loads(again.content)["input"]]

@@ -75,10 +75,10 @@ async def test_ca_certificates_load_once_and_reload_when_the_variable_changes(tm
     for name in FOUR:
         for _ in range(2):
             provider = provider_of(name, base_url="http://127.0.0.1:9/v1")
-            provider._get_clients()
+            provider._get_or_create_clients()
             await provider.close()
     assert len(reads) == 1
 
     monkeypatch.setenv("SSL_CERT_FILE", str(tmp_path / "missing"))
     with pytest.raises(FileNotFoundError):
-        provider_of("anthropic")._get_clients()
+        provider_of("anthropic")._get_or_create_clients()

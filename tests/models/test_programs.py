@@ -28,7 +28,7 @@ from stepengine.models import (
 )
 from stepengine.models._failures import LOST_PROGRAM
 from stepengine.models.anthropic.decode import decode
-from stepengine.models.anthropic.request import encode_special_settings
+from stepengine.models.anthropic.request import encode_wire_settings
 from stepengine.models.clouds import FOUNDRY, MANTLE, RUNTIME, VERTEX
 from tests.faults.server import Rule, fault_server
 from tests.models.wires import TOOL, made, provider_of
@@ -137,10 +137,10 @@ def test_of_the_clouds_only_foundry_runs_programs_of_claude(site, runs) -> None:
     settings = ModelSettings(server_tools=[Programs("look")])
     request = ModelRequest(f"anthropic/{CLAUDE}", "", Transcript([UserMessage("hi")]), (TOOL,), settings=settings)
     if runs:
-        assert [RUNNER["anthropic"]] == encode_special_settings(request, CLAUDE, site).members["tools"]
+        assert [RUNNER["anthropic"]] == encode_wire_settings(request, CLAUDE, site).members["tools"]
         return
     with pytest.raises(ModelError, match=f"{site.name} has no such tool"):
-        encode_special_settings(request, CLAUDE, site)
+        encode_wire_settings(request, CLAUDE, site)
 
 
 def test_directly_called_tools_must_be_program_tools() -> None:
@@ -353,7 +353,7 @@ def test_any_program_history_keeps_the_rules_and_loses_no_results(steps, tail, l
         tail=(UserMessage("Mind the time."),) if tail else (),
     )
     provider = AnthropicProvider("k")
-    asked = json.loads(provider._encode(request, stream=False, after=LOST_PROGRAM if lost else "").content)
+    asked = json.loads(provider._encode(request, stream=False, previous_failure=LOST_PROGRAM if lost else "").content)
 
     for message in asked["messages"]:
         for block in message["content"]:

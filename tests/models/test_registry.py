@@ -260,9 +260,9 @@ def test_local_server_needs_no_key_and_explicit_key_wins(monkeypatch):
     with pytest.raises(ModelError, match="STEPENGINE_OPENAI_CHAT_BASE_URL"):
         OpenAIChatProvider("my-server").check("m")
     monkeypatch.setenv("OPENAI_API_KEY", "of-openai")
-    assert OpenAIChatProvider(base_url="http://localhost:1")._resolve_access()[0].key is None
-    assert OpenAIChatProvider("openai")._resolve_access()[0].source == "OPENAI_API_KEY"
-    explicit = OpenAIChatProvider("openai", api_key=" mine ")._resolve_access()[0]
+    assert OpenAIChatProvider(base_url="http://localhost:1")._resolve_credentials_and_url()[0].key is None
+    assert OpenAIChatProvider("openai")._resolve_credentials_and_url()[0].source == "OPENAI_API_KEY"
+    explicit = OpenAIChatProvider("openai", api_key=" mine ")._resolve_credentials_and_url()[0]
     assert (explicit.key, explicit.source) == (Secret("mine"), "api_key=")
 
 
@@ -277,17 +277,19 @@ def test_environment_key_is_sent_only_to_its_own_host(monkeypatch):
             provider.check("m")
         assert "of-anthropic" not in str(caught.value)
 
-    assert AnthropicProvider(base_url="http://127.0.0.1:1")._resolve_access()[0].key is None
+    assert AnthropicProvider(base_url="http://127.0.0.1:1")._resolve_credentials_and_url()[0].key is None
     assert (
-        AnthropicProvider(base_url="https://api.anthropic.com/beta")._resolve_access()[0].source == "ANTHROPIC_API_KEY"
+        AnthropicProvider(base_url="https://api.anthropic.com/beta")._resolve_credentials_and_url()[0].source
+        == "ANTHROPIC_API_KEY"
     )
-    assert AnthropicProvider(api_key="mine")._resolve_access()[0].key == Secret("mine")
+    assert AnthropicProvider(api_key="mine")._resolve_credentials_and_url()[0].key == Secret("mine")
     monkeypatch.setenv("VLLM_API_KEY", "of-mine")
     assert (
-        OpenAIChatProvider("vllm", base_url="https://models.example/v1")._resolve_access()[0].source == "VLLM_API_KEY"
+        OpenAIChatProvider("vllm", base_url="https://models.example/v1")._resolve_credentials_and_url()[0].source
+        == "VLLM_API_KEY"
     )
     monkeypatch.setenv("STEPENGINE_KEY_HOSTS", "proxy.example, evil.example")
-    assert AnthropicProvider()._resolve_access()[0].source == "ANTHROPIC_API_KEY"
+    assert AnthropicProvider()._resolve_credentials_and_url()[0].source == "ANTHROPIC_API_KEY"
 
 
 @pytest.mark.spec("requirements:G23", "reliability:SC05")
@@ -296,7 +298,7 @@ def test_a_key_is_in_no_text_that_python_makes():
     secret = Secret(key)
     texts = [repr(secret), str(secret), f"{secret:>40}", f"{secret}", repr(pickle.loads(pickle.dumps(secret)))]
     for provider in (AnthropicProvider(api_key=key), OpenAIChatProvider(api_key=key)):
-        texts += [repr(provider), str(vars(provider)), str(provider._resolve_access())]
+        texts += [repr(provider), str(vars(provider)), str(provider._resolve_credentials_and_url())]
     assert all(key not in text for text in texts)
     assert secret.reveal() == key
     assert secret == Secret(key) != Secret("other")

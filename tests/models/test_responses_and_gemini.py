@@ -267,7 +267,7 @@ def test_after_a_refused_signature_no_part_goes_back_with_one():
     request = ModelRequest(f"google/{MODEL['google']}", "", Transcript([GO, AssistantMessage(reply.content), ON]))
 
     for after, signatures in (("", [SIGNATURE, "zz=="]), (INVALID_SIGNATURE, [None, None])):
-        content = GoogleProvider("k")._encode(request, stream=False, after=after).content
+        content = GoogleProvider("k")._encode(request, stream=False, previous_failure=after).content
         sent_back = json.loads(content)["contents"][1]["parts"]
         assert signatures == [part.get("thoughtSignature") for part in sent_back]
         assert {"language": "PYTHON", "code": "1"} == sent_back[1]["executableCode"]

@@ -20,7 +20,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import ModelError
 from stepengine.journal import MemoryJournal
 from stepengine.models import AnthropicProvider, BedrockProvider, FoundryProvider
-from stepengine.models._reply import cut_at_stops
+from stepengine.models._reply import cut_at_stop_sequence
 from stepengine.models._wire import merge_headers
 from tests.models.wires import FOUR, MODEL, TOOL, provider_of
 
@@ -322,7 +322,7 @@ def test_beta_headers_of_caller_and_adapter_are_combined():
 def test_reply_is_cut_at_the_first_stop_sequence():
     call = ToolCallPart("", "f")
     reply = ModelReply([ThinkingPart("END"), TextPart("one END two STOP"), TextPart("three"), call])
-    cut = cut_at_stops(reply, ("STOP", "END"))
+    cut = cut_at_stop_sequence(reply, ("STOP", "END"))
     assert cut.content == (ThinkingPart("END"), TextPart("one "))
     assert (cut.stop_reason, cut.provider_data["stop_sequence"]) == (StopReason.STOP_SEQUENCE, "END")
-    assert cut_at_stops(reply, ("nowhere", "")) is reply
+    assert cut_at_stop_sequence(reply, ("nowhere", "")) is reply

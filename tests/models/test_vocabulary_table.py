@@ -123,7 +123,7 @@ def cell(name: str, **settings: Any) -> str:
     said = [f"`{key}: {shown(value)}`" for key, value in changes(before, after).items()]
     dropped = provider._list_dropped_settings(asked)
     if not said and not dropped:
-        kept = provider._finish_reply(ModelReply("a STOP b"), asked)
+        kept = provider._postprocess_reply(ModelReply("a STOP b"), asked)
         return (
             "cut here"
             if kept.text != "a STOP b"

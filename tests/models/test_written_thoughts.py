@@ -147,10 +147,10 @@ def test_nothing_is_lost_however_a_stream_is_cut(tags, thought, said, cuts):
     text = f"{tags[0]}{thought}{tags[1]}{said}"
     edges = sorted({0, len(text), *[cut for cut in cuts if cut < len(text)]})
     told = WrittenThoughtFilter()
-    deltas = [d for a, b in pairwise(edges) for d in told.convert_delta(TextChunk(text[a:b]))] + told.end()
+    deltas = [d for a, b in pairwise(edges) for d in told.convert_delta(TextChunk(text[a:b]))] + told.flush()
     whole = WrittenThoughtFilter()
 
-    assert shown(deltas) == shown(whole.convert_delta(TextChunk(text)) + whole.end())
+    assert shown(deltas) == shown(whole.convert_delta(TextChunk(text)) + whole.flush())
     assert sorted("".join(shown(deltas)).split()) or not said.strip()
     reply = parse_written_thoughts(ModelReply(text, provider_data=MARK))
     written = [part.provider_data["written"] for part in reply.content if type(part) is ThinkingPart]

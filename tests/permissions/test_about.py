@@ -18,7 +18,7 @@ from stepengine.data.json import freeze_object
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import DefinitionError
 from stepengine.permissions import Call, Policy, Request, Rule
-from stepengine.permissions.rules import names_files
+from stepengine.permissions.rules import is_checkable_by_path_rules
 
 from .runs import run_calls
 
@@ -102,8 +102,8 @@ def test_without_about_texts_are_asked_about_and_links_refused(place: Path) -> N
     )
     assert by_name.startswith("Denied: a call of show needs a person's approval")
     assert by_link.startswith("'open/link.txt' is withheld from tools by the rule")
-    assert (False, True) == (names_files(show.spec), names_files(show_path.spec))
-    assert names_files(tool(about=())(show.fn).spec)
+    assert (False, True) == (is_checkable_by_path_rules(show.spec), is_checkable_by_path_rules(show_path.spec))
+    assert is_checkable_by_path_rules(tool(about=())(show.fn).spec)
 
 
 @pytest.mark.spec("requirements:X70")

@@ -380,7 +380,7 @@ def test_a_search_withholds_exactly_the_files_calls_cannot_name(
     look = ToolSpec("look", category="read")
     searching = Request(tool=look, input=freeze_object({"pattern": "x"}))
     naming = Request(tool=look, input=freeze_object({"path": "/".join(parts)}))
-    guard = policy.guard(searching)
+    guard = policy.make_guard(searching)
 
     withheld = guard is not None and guard.file is not None and bool(guard.file((), parts))
     assert (policy.check(naming).decision != "allow") == withheld

@@ -12,7 +12,7 @@ from stepengine import STEP_ALL, AgentDefinition, Engine, ModelSettings, RunResu
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import DefinitionError
 from stepengine.models import Programs, WebSearch
-from stepengine.models._programs import runs_programs
+from stepengine.models._programs import supports_programs
 from stepengine.sandbox import code_mode, program_tool
 from stepengine.sessions import MemorySessions
 from stepengine.testing import ScriptedModel, text, tool_call
@@ -85,7 +85,7 @@ async def test_provider_run_programs_get_tools_and_others_get_run_code() -> None
     ],
 )
 def test_model_names_tell_whether_the_provider_runs_programs(model: str, runs: bool) -> None:
-    assert runs is runs_programs(model)
+    assert runs is supports_programs(model)
 
 
 @pytest.mark.spec("programs:PG29")

@@ -50,7 +50,7 @@ from stepengine.data.usage import Usage
 from stepengine.data.visible import cut_end
 from stepengine.errors import DefinitionError, ExternalAgentError
 from stepengine.models._sse import SSEParser
-from stepengine.models.keys import Secret, printable, register_secret
+from stepengine.models.keys import Secret, make_safe_excerpt, register_secret
 from stepengine.tools.context import ToolContext
 from stepengine.tools.definition import Tool
 from stepengine.workspace.urls import is_loopback_host
@@ -515,7 +515,7 @@ class _RemoteRun:
 
 def _clean_text(text: str) -> str:
     """Return untrusted text in a printable form for messages."""
-    return printable(mended(text), 4_000)
+    return make_safe_excerpt(mended(text), 4_000)
 
 
 def _result_text(result: Mapping[str, Any]) -> str:
@@ -559,14 +559,14 @@ class _ServerClient:
     async def __aenter__(self) -> Self:
         import httpx2
 
-        from stepengine.models._transport import get_ssl_context, unpack_response
+        from stepengine.models._transport import decompress_response, get_ssl_context
 
         led, token = self._led, self._read_token()
         register_secret(led.id, token, "token")
         timeout = httpx2.Timeout(connect=10.0, read=READ_SECONDS, write=60.0, pool=60.0)
         headers = {"authorization": f"Bearer {token.reveal()}", "accept-encoding": "identity"}
         self._client = httpx2.AsyncClient(
-            headers=headers, timeout=timeout, verify=get_ssl_context(), event_hooks={"response": [unpack_response]},
+            headers=headers, timeout=timeout, verify=get_ssl_context(), event_hooks={"response": [decompress_response]},
             # A proxy of the environment would see what goes over plain HTTP.
             follow_redirects=False, trust_env=led.url.startswith("https:"),
         )  # fmt: skip

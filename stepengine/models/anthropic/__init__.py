@@ -32,17 +32,17 @@ from stepengine.models.anthropic.request import (
     UNPROMISING,
     AnthropicRequestOptions,
     Site,
+    cannot_disable_thinking,
     demands_unsupported_call,
     encode,
-    encode_special_settings,
     encode_token_count_request,
     encode_tool,
-    is_fast,
+    encode_wire_settings,
     limit_strict_tools,
     limit_tools_to_choice,
     needs_binding_beta,
     resolve_output_limit,
-    thinks_anyway,
+    uses_fast_mode,
     with_cache_setting,
 )
 from stepengine.models.anthropic.stream import AnthropicAccumulator
@@ -187,7 +187,7 @@ class AnthropicProvider(HttpProvider):
         parts, headers = list[bytes](), dict[str, str]()
         for name, member in members.items():
             model = self.strip_prefix(member.request.model)
-            await self._describe_if_new(model)
+            await self._describe_unknown_model_once(model)
             encoded, own_headers, family = member.content
             if family != self._get_family(model):
                 encoded, own_headers, _ = self.batch_member(member.request).content
@@ -219,7 +219,7 @@ class AnthropicProvider(HttpProvider):
             ModelError: when there is none.
         """
         model = self.strip_prefix(request.model)
-        await self._describe_if_new(model)
+        await self._describe_unknown_model_once(model)
         if resolve_output_limit(request, model, self._get_family(model), self._ways) <= MAX_UNSTREAMED:
             return await super().complete(request)
         async with aclosing(cast("AsyncGenerator[ModelDelta]", self.stream(request))) as deltas:
@@ -238,10 +238,10 @@ class AnthropicProvider(HttpProvider):
         model = self.strip_prefix(model)
         if model not in self._described:
             answer = await self._call_api(model, f"/v1/models/{quote(model, safe='')}")
-            self._described[model] = self._parse_model(answer, model)
+            self._described[model] = self._parse_model_description(answer, model)
         return self._described[model][0]
 
-    def _parse_model(self, answer: Mapping[str, object], model: str) -> tuple[ModelInfo, AnthropicFamily]:
+    def _parse_model_description(self, answer: Mapping[str, object], model: str) -> tuple[ModelInfo, AnthropicFamily]:
         try:
             most, capabilities = parse_token_count(answer.get("max_tokens")), object_at(answer, "capabilities")
             family = with_capabilities(find_family(model), capabilities, most)
@@ -262,7 +262,7 @@ class AnthropicProvider(HttpProvider):
         known = self._described.get(model)
         return find_family(model) if known is None else known[1]
 
-    async def _describe_if_new(self, model: str) -> None:
+    async def _describe_unknown_model_once(self, model: str) -> None:
         """Describe a model that the table does not know, at most once and only if enabled; a failure is logged."""
         if not self._asks or model in self._asked_for or not find_family(model).is_guess:
             return
@@ -274,7 +274,7 @@ class AnthropicProvider(HttpProvider):
 
     @asynccontextmanager
     async def _send_request(self, request: ModelRequest, *, stream: bool) -> AsyncGenerator[HttpExchange]:
-        await self._describe_if_new(self.strip_prefix(request.model))
+        await self._describe_unknown_model_once(self.strip_prefix(request.model))
         async with super()._send_request(request, stream=stream) as exchange:
             yield exchange
 
@@ -282,7 +282,7 @@ class AnthropicProvider(HttpProvider):
         self, tools: tuple[ToolSpec, ...], settings: ModelSettings, ways: AnthropicRequestOptions | None = None
     ) -> bytes:
         """Return the encoded tools, cached for each combination of cache settings and programs."""
-        mark, programs = None if ways is None else ways.mark, merge_programs(settings)
+        mark, programs = None if ways is None else ways.cache_mark, merge_programs(settings)
         key = (None if ways is None else ways.cache, programs)
         if key not in self._tools:
             if len(self._tools) >= MOST_WAYS:
@@ -291,22 +291,22 @@ class AnthropicProvider(HttpProvider):
             self._tools[key] = ToolsCache(encode_one, {"cache_control": mark} if mark else None, TOOL_SEARCH)
         return self._tools[key](tools)
 
-    def _limit_strict_tools(self, request: ModelRequest, after: str = "") -> tuple[ToolSpec, ...]:
+    def _limit_strict_tools(self, request: ModelRequest, previous_failure: str = "") -> tuple[ToolSpec, ...]:
         """Return the tools of *request*, with as many strict ones as the API accepts; equal inputs return the same objects."""
         tools = limit_tools_to_choice(request, self._get_family(self.strip_prefix(request.model)))
         if not any(tool.strict for tool in tools):
             return tools
         programs, schema = merge_programs(request.settings), request.settings.response_schema
-        key = (after, programs, id(schema), *map(id, tools))
+        key = (previous_failure, programs, id(schema), *map(id, tools))
         if self._strict_tools[0] != key:
             # The cache holds tools and schema, so that no other objects get their ids.
-            self._strict_tools = key, (tools, schema), limit_strict_tools(tools, schema, after, programs)
+            self._strict_tools = key, (tools, schema), limit_strict_tools(tools, schema, previous_failure, programs)
         return self._strict_tools[2]
 
     def _supports_tool_search(self, model: str) -> bool:
         return self.site.searches and self._get_family(model).searches
 
-    def _explain_no_schema(self, request: ModelRequest) -> str:
+    def _explain_unsupported_schema(self, request: ModelRequest) -> str:
         schema = request.settings.response_schema
         if UNPROMISING.search(self.strip_prefix(request.model)):
             return "the model is older than structured output"
@@ -316,8 +316,8 @@ class AnthropicProvider(HttpProvider):
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
-        dropped = encode_special_settings(request, model, self.site).dropped
-        shaped = self._prepare_request(request)
+        dropped = encode_wire_settings(request, model, self.site).dropped
+        shaped = self._adapt_request_tools(request)
         wanted = {tool.name for tool in request.tools if tool.strict}
         if wanted and wanted.intersection([tool.name for tool in self._limit_strict_tools(shaped) if not tool.strict]):
             dropped = (*dropped, "strict")
@@ -325,24 +325,29 @@ class AnthropicProvider(HttpProvider):
             dropped = (*dropped, "parallel_tool_calls")
         return (*dropped, "tool_choice") if demands_unsupported_call(shaped, self._get_family(model)) else dropped
 
-    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
+    def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
         model = self.strip_prefix(request.model)
         family = self._get_family(model)
-        if thinks_anyway(request, family):
+        if cannot_disable_thinking(request, family):
             warn_once(CANNOT.format(model=model, least="low effort"))
-        request, ways = self._prepare_request(request, after), with_cache_setting(self._ways, request.settings)
-        tools = self._encode_tools(self._limit_strict_tools(request, after), request.settings, ways)
+        request, ways = (
+            self._adapt_request_tools(request, previous_failure),
+            with_cache_setting(self._ways, request.settings),
+        )
+        tools = self._encode_tools(self._limit_strict_tools(request, previous_failure), request.settings, ways)
         headers: dict[str, str] = {}
         if request.settings.temperature is not None or request.settings.top_p is not None:
             headers["anthropic-version"] = SAMPLING_VERSION
         if needs_binding_beta(request, model, family):
             headers["anthropic-beta"] = BINDING_BETA
-        if is_fast(request.settings.service_tier, model, self.site):
+        if uses_fast_mode(request.settings.service_tier, model, self.site):
             headers = merge_headers(headers, {"anthropic-beta": FAST_BETA})
         if request.settings.fallbacks and self.site.has_fallbacks:
             headers = merge_headers(headers, {"anthropic-beta": FALLBACK_BETA})
         more = self._make_version_members(request, headers)
-        content = encode(request, model, family, ways, tools, stream=stream, after=after, more=more)
+        content = encode(
+            request, model, family, ways, tools, stream=stream, previous_failure=previous_failure, more=more
+        )
         return RequestBody(content, headers, self._make_path(model, stream=stream))
 
     def _make_path(self, model: str, *, stream: bool) -> str:
@@ -358,8 +363,8 @@ class AnthropicProvider(HttpProvider):
         more = {"anthropic_version": given.get("anthropic-version") or VERSION}
         return {**more, "anthropic_beta": betas.split(",")} if betas and self.site.betas_in_body else more
 
-    def _encode_count(self, request: ModelRequest) -> RequestBody:
-        model, request = self.strip_prefix(request.model), self._prepare_request(request, is_count=True)
+    def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
+        model, request = self.strip_prefix(request.model), self._adapt_request_tools(request, is_count=True)
         tools = self._encode_tools(self._limit_strict_tools(request), request.settings)
         content = encode_token_count_request(request, model, self._get_family(model), self._ways, tools)
         return RequestBody(content, path=f"{self.path}/count_tokens")

@@ -16,7 +16,7 @@ from stepengine.data.models import ModelReply, StopReason
 from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow
 from stepengine.models._failures import RequestLabel, make_protocol_error
-from stepengine.models._hidden_tools import SEARCH, find_loaded_tools
+from stepengine.models._hidden_tools import SEARCH, find_loaded_tool_names
 from stepengine.models._iterations import STOOD_IN, list_iterations, list_uncounted_iterations
 from stepengine.models._json import (
     find_objects,
@@ -82,7 +82,7 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
         raise ContextOverflow(msg, kind="context_overflow", usage=usage, request_id=request_id)
     if message.get("content") is None:
         raise make_protocol_error(call, "it holds no content", usage)
-    blocks = _drop_withdrawn_blocks(objects_at(message, "content"))
+    blocks = _drop_blocks_of_replaced_model(objects_at(message, "content"))
     container = find_text(message, "container", "id")
     content = tuple([part for block in blocks for part in _decode_parts(block, call.provider, model, container)])
     return make_reply(
@@ -103,7 +103,7 @@ def decode(message: Mapping[str, Any], call: RequestLabel, model: str, request_i
     )
 
 
-def _drop_withdrawn_blocks(blocks: list[Mapping[str, object]]) -> list[Mapping[str, object]]:
+def _drop_blocks_of_replaced_model(blocks: list[Mapping[str, object]]) -> list[Mapping[str, object]]:
     """Return *blocks* without the calls and thoughts of a model that was replaced in the middle of the reply."""
     # Executed, such calls would happen in addition to those of the second model. Sent back, the signatures of such
     # thoughts do not match the model that answered.
@@ -164,7 +164,7 @@ def _decode_part(block: Mapping[str, Any], provider: str, model: str, container:
         return ThinkingPart("", provider_data=freeze({**mark, **kept}))
     if kind == "tool_use":
         # The result of a call by a program must name the program's container, which only the message knows.
-        where = container if find_calling_program(block) else ""
+        where = container if find_calling_program_id(block) else ""
         given = {name: value for name, value in (("id", block.get("id")), ("container", where)) if value}
         return make_call_part(
             block["name"], block.get("input"), {**mark, **given, **wrap_newer_members(block, IN_CALL)}
@@ -173,7 +173,7 @@ def _decode_part(block: Mapping[str, Any], provider: str, model: str, container:
     return OpaquePart(provider, freeze(block), tool=tool, text=_describe_server_tool(block) if tool else "")
 
 
-def find_calling_program(block: Mapping[str, object]) -> str:
+def find_calling_program_id(block: Mapping[str, object]) -> str:
     """Return the id of the program that made a call; ``""`` for a call of the model itself."""
     return find_text(block, "caller", "tool_id")
 
@@ -197,7 +197,7 @@ def _describe_server_tool(block: Mapping[str, object]) -> str:
     if isinstance(found, Mapping):
         outputs = [
             find_text(found, name) for name in ("stdout", "stderr", "url", "error_code", "text")
-        ] + find_loaded_tools(block)
+        ] + find_loaded_tool_names(block)
         return shorten_text("\n".join([output.rstrip("\n") for output in outputs if output]))
     return format_sources(
         [(find_text(entry, "title"), find_text(entry, "url")) for entry in find_objects(block, "content")]

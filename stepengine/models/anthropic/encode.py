@@ -38,7 +38,7 @@ from stepengine.data.messages import (
     UserMessage,
 )
 from stepengine.data.models import ModelRequest
-from stepengine.models._hidden_tools import find_loaded_tools, is_tool_search
+from stepengine.models._hidden_tools import find_loaded_tool_names, is_tool_search_part
 from stepengine.models._json import find_objects, find_text
 from stepengine.models._wire import (
     MADE,
@@ -46,23 +46,23 @@ from stepengine.models._wire import (
     MessageEncoders,
     MessageJoiner,
     call_arguments,
-    call_text,
     check_file_provider,
-    check_image,
+    check_image_type,
     choose_wire_ids,
+    continues_paused_reply,
     encode_base64,
     encode_json,
     encode_turns,
-    is_own,
-    is_paused,
-    join_json,
+    format_call_as_text,
+    is_from_provider,
+    join_json_values,
     list_generated_media,
-    make_safe_name,
+    make_safe_tool_name,
     make_unsupported_part_error,
     media_kind,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
-from stepengine.models.anthropic.decode import find_calling_program
+from stepengine.models.anthropic.decode import find_calling_program_id
 
 Json = dict[str, Any]
 
@@ -123,7 +123,7 @@ def encode_messages(request: ModelRequest, flags: AnthropicEncodeOptions, *, los
     joiner = _AnthropicJoiner()
     for turn in turns:
         joiner.add(turn)
-    return joiner.join(nudge=not is_paused(request)), joiner.container
+    return joiner.join(nudge=not continues_paused_reply(request)), joiner.container
 
 
 def _replace_abandoned_turns(
@@ -131,7 +131,7 @@ def _replace_abandoned_turns(
 ) -> list[AnthropicEncoded]:
     """Return *turns*, with calls of abandoned programs and their results as text."""
     history = len(request.messages)
-    gone, is_gone, found = _find_abandoned_turns(turns, history, lost=lost), False, list[AnthropicEncoded]()
+    gone, is_gone, found = _find_abandoned_program_turns(turns, history, lost=lost), False, list[AnthropicEncoded]()
     for index, turn in enumerate(turns):
         is_gone = index in gone or (is_gone and turn.role == "tool")
         message = request.messages[index] if index < history else request.tail[index - history]
@@ -139,7 +139,7 @@ def _replace_abandoned_turns(
     return found
 
 
-def _find_abandoned_turns(turns: list[AnthropicEncoded], history: int, *, lost: bool) -> set[int]:
+def _find_abandoned_program_turns(turns: list[AnthropicEncoded], history: int, *, lost: bool) -> set[int]:
     """Return the indices of *turns* with abandoned programs; the first *history* turns are the history, the rest the tail."""
     gone, follows = set[int](), frozenset[str]()
     is_last, is_spoken_over = True, False
@@ -176,18 +176,18 @@ class _AnthropicJoiner(MessageJoiner):
         if turn.role == "tool":
             wire_id = self._ids.get(turn.call_id)
             if wire_id is None:
-                self.put("user", self._texts[turn.call_id] + b"," + turn.as_text)
+                self.append_content("user", self._texts[turn.call_id] + b"," + turn.as_text)
             else:
-                self.put("user", b'{"type":"tool_result","tool_use_id":' + wire_id + turn.body)
+                self.append_content("user", b'{"type":"tool_result","tool_use_id":' + wire_id + turn.body)
             return
         if self._waits and turn.role == "user":
             return
-        self.append_moved()
+        self.append_deferred_content()
         if turn.role == "assistant":
             self._ids, self._texts = turn.ids, turn.texts
             self._waits, self.container = bool(turn.waits), turn.container
         if turn.body:
-            self.put(turn.role, turn.body)
+            self.append_content(turn.role, turn.body)
         self.defer_to_user_turn(turn.after)
 
 
@@ -198,7 +198,7 @@ DIRECT = ("caller", {"type": "direct"})
 
 
 def _encode_user(message: UserMessage, flags: AnthropicEncodeOptions) -> AnthropicEncoded:
-    return AnthropicEncoded("user", join_json([_encode_content(part, flags) for part in message.content]))
+    return AnthropicEncoded("user", join_json_values([_encode_content(part, flags) for part in message.content]))
 
 
 def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, own_ids: bool) -> AnthropicEncoded:  # noqa: FBT001 - private
@@ -208,38 +208,38 @@ def _encode_assistant(message: AssistantMessage, flags: AnthropicEncodeOptions, 
         block for block in [_encode_assistant_block(part, flags, ids) for part in message.content] if block is not None
     ]
     made = list_generated_media(message)
-    after = join_json([_encode_text(MADE), *[_encode_content(part, flags) for part in made]]) if made else b""
+    after = join_json_values([_encode_text(MADE), *[_encode_content(part, flags) for part in made]]) if made else b""
     if not calls:
         return AnthropicEncoded(
             "assistant",
-            join_json(_drop_trailing_thoughts(_drop_unanswered_uses(blocks))),
+            join_json_values(_drop_trailing_thoughts(_drop_unanswered_server_calls(blocks))),
             after=after,
-            ends=_list_answered_use_ids(blocks),
+            ends=_list_answered_server_call_ids(blocks),
         )
-    waits = frozenset(filter(None, [find_calling_program(block) for block in blocks if block["type"] == "tool_use"]))
+    waits = frozenset(filter(None, [find_calling_program_id(block) for block in blocks if block["type"] == "tool_use"]))
     # With a thinking budget the API requires thinking at the start of a turn with calls. A history from another
     # model has none, so its calls are sent as text.
     if flags.manual and not waits and blocks[0]["type"] not in THINKING:
-        said = join_json([block for block in blocks if block["type"] != "tool_use"])
-        return AnthropicEncoded("assistant", said, texts=_call_texts(calls), after=after)
+        said = join_json_values([block for block in blocks if block["type"] != "tool_use"])
+        return AnthropicEncoded("assistant", said, texts=_encode_calls_as_texts(calls), after=after)
     return AnthropicEncoded(
         "assistant",
-        join_json(blocks),
+        join_json_values(blocks),
         ids={ours: encode_json(theirs) for ours, theirs in ids.items()},
         after=after,
         waits=waits,
-        ends=_list_answered_use_ids(blocks),
+        ends=_list_answered_server_call_ids(blocks),
         container=next(filter(None, [find_text(call.provider_data, "container") for call in calls]), "")
         if waits
         else "",
     )
 
 
-def _call_texts(calls: tuple[ToolCallPart, ...]) -> dict[str, bytes]:
-    return {call.tool_call_id: encode_json(_encode_text(call_text(call))) for call in calls}
+def _encode_calls_as_texts(calls: tuple[ToolCallPart, ...]) -> dict[str, bytes]:
+    return {call.tool_call_id: encode_json(_encode_text(format_call_as_text(call))) for call in calls}
 
 
-def _list_answered_use_ids(blocks: list[Json]) -> frozenset[str]:
+def _list_answered_server_call_ids(blocks: list[Json]) -> frozenset[str]:
     """Return the ids of calls of the provider's own tools that have a result in *blocks*."""
     return frozenset([block["tool_use_id"] for block in blocks if block.get("tool_use_id")])
 
@@ -252,14 +252,17 @@ def _encode_abandoned_as_text(message: Message, flags: AnthropicEncodeOptions) -
     blocks = [
         block for block in [_encode_assistant_block(part, flags, ids) for part in message.content] if block is not None
     ]
-    answered = _list_answered_use_ids(blocks)
+    answered = _list_answered_server_call_ids(blocks)
     said = [b for b in blocks if b["type"] != "tool_use" and (b["type"] != "server_tool_use" or b["id"] in answered)]
     return AnthropicEncoded(
-        "assistant", join_json(_drop_trailing_thoughts(said)), texts=_call_texts(message.tool_calls), ends=answered
+        "assistant",
+        join_json_values(_drop_trailing_thoughts(said)),
+        texts=_encode_calls_as_texts(message.tool_calls),
+        ends=answered,
     )
 
 
-def _drop_unanswered_uses(blocks: list[Json]) -> list[Json]:
+def _drop_unanswered_server_calls(blocks: list[Json]) -> list[Json]:
     """Return *blocks* without unanswered calls of the provider's own tools, except one at the end (providers:PV57)."""
     results = {block.get("tool_use_id") for block in blocks}
     last = len(blocks) - 1
@@ -280,7 +283,9 @@ def _drop_trailing_thoughts(blocks: list[Json]) -> list[Json]:
 def _encode_assistant_block(part: AssistantPart, flags: AnthropicEncodeOptions, ids: Mapping[str, str]) -> Json | None:
     match part:
         case TextPart():
-            block = _encode_text(part.text, part.provider_data if is_own(part.provider_data, flags.provider) else None)
+            block = _encode_text(
+                part.text, part.provider_data if is_from_provider(part.provider_data, flags.provider) else None
+            )
             return block and {**_unwrap_newer_members(part.provider_data, flags), **block}
         case RefusalPart():
             return _encode_text(part.text)
@@ -289,7 +294,7 @@ def _encode_assistant_block(part: AssistantPart, flags: AnthropicEncodeOptions, 
         case ToolCallPart():
             return _encode_call(part, flags, ids)
         case OpaquePart():
-            return _encode_own_block(part.data, flags) if part.provider == flags.provider else None
+            return _encode_opaque_block(part.data, flags) if part.provider == flags.provider else None
         case CitationPart() | ImagePart() | DocumentPart():
             return None
         case _ as never:
@@ -300,22 +305,22 @@ def _encode_call(part: ToolCallPart, flags: AnthropicEncodeOptions, ids: Mapping
     """Return the block of a call, with its unknown members except the default ``caller``."""
     more = _unwrap_newer_members(part.provider_data, flags)
     newer = {name: value for name, value in more.items() if (name, value) != DIRECT}
-    name, given = make_safe_name(part.tool_name), call_arguments(part)
+    name, given = make_safe_tool_name(part.tool_name), call_arguments(part)
     return {**newer, "type": "tool_use", "id": ids[part.tool_call_id], "name": name, "input": given}
 
 
 def _unwrap_newer_members(data: Mapping[str, Any] | None, flags: AnthropicEncodeOptions) -> Mapping[str, object]:
     """Return the members of a block that are newer than this package, for the same model only."""
-    return data.get("more", {}) if is_own(data, flags.provider, flags.model) else {}
+    return data.get("more", {}) if is_from_provider(data, flags.provider, flags.model) else {}
 
 
-def _encode_own_block(data: Mapping[str, Any], flags: AnthropicEncodeOptions) -> Json | None:
+def _encode_opaque_block(data: Mapping[str, Any], flags: AnthropicEncodeOptions) -> Json | None:
     """Return a block unchanged; a search of tools loses results that no longer exist, or is dropped if nothing is hidden."""
-    if flags.hidden is None or not is_tool_search(data):
+    if flags.hidden is None or not is_tool_search_part(data):
         return dict(data)
     if not flags.hidden:
         return None
-    if flags.hidden.issuperset(find_loaded_tools(data)):
+    if flags.hidden.issuperset(find_loaded_tool_names(data)):
         return dict(data)
     content = data["content"]
     kept = [one for one in find_objects(content, "tool_references") if one.get("tool_name") in flags.hidden]
@@ -326,7 +331,7 @@ def _encode_thinking(part: ThinkingPart, flags: AnthropicEncodeOptions) -> Json 
     data = part.provider_data
     # Only the model that produced thinking accepts its signature; for others its text would become part of the answer
     # (ecosystem:EC99).
-    if not is_own(data, flags.provider, flags.model):
+    if not is_from_provider(data, flags.provider, flags.model):
         return None
     if data.get("redacted"):
         return {**_unwrap_newer_members(data, flags), "type": "redacted_thinking", "data": data["redacted"]}
@@ -361,7 +366,7 @@ def _encode_result(message: ToolMessage, flags: AnthropicEncodeOptions) -> Anthr
     if message.is_error:
         rest["is_error"] = True
     members = encode_json(rest)[1:]
-    as_text = join_json(blocks or [_encode_text("(nothing)")]) if flags.manual else b""
+    as_text = join_json_values(blocks or [_encode_text("(nothing)")]) if flags.manual else b""
     return AnthropicEncoded("tool", (b"," if rest else b"") + members, call_id=message.tool_call_id, as_text=as_text)
 
 
@@ -384,7 +389,7 @@ def _encode_media(part: ImagePart | DocumentPart, flags: AnthropicEncodeOptions)
     check_file_provider(flags.provider, part)
     kind = media_kind(part)
     if kind == "image":
-        check_image(flags.provider, part)
+        check_image_type(flags.provider, part)
         return {"type": "image", "source": _encode_source(part)}
     if part.file_id is not None and kind not in {"pdf", "text"} and flags.container:
         return {"type": "container_upload", "file_id": part.file_id}

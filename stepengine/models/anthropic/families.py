@@ -47,7 +47,7 @@ class AnthropicFamily:
     searches: bool = False
     is_guess: bool = False
 
-    def effort(self, wanted: str) -> str:
+    def nearest_effort(self, wanted: str) -> str:
         """Return the accepted level nearest to *wanted*: the same, else the next lower one, else the lowest."""
         below = EFFORTS[: EFFORTS.index(wanted) + 1]
         return next((word for word in reversed(below) if word in self.efforts), (self.efforts or ("low",))[0])

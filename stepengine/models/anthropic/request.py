@@ -18,18 +18,29 @@ from stepengine.data.models import DEFAULT_BUDGET_TOKENS, ModelRequest, ModelSet
 from stepengine.data.server_tools import CodeExecution, Programs, ServerTool, UrlContext, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import FORCED_THINKING, GRAMMAR, INVALID_SIGNATURE, LARGE_LIMIT, LOST_PROGRAM
-from stepengine.models._hidden_tools import find_hidden_tools
-from stepengine.models._programs import RUNS_NEWER_CODE, check_programs, make_callers_member, merge_programs
+from stepengine.models._hidden_tools import find_hidden_tool_names
+from stepengine.models._programs import (
+    RUNS_NEWER_CODE,
+    check_program_tools_offered,
+    make_callers_member,
+    merge_programs,
+)
 from stepengine.models._schemas import MAX_OPTIONAL, count_optional_members, make_strict_schema
 from stepengine.models._settings import (
     Way,
     WireSettings,
     convert_settings,
-    encode_location,
+    encode_user_location,
     make_unsupported_tool_error,
 )
 from stepengine.models._thinking_levels import budget_from_thinking, effort_from_thinking
-from stepengine.models._wire import encode_json, encode_members, is_paused, join_members, resolve_tool_choice
+from stepengine.models._wire import (
+    continues_paused_reply,
+    encode_json,
+    encode_members,
+    join_json_members,
+    resolve_tool_choice,
+)
 from stepengine.models.anthropic.encode import AnthropicEncodeOptions, encode_messages
 from stepengine.models.anthropic.families import DEFAULT_MAX_TOKENS, AnthropicFamily
 
@@ -118,7 +129,7 @@ class AnthropicRequestOptions:
     site: Site = Site()
 
     @property
-    def mark(self) -> Json | None:
+    def cache_mark(self) -> Json | None:
         """The ``cache_control`` mark of a prefix to cache; ``None`` without caching."""
         if self.cache is None:
             return None
@@ -133,7 +144,7 @@ def encode(
     tools: bytes,
     *,
     stream: bool,
-    after: str = "",
+    previous_failure: str = "",
     more: Mapping[str, object] | None = None,
 ) -> bytes:
     """
@@ -146,7 +157,7 @@ def encode(
         ways: The options of all requests.
         tools: The encoded tools.
         stream: Whether the reply is requested as a stream.
-        after: The failure kind of the previous attempt. After a rejected signature, earlier thinking is left out. After a
+        previous_failure: The failure kind of the previous attempt. After a rejected signature, earlier thinking is left out. After a
             rejected forced call, thinking is switched off. After a rejected limit, a smaller one is sent.
         more: Additional members for the host.
 
@@ -154,9 +165,9 @@ def encode(
         ModelError: for a server tool that the provider does not have.
     """
     settings, site = request.settings, ways.site
-    said = encode_special_settings(request, model, site)
-    asked = encode_thinking(request, model, family, off=after == FORCED_THINKING)
-    limit = resolve_output_limit(request, model, family, ways, after=after)
+    said = encode_wire_settings(request, model, site)
+    asked = encode_thinking(request, model, family, off=previous_failure == FORCED_THINKING)
+    limit = resolve_output_limit(request, model, family, ways, previous_failure=previous_failure)
     manual = asked is not None and asked["type"] == "enabled"
     if asked is not None and manual and limit <= asked["budget_tokens"]:
         asked = {**asked, "budget_tokens": max(MIN_BUDGET_TOKENS, limit - 1)}
@@ -170,37 +181,46 @@ def encode(
         "thinking": asked,
         "output_config": _encode_output_config(request, asked, family),
         "tool_choice": _encode_tool_choice(request, family),
-        "cache_control": ways.mark if site.marks_whole else None,
+        "cache_control": ways.cache_mark if site.marks_whole else None,
         "stream": True if stream and site.stream_in_body else None,
         **(more or {}),
         **said.members,
     }
-    known = "" if after == INVALID_SIGNATURE else model
-    flags = AnthropicEncodeOptions(ways.provider, known, manual, _runs_code(request), find_hidden_tools(request))
-    messages, container = encode_messages(request, flags, lost=after == LOST_PROGRAM)
+    known = "" if previous_failure == INVALID_SIGNATURE else model
+    flags = AnthropicEncodeOptions(
+        ways.provider, known, manual, _requests_code_execution(request), find_hidden_tool_names(request)
+    )
+    messages, container = encode_messages(request, flags, lost=previous_failure == LOST_PROGRAM)
     if container:
         optional["container"] = container
     members = encode_members(request, optional, tools)
-    members["messages"] = messages if site.marks_whole else _mark_last_block(messages, request, ways.mark)
-    return join_members(members)
+    members["messages"] = (
+        messages if site.marks_whole else _add_cache_mark_to_last_block(messages, request, ways.cache_mark)
+    )
+    return join_json_members(members)
 
 
 END = b"}]}]"
 
 
-def _mark_last_block(messages: bytes, request: ModelRequest, mark: Json | None) -> bytes:
+def _add_cache_mark_to_last_block(messages: bytes, request: ModelRequest, mark: Json | None) -> bytes:
     """Return *messages* with *mark* in the last block, which is never a thought because the last message is the user's."""
-    if mark is None or is_paused(request) or not messages.endswith(END):
+    if mark is None or continues_paused_reply(request) or not messages.endswith(END):
         return messages
     return b"".join([messages[: -len(END)], b',"cache_control":', encode_json(mark), END])
 
 
-def _runs_code(request: ModelRequest) -> bool:
+def _requests_code_execution(request: ModelRequest) -> bool:
     return any(isinstance(tool, CodeExecution | Programs) for tool in request.settings.server_tools)
 
 
 def resolve_output_limit(
-    request: ModelRequest, model: str, family: AnthropicFamily, ways: AnthropicRequestOptions, *, after: str = ""
+    request: ModelRequest,
+    model: str,
+    family: AnthropicFamily,
+    ways: AnthropicRequestOptions,
+    *,
+    previous_failure: str = "",
 ) -> int:
     """
     Return the output limit of a request: its own, else the provider's, else the model's largest output.
@@ -210,9 +230,9 @@ def resolve_output_limit(
     if request.settings.max_tokens is not None:
         return request.settings.max_tokens
     most = family.max_output
-    limit = DEFAULT_MAX_TOKENS if after == LARGE_LIMIT else ways.max_tokens or most or DEFAULT_MAX_TOKENS
+    limit = DEFAULT_MAX_TOKENS if previous_failure == LARGE_LIMIT else ways.max_tokens or most or DEFAULT_MAX_TOKENS
     asked = encode_thinking(request, model, family)
-    if asked is None or after == LARGE_LIMIT or "budget_tokens" not in asked:
+    if asked is None or previous_failure == LARGE_LIMIT or "budget_tokens" not in asked:
         return limit
     wanted: int = asked["budget_tokens"] + limit
     return wanted if most is None else max(limit, min(wanted, most))
@@ -231,16 +251,18 @@ def encode_token_count_request(
     }
     manual = asked is not None and asked["type"] == "enabled"
     members = encode_members(request, optional, tools, extra=False)
-    flags = AnthropicEncodeOptions(ways.provider, model, manual, _runs_code(request), find_hidden_tools(request))
+    flags = AnthropicEncodeOptions(
+        ways.provider, model, manual, _requests_code_execution(request), find_hidden_tool_names(request)
+    )
     members["messages"], _ = encode_messages(request, flags)
-    return join_members(members)
+    return join_json_members(members)
 
 
 def _encode_system_prompt(request: ModelRequest, ways: AnthropicRequestOptions) -> object:
     text = request.system_prompt
-    if not text.strip() or ways.mark is None:
+    if not text.strip() or ways.cache_mark is None:
         return text or None
-    return [{"type": "text", "text": text, "cache_control": ways.mark}]
+    return [{"type": "text", "text": text, "cache_control": ways.cache_mark}]
 
 
 def _encode_output_config(request: ModelRequest, asked: Json | None, family: AnthropicFamily) -> Json | None:
@@ -254,7 +276,7 @@ def _encode_output_config(request: ModelRequest, asked: Json | None, family: Ant
     if thinking.mode == "none":
         return {**output, "effort": "low"} if family.off == "never" else output or None
     if asked is not None and asked["type"] == "adaptive":
-        output["effort"] = family.effort(effort_from_thinking(thinking))
+        output["effort"] = family.nearest_effort(effort_from_thinking(thinking))
     return output or None
 
 
@@ -285,7 +307,7 @@ def encode_thinking(request: ModelRequest, model: str, family: AnthropicFamily, 
     return {"type": "enabled", "budget_tokens": amount, **bound, **({} if thinking.show else {"display": "omitted"})}
 
 
-def thinks_anyway(request: ModelRequest, family: AnthropicFamily) -> bool:
+def cannot_disable_thinking(request: ModelRequest, family: AnthropicFamily) -> bool:
     """Return whether the request switches thinking off and the model thinks anyway."""
     thinking = request.settings.thinking
     return thinking is not None and thinking.mode == "none" and family.off == "never"
@@ -316,12 +338,12 @@ def with_cache_setting(ways: AnthropicRequestOptions, settings: ModelSettings) -
     return attrs.evolve(ways, cache=None if settings.cache == "off" else settings.cache)
 
 
-def encode_special_settings(request: ModelRequest, model: str, site: Site) -> WireSettings:
+def encode_wire_settings(request: ModelRequest, model: str, site: Site) -> WireSettings:
     """Return the body members for the settings that only some wires support."""
     ways: dict[str, Way] = {
         "cache": lambda _: {},  # the marks hold it
         "server_tools": lambda items: {"tools": _encode_server_tools(items, request, model, site)},
-        "service_tier": lambda tier: _encode_tier(tier, model, site),
+        "service_tier": lambda tier: _encode_service_tier(tier, model, site),
     }
     if site.has_fallbacks:
         ways["fallbacks"] = lambda names: {"fallbacks": _encode_fallbacks(names)}
@@ -333,13 +355,13 @@ def _encode_fallbacks(names: tuple[str, ...]) -> object:
     return "default" if names == ("default",) else [{"model": name.rpartition("/")[2]} for name in names]
 
 
-def _encode_tier(tier: str, model: str, site: Site) -> Json | None:
+def _encode_service_tier(tier: str, model: str, site: Site) -> Json | None:
     if tier == "fast":
-        return {"speed": "fast"} if is_fast(tier, model, site) else None
+        return {"speed": "fast"} if uses_fast_mode(tier, model, site) else None
     return {"service_tier": TIERS[tier]} if tier in TIERS and site.has_tiers else None
 
 
-def is_fast(tier: str | None, model: str, site: Site) -> bool:
+def uses_fast_mode(tier: str | None, model: str, site: Site) -> bool:
     """Return whether a request asks for the faster mode, and model and host have one."""
     return tier == "fast" and site.is_fast and FAST.search(model) is not None
 
@@ -352,7 +374,7 @@ def _encode_server_tools(items: tuple[ServerTool, ...], request: ModelRequest, m
             raise make_unsupported_tool_error(programs, model, site.name)
         if not RUNS_NEWER_CODE.search(model):
             raise make_unsupported_tool_error(programs, model, site.name, "programs call tools from Claude 4.5 on")
-        check_programs(request, programs, model, site.name)
+        check_program_tools_offered(request, programs, model, site.name)
     definitions: list[Json] = []
     for definition in [_encode_server_tool(item, model, site) for item in items]:
         definitions += [definition] if definition not in definitions else []
@@ -372,7 +394,7 @@ def _encode_server_tool(item: ServerTool, model: str, site: Site) -> Json:
         )
     if isinstance(item, WebSearch):
         tool: Json = {"type": "web_search_20250305", "name": "web_search", **_encode_search_limits(item, model)}
-        place = encode_location(item.location)
+        place = encode_user_location(item.location)
         return tool if place is None else {**tool, "user_location": place}
     if isinstance(item, UrlContext):
         fetch = {"type": "web_fetch_20250910", "name": "web_fetch", "citations": {"enabled": True}}
@@ -405,7 +427,7 @@ def _encode_search_limits(item: WebSearch | UrlContext, model: str) -> Json:
 def limit_strict_tools(
     tools: tuple[ToolSpec, ...],
     schema: Mapping[str, object] | None,
-    after: str = "",
+    previous_failure: str = "",
     programs: Programs | None = None,
 ) -> tuple[ToolSpec, ...]:
     """
@@ -420,7 +442,7 @@ def limit_strict_tools(
         optional = count_optional_members(tool.input_schema, "anthropic") if tool.strict else None
         by_program = programs is not None and tool.name in programs.tools
         if tool.strict and (
-            optional is None or optional > room or strict >= MAX_STRICT or after == GRAMMAR or by_program
+            optional is None or optional > room or strict >= MAX_STRICT or previous_failure == GRAMMAR or by_program
         ):
             found.append(attrs.evolve(tool, strict=False))
             continue

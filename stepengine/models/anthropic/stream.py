@@ -75,11 +75,11 @@ class AnthropicAccumulator(Accumulator):
     def usage(self) -> Usage | None:
         """The usage reported so far."""
         usage = parse_usage(self._message.get("usage")) if self._message else None
-        return usage if usage is None or self.done else attrs.evolve(usage, at_least=True)
+        return usage if usage is None or self.is_done else attrs.evolve(usage, at_least=True)
 
-    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Process one event and return its deltas.
+        Add one event to the reply, and return its deltas.
 
         Raises:
             ModelError: for an error event, and for events in an impossible order.
@@ -89,7 +89,7 @@ class AnthropicAccumulator(Accumulator):
         event = read_json(data)
         kind = event.get("type") or name
         if kind in TOLD and not IN_EVENT.issuperset(event):
-            self._record_unread(*[f"{kind}.{member}" for member in find_newer_members(event, IN_EVENT)])
+            self._record_unknown_names(*[f"{kind}.{member}" for member in find_newer_members(event, IN_EVENT)])
         match kind:
             case "content_block_delta":
                 return self._apply_delta(self._get_open_block(index_at(event, "index")), object_at(event, "delta"))
@@ -100,23 +100,23 @@ class AnthropicAccumulator(Accumulator):
             case "error":
                 raise self._make_stream_error(event)
             case _:
-                self._handle_message_event(kind, event)
+                self._add_message_event(kind, event)
                 return []
 
-    def _handle_message_event(self, kind: str, event: Json) -> None:
+    def _add_message_event(self, kind: str, event: Json) -> None:
         if kind == "message_start":
             if self._message is not None:
-                self._refuse_stream("a second message_start")
+                self._raise_protocol_error("a second message_start")
             message = object_at(event, "message")
             self._message = {**message, "usage": dict(object_at(message, "usage"))}
         elif kind == "message_delta":
             self._apply_message_delta(event)
         elif kind == "message_stop":
             if not self._is_complete():
-                self._refuse_stream("a message_stop while a block is open or the stop reason is missing")
-            self.done = True
+                self._raise_protocol_error("a message_stop while a block is open or the stop reason is missing")
+            self.is_done = True
         elif kind != "ping":
-            self._record_unread(kind)
+            self._record_unknown_names(kind)
 
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
         """
@@ -129,9 +129,9 @@ class AnthropicAccumulator(Accumulator):
         """
         begun = bool(tail) and any(mark.startswith(tail) or tail.startswith(mark) for mark in TERMINAL)
         message = self._message
-        if message is None or not (self.done or (begun and self._is_complete())):
+        if message is None or not (self.is_done or (begun and self._is_complete())):
             self._raise_truncated("its message_stop is missing")
-        self.done = True
+        self.is_done = True
         message["content"] = [opened.block for opened in self._blocks]
         return self._decode_message(message)
 
@@ -140,24 +140,24 @@ class AnthropicAccumulator(Accumulator):
 
     def _open_block(self, index: int, block: Mapping[str, object]) -> list[ModelDelta]:
         if self._message is None or index != len(self._blocks):
-            self._refuse_stream(f"content block {index} starts where block {len(self._blocks)} belongs")
+            self._raise_protocol_error(f"content block {index} starts where block {len(self._blocks)} belongs")
         opened = _OpenAnthropicBlock(dict(block))
         self._blocks.append(opened)
         if block["type"] != "tool_use":
-            return _first_delta(block)
+            return _initial_text_deltas(block)
         opened.call = self._calls
         self._calls += 1
         return [ToolCallStarted(opened.call, text_at(block, "name"))]
 
     def _get_open_block(self, index: int) -> _OpenAnthropicBlock:
         if not 0 <= index < len(self._blocks) or self._blocks[index].closed:
-            self._refuse_stream(f"an event for content block {index}, which is not open")
+            self._raise_protocol_error(f"an event for content block {index}, which is not open")
         return self._blocks[index]
 
     def _apply_delta(self, opened: _OpenAnthropicBlock, delta: Mapping[str, Any]) -> list[ModelDelta]:
         block, kind = opened.block, delta["type"]
         if block["type"] not in BELONGS.get(kind, (block["type"],)):
-            self._refuse_stream(f"a {kind} in a block of type {block['type']!r}")
+            self._raise_protocol_error(f"a {kind} in a block of type {block['type']!r}")
         _merge_newer_members(block, find_newer_members(delta, IN_DELTA.get(kind, NOTHING)))
         match kind:
             case "text_delta" | "thinking_delta":
@@ -171,7 +171,7 @@ class AnthropicAccumulator(Accumulator):
                 block["citations"] = [*list_at(block, "citations"), delta["citation"]]
             case "input_json_delta":
                 if block["type"] in {"text", "thinking"}:
-                    self._refuse_stream(f"arguments in a block of type {block['type']!r}")
+                    self._raise_protocol_error(f"arguments in a block of type {block['type']!r}")
                 given = delta.get("partial_json")
                 text = compact(given) if isinstance(given, dict) else text_at(delta, "partial_json")
                 new = opened.arguments.append(text)
@@ -200,23 +200,23 @@ class AnthropicAccumulator(Accumulator):
         block, arguments, number = opened.block, opened.arguments, opened.call or 0
         if arguments.is_undecided:
             name = text_at(block, "name")
-            self._refuse_stream(
+            self._raise_protocol_error(
                 f"ambiguous arguments of {name!r}: both the joined pieces and the last piece are complete"
             )
-        rest = arguments.show_rest()
+        rest = arguments.flush_rest()
         block["input"] = arguments.text or block.get("input")
         return [*([ToolCallChunk(number, rest)] if rest else []), ToolCallEnded(number)]
 
     def _apply_message_delta(self, event: Json) -> None:
         if self._message is None:
-            self._refuse_stream("a message_delta before message_start")
+            self._raise_protocol_error("a message_delta before message_start")
         usage = object_at(event, "usage")
         self._message["usage"].update({name: value for name, value in usage.items() if value is not None})
         self._message.update(object_at(event, "delta"))
         self._message.update(find_newer_members(event, IN_EVENT))
 
 
-def _first_delta(block: Mapping[str, object]) -> list[ModelDelta]:
+def _initial_text_deltas(block: Mapping[str, object]) -> list[ModelDelta]:
     if block["type"] == "text" and (text := text_at(block, "text")):
         return [TextChunk(text)]
     if block["type"] == "thinking" and (text := text_at(block, "thinking")):

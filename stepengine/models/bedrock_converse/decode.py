@@ -17,7 +17,7 @@ from stepengine.data.usage import Usage
 from stepengine.errors import ContextOverflow
 from stepengine.models._failures import (
     RequestLabel,
-    make_given_up_error,
+    make_aborted_reply_error,
     make_malformed_call_error,
     make_protocol_error,
 )
@@ -68,7 +68,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     """
     usage = parse_usage(data.get("usage"))
     raw = text_at(data, "stopReason") or None
-    _refuse_unusable(raw, call, usage, request_id)
+    _raise_if_unusable(raw, call, usage, request_id)
     message = object_at(data, "output").get("message")
     if not isinstance(message, Mapping) or message.get("content") is None:
         raise make_protocol_error(call, "it holds no message", usage)
@@ -88,7 +88,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     )
 
 
-def _refuse_unusable(raw: str | None, call: RequestLabel, usage: Usage | None, request_id: str | None) -> None:
+def _raise_if_unusable(raw: str | None, call: RequestLabel, usage: Usage | None, request_id: str | None) -> None:
     """Raise an error for a reply that ended without usable content."""
     if raw == OVERFLOW:
         msg = f"the context of {call.model!r} is full; its reply is discarded"
@@ -96,7 +96,7 @@ def _refuse_unusable(raw: str | None, call: RequestLabel, usage: Usage | None, r
     if raw == MALFORMED_CALL:
         raise make_malformed_call_error(call, raw, usage)
     if raw == MALFORMED:
-        raise make_given_up_error(call, raw, usage)
+        raise make_aborted_reply_error(call, raw, usage)
 
 
 def _decode_parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
@@ -118,7 +118,7 @@ def _decode_parts(block: Mapping[str, Any], mark: Json) -> list[AssistantPart]:
         made = make_media_part(find_text(image, "source", "bytes"), kind, mark) if kind and len(block) == 1 else None
         if made is not None:
             return [made]
-    tool, text = _describe_server_tool(block)
+    tool, text = _name_and_describe_server_tool(block)
     return [OpaquePart(mark["provider"], freeze(block), tool=tool, text=text)]
 
 
@@ -156,7 +156,7 @@ def _decode_citation(citation: Mapping[str, object], said: str) -> CitationPart:
     return CitationPart(url, find_text(citation, "title"), quote=quote, said=said)
 
 
-def _describe_server_tool(block: Mapping[str, object]) -> tuple[str, str]:
+def _name_and_describe_server_tool(block: Mapping[str, object]) -> tuple[str, str]:
     """Return our name of the service's tool that a block is about, and a readable text of its input or result."""
     asked, found = block.get("toolUse"), block.get("toolResult")
     if isinstance(asked, Mapping):

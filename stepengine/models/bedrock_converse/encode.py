@@ -45,19 +45,19 @@ from stepengine.models._wire import (
     MessageEncoders,
     MessageJoiner,
     call_arguments,
-    call_text,
     choose_wire_ids,
+    continues_paused_reply,
     encode_base64,
     encode_json,
     encode_turns,
-    is_own,
-    is_paused,
-    join_json,
+    format_call_as_text,
+    is_from_provider,
+    join_json_values,
     list_generated_media,
-    make_safe_name,
+    make_safe_tool_name,
     make_unsupported_part_error,
     media_kind,
-    media_label,
+    result_media_heading,
     result_text,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
@@ -145,7 +145,7 @@ def encode_messages(request: ModelRequest, flags: ConverseEncodeOptions) -> tupl
     joiner = _ConverseJoiner(flags.family)
     for turn in encode_turns(request, flags, ENCODERS):
         joiner.add(turn)
-    return joiner.join(nudge=not is_paused(request)), joiner.last
+    return joiner.join(nudge=not continues_paused_reply(request)), joiner.last
 
 
 class _ConverseJoiner(MessageJoiner):
@@ -165,13 +165,13 @@ class _ConverseJoiner(MessageJoiner):
         if turn.role == "tool":
             self._add_result(turn)
             return
-        self.append_moved()
+        self.append_deferred_content()
         if turn.role == "assistant":
             self._ids, self._texts = turn.ids, turn.texts
             if turn.body:
-                self.put("assistant", turn.body)
+                self.append_content("assistant", turn.body)
         elif turn.body:
-            self._put_user(turn.body, turn.kinds, turn.last)
+            self._append_user_content(turn.body, turn.kinds, turn.last)
         if turn.after:
             self.defer_to_user_turn(turn.after)
             self._kept = (turn.kinds, turn.last)
@@ -179,37 +179,37 @@ class _ConverseJoiner(MessageJoiner):
     def _add_result(self, turn: ConverseEncoded) -> None:
         wire_id = self._ids.get(turn.call_id)
         if wire_id is None:
-            self._put_user(self._texts[turn.call_id] + b"," + turn.as_text, turn.kinds | TEXT, turn.last)
+            self._append_user_content(self._texts[turn.call_id] + b"," + turn.as_text, turn.kinds | TEXT, turn.last)
             return
-        self.put("user", b'{"toolResult":{"toolUseId":' + wire_id + turn.body)
+        self.append_content("user", b'{"toolResult":{"toolUseId":' + wire_id + turn.body)
         self._has_results, self.last = True, "toolResult"
         if turn.after:
             self.defer_to_user_turn(turn.after)
             self._kept = (self._kept[0] | turn.kinds, turn.last)
 
-    def append_moved(self) -> None:
+    def append_deferred_content(self) -> None:
         """Append the content that was deferred to the user's turn."""
         kept, (kinds, last) = self._after, self._kept
         self._after, self._kept = [], (frozenset(), "")
         for body in kept:
-            self._put_user(body, kinds, last)
+            self._append_user_content(body, kinds, last)
 
-    def _put_user(self, body: bytes, kinds: frozenset[str], last: str) -> None:
+    def _append_user_content(self, body: bytes, kinds: frozenset[str], last: str) -> None:
         """Append user content, after an assistant message if the model does not accept it together with results."""
         if self._has_results and self._beside is not None and not kinds <= self._beside:
-            self.put("assistant", BETWEEN_BLOCK)
-        self.put("user", body)
+            self.append_content("assistant", BETWEEN_BLOCK)
+        self.append_content("user", body)
         self.last = last
 
-    def put(self, role: Literal["user", "assistant"], body: bytes) -> None:
+    def append_content(self, role: Literal["user", "assistant"], body: bytes) -> None:
         """Append encoded content of *role*, with unique names of documents."""
         if role == "assistant":
             self._has_results, self.last = False, ""
         elif PLACE in body:
-            body = PLACED.sub(self._unique_name, body)
-        super().put(role, body)
+            body = PLACED.sub(self._make_unique_document_name, body)
+        super().append_content(role, body)
 
-    def _unique_name(self, found: re.Match[bytes]) -> bytes:
+    def _make_unique_document_name(self, found: re.Match[bytes]) -> bytes:
         """Return a name that no earlier document has; the service rejects duplicates and ignores case."""
         wanted = name = found[1].decode()
         number = 1
@@ -225,7 +225,7 @@ class _ConverseJoiner(MessageJoiner):
 
 def _encode_user(message: UserMessage, flags: ConverseEncodeOptions) -> ConverseEncoded:
     blocks = _add_text_for_documents([_encode_content(part, flags) for part in message.content])
-    return ConverseEncoded("user", join_json(blocks), kinds=_block_kinds(blocks), last=_last_block_kind(blocks))
+    return ConverseEncoded("user", join_json_values(blocks), kinds=_block_kinds(blocks), last=_last_block_kind(blocks))
 
 
 def _add_text_for_documents(blocks: Iterable[Json | None]) -> list[Json]:
@@ -257,14 +257,14 @@ def _encode_assistant(message: AssistantMessage, flags: ConverseEncodeOptions, o
         blocks = [block for block in blocks if not block.keys() & {"toolUse", "toolResult"}]
     made = list_generated_media(message)
     shown = _add_text_for_documents([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else []
-    more: Json = {"after": join_json(shown), "kinds": _block_kinds(shown), "last": _last_block_kind(shown)}
+    more: Json = {"after": join_json_values(shown), "kinds": _block_kinds(shown), "last": _last_block_kind(shown)}
     if not calls:
-        return ConverseEncoded("assistant", join_json(_drop_trailing_thoughts(blocks)), **more)
+        return ConverseEncoded("assistant", join_json_values(_drop_trailing_thoughts(blocks)), **more)
     if not keeps_calls:
-        texts = {call.tool_call_id: encode_json({"text": call_text(call)}) for call in calls}
-        return ConverseEncoded("assistant", join_json(_drop_trailing_thoughts(blocks)), texts=texts, **more)
+        texts = {call.tool_call_id: encode_json({"text": format_call_as_text(call)}) for call in calls}
+        return ConverseEncoded("assistant", join_json_values(_drop_trailing_thoughts(blocks)), texts=texts, **more)
     return ConverseEncoded(
-        "assistant", join_json(blocks), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, **more
+        "assistant", join_json_values(blocks), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, **more
     )
 
 
@@ -279,7 +279,7 @@ def _encode_assistant_block(part: AssistantPart, flags: ConverseEncodeOptions, i
     match part:
         case TextPart():
             data = part.provider_data
-            if is_own(data, flags.provider, flags.model) and "cited" in data:
+            if is_from_provider(data, flags.provider, flags.model) and "cited" in data:
                 return dict(data["cited"])
             return _encode_text(part.text, _unwrap_newer_members(data, flags))
         case RefusalPart():
@@ -303,13 +303,13 @@ def _encode_text(text: str, more: Mapping[str, object] | None = None) -> Json | 
 
 def _unwrap_newer_members(data: Mapping[str, object] | None, flags: ConverseEncodeOptions) -> Json:
     """Return the members next to a block that this version did not know, if the same model sent them."""
-    return dict(data.get("more", {})) if is_own(data, flags.provider, flags.model) else {}
+    return dict(data.get("more", {})) if is_from_provider(data, flags.provider, flags.model) else {}
 
 
 def _encode_thinking(part: ThinkingPart, flags: ConverseEncodeOptions) -> Json | None:
     """Return signed or redacted thinking of the same model; ``None`` for other thoughts, which models do not accept."""
     data = part.provider_data
-    if not is_own(data, flags.provider, flags.model):
+    if not is_from_provider(data, flags.provider, flags.model):
         return None
     if data.get("redacted"):
         return {"reasoningContent": {"redactedContent": data["redacted"]}}
@@ -319,8 +319,12 @@ def _encode_thinking(part: ThinkingPart, flags: ConverseEncodeOptions) -> Json |
 
 def _encode_call(part: ToolCallPart, flags: ConverseEncodeOptions, ids: Mapping[str, str]) -> Json:
     data = part.provider_data
-    newer = data.get("in_call", {}) if is_own(data, flags.provider, flags.model) else {}
-    call = {"toolUseId": ids[part.tool_call_id], "name": make_safe_name(part.tool_name), "input": call_arguments(part)}
+    newer = data.get("in_call", {}) if is_from_provider(data, flags.provider, flags.model) else {}
+    call = {
+        "toolUseId": ids[part.tool_call_id],
+        "name": make_safe_tool_name(part.tool_name),
+        "input": call_arguments(part),
+    }
     return {"toolUse": {**newer, **call}, **_unwrap_newer_members(data, flags)}
 
 
@@ -336,7 +340,7 @@ def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> Conver
     is_told = not message.is_error or flags.family.status
     if not is_told:
         inside = [{"text": result_text(message) or "Error"}, *[block for block in inside if "text" not in block]]
-    after = _add_text_for_documents([{"text": media_label(message)}, *outside]) if outside else []
+    after = _add_text_for_documents([{"text": result_media_heading(message)}, *outside]) if outside else []
     result: Json = {"content": inside or [{"text": NOTHING}]}
     if flags.family.status:
         result["status"] = "error" if message.is_error else "success"
@@ -345,8 +349,8 @@ def _encode_result(message: ToolMessage, flags: ConverseEncodeOptions) -> Conver
         "tool",
         b"," + encode_json(result)[1:] + b"}",
         call_id=message.tool_call_id,
-        after=join_json(after),
-        as_text=join_json(everything),
+        after=join_json_values(after),
+        as_text=join_json_values(everything),
         kinds=_block_kinds(after) if flags.calls and not flags.manual else _block_kinds(everything),
         last=_last_block_kind(everything),
     )
@@ -367,7 +371,7 @@ def _encode_content(part: ResultPart, flags: ConverseEncodeOptions) -> Json | No
 def _encode_media(part: ImagePart | DocumentPart, flags: ConverseEncodeOptions) -> Json:
     mime = part.mime_type.partition(";")[0].strip().lower()
     kind = media_kind(part)
-    form = _find_format_or_empty(kind, mime)
+    form = _find_media_format(kind, mime)
     if not form:
         why = "it accepts PNG, JPEG, GIF, WebP, PDF, text, Word, Excel, and common audio and video types"
         raise make_unsupported_part_error(flags.provider, part, why)
@@ -385,7 +389,7 @@ def make_document_name(told: str) -> str:
     return NOT_IN_NAMES.sub(" ", told.rpartition(".")[0] or told).strip()[:MAX_NAME_CHARS].strip() or UNNAMED
 
 
-def _find_format_or_empty(kind: Kind, mime: str) -> str:
+def _find_media_format(kind: Kind, mime: str) -> str:
     """Return the service's name of a media type; ``""`` if it does not accept the type."""
     if kind in FORMS:
         return FORMS[kind].get(mime, "")

@@ -22,10 +22,10 @@ from stepengine.models._schemas import make_strict_schema
 from stepengine.models._settings import DROPPED, Way, WireSettings, convert_settings, make_unsupported_tool_error
 from stepengine.models._thinking_levels import CANNOT, DEAF, SHOWN, ThinkingRequest, effort_from_thinking
 from stepengine.models._wire import (
+    continues_paused_reply,
     encode_json,
     encode_members,
-    is_paused,
-    join_members,
+    join_json_members,
     resolve_tool_choice,
     schema_name,
 )
@@ -61,7 +61,7 @@ class ConverseRequestOptions:
         family: The model's family.
         cache: The lifetime of cached prompts; ``None`` turns caching off.
         thinking: The model's own members for thinking.
-        after: The failure kind of the previous attempt.
+        previous_failure: The failure kind of the previous attempt.
     """
 
     provider: str
@@ -69,9 +69,9 @@ class ConverseRequestOptions:
     family: ConverseFamily
     cache: Literal["5m", "1h"] | None = "5m"
     thinking: Mapping[str, Any] = attrs.field(factory=dict)
-    after: str = ""
+    previous_failure: str = ""
 
-    def mark(self, what: Literal["tools", "messages"]) -> bytes:
+    def cache_mark(self, what: Literal["tools", "messages"]) -> bytes:
         """Return the cache mark after *what*; ``b""`` for none."""
         if self.cache is None or not self.family.caches or (what == "tools" and self.family.caches != "tools"):
             return b""
@@ -83,7 +83,7 @@ class ConverseRequestOptions:
         """The encode options for messages, except ``calls``."""
         manual = self.thinking.get("thinking", {}).get("type") == "enabled"
         return ConverseEncodeOptions(
-            self.provider, "" if self.after == INVALID_SIGNATURE else self.model, self.family, manual=manual
+            self.provider, "" if self.previous_failure == INVALID_SIGNATURE else self.model, self.family, manual=manual
         )
 
 
@@ -95,7 +95,7 @@ def encode(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) ->
         ModelError: for a server tool that the model does not have, and for an unsupported part.
     """
     settings = request.settings
-    said = encode_special_settings(request, ways.model, ways.family, ways.provider).members
+    said = encode_wire_settings(request, ways.model, ways.family, ways.provider).members
     limits = {
         "max_tokens": settings.max_tokens,
         "temperature": settings.temperature,
@@ -112,19 +112,19 @@ def encode(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) ->
     }
     members = encode_members(attrs.evolve(request, tools=()), head, b"")
     members.pop("toolConfig", None)
-    members.update(_encode_prompt(request, ways, tools, said.get("toolConfig", {}).get("tools", ())))
-    return join_members(members)
+    members.update(_encode_prompt_members(request, ways, tools, said.get("toolConfig", {}).get("tools", ())))
+    return join_json_members(members)
 
 
 def encode_token_count_request(request: ModelRequest, ways: ConverseRequestOptions, tools: bytes) -> bytes:
     """Return the body of a request that counts the tokens of *request*."""
-    members = _encode_prompt(request, attrs.evolve(ways, cache=None), tools, ())
+    members = _encode_prompt_members(request, attrs.evolve(ways, cache=None), tools, ())
     if ways.thinking:
         members[FIELDS] = encode_json(ways.thinking)
-    return b'{"input":{"converse":' + join_members(members) + b"}}"
+    return b'{"input":{"converse":' + join_json_members(members) + b"}}"
 
 
-def has_tools(request: ModelRequest) -> bool:
+def offers_tools(request: ModelRequest) -> bool:
     """
     Return whether the request offers tools, without which earlier calls are sent as text.
 
@@ -134,19 +134,19 @@ def has_tools(request: ModelRequest) -> bool:
     return bool(offered) and resolve_tool_choice(request) != "none"
 
 
-def _encode_prompt(
+def _encode_prompt_members(
     request: ModelRequest, ways: ConverseRequestOptions, tools: bytes, running: object
 ) -> dict[str, bytes]:
     """Return the members that count as the prompt: tools, system prompt and messages, with their cache marks."""
     members: dict[str, bytes] = {}
-    mark, offers = ways.mark("messages"), has_tools(request)
+    mark, offers = ways.cache_mark("messages"), offers_tools(request)
     if offers:
         members["toolConfig"] = _encode_tool_config(request, ways, tools, running)
     if request.system_prompt.strip():
         system = encode_json({"text": request.system_prompt})
         members["system"] = b"[" + system + (b"," + mark if mark else b"") + b"]"
     content, last = encode_messages(request, attrs.evolve(ways.flags, calls=offers))
-    if mark and last not in NOT_MARKED and not is_paused(request):
+    if mark and last not in NOT_MARKED and not continues_paused_reply(request):
         content = b"".join([content[: -len(END)], b",", mark, END])
     members["messages"] = content
     return members
@@ -159,11 +159,13 @@ def _encode_tool_config(request: ModelRequest, ways: ConverseRequestOptions, too
         tools[1:-1],
         *[encode_json(tool) for tool in (*running, *(more if isinstance(more, list | tuple) else ()))],
     ]
-    config = {"tools": b"[" + b",".join(filter(None, [*lists, ways.mark("tools")])) + b"]"}
+    config = {"tools": b"[" + b",".join(filter(None, [*lists, ways.cache_mark("tools")])) + b"]"}
     choice = _encode_tool_choice(request, ways.family)
     if choice is not None:
         config["toolChoice"] = encode_json(choice)
-    return join_members({**config, **{name: encode_json(value) for name, value in given.items() if name != "tools"}})
+    return join_json_members(
+        {**config, **{name: encode_json(value) for name, value in given.items() if name != "tools"}}
+    )
 
 
 def _find_extra_tool_config(request: ModelRequest) -> Mapping[str, Any]:
@@ -216,7 +218,7 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"toolSpec": {"name": spec.name, **told, **schema, **({} if form is None else {"strict": True})}}
 
 
-def encode_special_settings(request: ModelRequest, model: str, family: ConverseFamily, provider: str) -> WireSettings:
+def encode_wire_settings(request: ModelRequest, model: str, family: ConverseFamily, provider: str) -> WireSettings:
     """Return the body members for the settings that only some wires support."""
     ways: dict[str, Way] = {
         "service_tier": TIERS.get,

@@ -73,52 +73,52 @@ class ConverseAccumulator(Accumulator):
         return parse_usage(self._metadata.get("usage"))
 
     @property
-    def ended(self) -> bool:
+    def has_reported_end(self) -> bool:
         """Whether the message has stopped. Only its usage follows."""
         return bool(self._stopped)
 
-    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Process one event and return its deltas.
+        Add one event to the reply, and return its deltas.
 
         Raises:
             ModelError: for an exception, and for events in an impossible order.
         """
         event = read_json(data)
         if not isinstance(event, Mapping):
-            self._refuse_stream(f"an event of the type {name!r} that is not an object")
+            self._raise_protocol_error(f"an event of the type {name!r} that is not an object")
         match name:
             case "contentBlockDelta":
                 return self._apply_delta(
-                    self._get_open_block(index_at(event, "contentBlockIndex")), object_at(event, "delta")
+                    self._get_or_open_block(index_at(event, "contentBlockIndex")), object_at(event, "delta")
                 )
             case "contentBlockStart":
-                return self._start(index_at(event, "contentBlockIndex"), object_at(event, "start"))
+                return self._open_block(index_at(event, "contentBlockIndex"), object_at(event, "start"))
             case "contentBlockStop":
-                opened = self._get_open_block(index_at(event, "contentBlockIndex"))
+                opened = self._get_or_open_block(index_at(event, "contentBlockIndex"))
                 opened.closed = True
                 return [] if opened.call is None else [ToolCallEnded(opened.call)]
             case "error":
                 raise self._make_stream_error(event)
             case _:
-                self._handle_message_event(name, event)
+                self._add_message_event(name, event)
                 return []
 
-    def _handle_message_event(self, name: str, event: Mapping[str, object]) -> None:
+    def _add_message_event(self, name: str, event: Mapping[str, object]) -> None:
         told = {member: value for member, value in event.items() if member != PADDING}
         if name == "messageStart":
             if self._message is not None:
-                self._refuse_stream("a second messageStart")
+                self._raise_protocol_error("a second messageStart")
             self._message = told
         elif name == "messageStop":
-            if self._message is None or self.ended or not text_at(event, "stopReason"):
-                self._refuse_stream("a messageStop without a message, without a reason, or for the second time")
+            if self._message is None or self.has_reported_end or not text_at(event, "stopReason"):
+                self._raise_protocol_error("a messageStop without a message, without a reason, or for the second time")
             if any(not opened.closed for opened in self._blocks.values()):
-                self._refuse_stream("a messageStop while a block is open")
+                self._raise_protocol_error("a messageStop while a block is open")
             self._stopped = told
         elif name == "metadata":
             self._metadata = told
-            self.done = self.ended
+            self.is_done = self.has_reported_end
 
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
         """
@@ -127,27 +127,27 @@ class ConverseAccumulator(Accumulator):
         Raises:
             TruncatedReply: when the message has not stopped.
         """
-        if not self.ended:
+        if not self.has_reported_end:
             self._raise_truncated("its messageStop is missing")
-        self.done = True
+        self.is_done = True
         content = [self._build_block(opened) for _, opened in sorted(self._blocks.items())]
         message = {**(self._message or {}), "content": [block for block in content if block]}
         return self._decode_message({"output": {"message": message}, **self._stopped, **self._metadata})
 
-    def _get_open_block(self, index: int) -> _OpenConverseBlock:
+    def _get_or_open_block(self, index: int) -> _OpenConverseBlock:
         """Return the open block of an event; create a missing one, because texts have no start event."""
-        if self._message is None or self.ended:
-            self._refuse_stream(f"an event for content block {index} outside a message")
+        if self._message is None or self.has_reported_end:
+            self._raise_protocol_error(f"an event for content block {index} outside a message")
         opened = self._blocks.setdefault(index, _OpenConverseBlock())
         if opened.closed:
-            self._refuse_stream(f"an event for content block {index}, which is not open")
+            self._raise_protocol_error(f"an event for content block {index}, which is not open")
         return opened
 
-    def _start(self, index: int, start: Mapping[str, Any]) -> list[ModelDelta]:
+    def _open_block(self, index: int, start: Mapping[str, Any]) -> list[ModelDelta]:
         """Open the content block at *index*; return a ``ToolCallStarted`` for a call."""
         if index in self._blocks:
-            self._refuse_stream(f"content block {index} starts for the second time")
-        opened = self._get_open_block(index)
+            self._raise_protocol_error(f"content block {index} starts for the second time")
+        opened = self._get_or_open_block(index)
         opened.kind = next((name for name, value in start.items() if isinstance(value, Mapping)), "")
         opened.block = dict(start[opened.kind]) if opened.kind else {}
         if opened.kind != "toolUse" or opened.block.get("type") == SERVER:
@@ -165,7 +165,7 @@ class ConverseAccumulator(Accumulator):
             belongs = opened.kind
         opened.kind = opened.kind or belongs
         if opened.kind != belongs:
-            self._refuse_stream(f"a delta of {kind!r} in a block of {opened.kind!r}")
+            self._raise_protocol_error(f"a delta of {kind!r} in a block of {opened.kind!r}")
         match kind:
             case "text":
                 text = text_at(delta, kind)

@@ -48,7 +48,7 @@ class AuthenticatedClient:
         request = self._http_client.build_request(
             "POST", self._base_url + path, content=content, headers={**JSON, **headers}
         )
-        bearer = self._aws.bearer()
+        bearer = self._aws.find_api_key()
         if bearer is not None:
             request.headers["authorization"] = f"Bearer {bearer.reveal()}"
         else:
@@ -70,14 +70,14 @@ class AuthenticatedClient:
         credentials = await self._find_credentials()
         told = {name: request.headers[name] for name in ("host", *JSON, *headers)}
         unsigned = AWSRequest("POST", str(request.url), headers=told, data=content)
-        SigV4Auth(credentials, SERVICE, self._aws.region()).add_auth(unsigned)
+        SigV4Auth(credentials, SERVICE, self._aws.find_region()).add_auth(unsigned)
         return dict(unsigned.headers.items())
 
     async def _find_credentials(self) -> Any:
         """Return the access key. It is found and renewed in a thread, because that may read files or send requests."""
         from botocore.credentials import ReadOnlyCredentials
 
-        keys = self._aws.keys()
+        keys = self._aws.find_signing_keys()
         if "secret_key" in keys:
             return ReadOnlyCredentials(keys["access_key"], keys["secret_key"], keys["session_token"])
         async with self._finding:

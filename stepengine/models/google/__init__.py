@@ -24,10 +24,10 @@ from stepengine.models.google.encode import parse_generation
 from stepengine.models.google.request import (
     CIRCULATES_SINCE,
     encode,
-    encode_special_settings,
     encode_token_count_request,
     encode_tool,
-    has_validated_tools,
+    encode_wire_settings,
+    has_guaranteed_strict_tool,
     make_request_path,
 )
 from stepengine.models.keys import Credentials, Secret
@@ -107,8 +107,10 @@ class GoogleProvider(HttpProvider):
             return error_from_response(error.response, call)
         return error_from_transport(error, call)
 
-    async def _post(self, client: Any, body: RequestBody, *, stream: bool) -> object:
-        return await transport.post(client, body.path, None if body.is_question else body.content, body.headers)
+    async def _open_response(self, client: Any, body: RequestBody, *, stream: bool) -> object:
+        return await transport.open_response(
+            client, body.path, None if body.is_question else body.content, body.headers
+        )
 
     async def describe(self, model: str) -> ModelInfo:
         """
@@ -169,7 +171,7 @@ class GoogleProvider(HttpProvider):
             return None
         if state == "FAILED":
             call = RequestLabel(
-                provider=self.name, model=f"{self.name}/batches", credentials=self._get_clients().credentials
+                provider=self.name, model=f"{self.name}/batches", credentials=self._get_or_create_clients().credentials
             )
             raise error_from_body({"error": told.get("error")}, None, {}, call)
         results: dict[str, object] = {} if state not in LOST else {"": {"ended": LOST[state]}}
@@ -190,7 +192,9 @@ class GoogleProvider(HttpProvider):
         if expires_in is not None:
             msg = f"{self.name} stores every file for 48 hours; omit expires_in=, and delete the file after use"
             raise ModelError(msg, kind="settings")
-        held = await self._call_file_api(lambda to: transport.upload_file(to, data, mime_type, name, self._headers))
+        held = await self._call_file_api(
+            lambda to: transport.upload_file_and_wait(to, data, mime_type, name, self._headers)
+        )
         if held.state != "ACTIVE" or not held.uri:
             msg = f"{self.name} could not read the file {name!r} of type {mime_type!r}: its state is {held.state}"
             raise ModelError(msg, kind="unsupported_part")
@@ -205,35 +209,35 @@ class GoogleProvider(HttpProvider):
         """
         await self._call_file_api(lambda at: transport.delete_uploaded_file(at, file_id, self._headers))
 
-    def _explain_no_schema(self, request: ModelRequest) -> str:
+    def _explain_unsupported_schema(self, request: ModelRequest) -> str:
         if request.tools and parse_generation(self.strip_prefix(request.model)) < CIRCULATES_SINCE:
             return "models before Gemini 3 do not accept a schema together with tools"
         return ""
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model = self.strip_prefix(request.model)
-        dropped = [*encode_special_settings(request, model, is_vertex=self.is_vertex).dropped]
+        dropped = [*encode_wire_settings(request, model, is_vertex=self.is_vertex).dropped]
         choice = resolve_tool_choice(request)
         if request.tools and request.settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
-        if any(tool.strict for tool in request.tools) and not has_validated_tools(request, model):
+        if any(tool.strict for tool in request.tools) and not has_guaranteed_strict_tool(request, model):
             dropped.append("strict")
         if choice not in {None, "auto"} and not request.tools:
             dropped.append("tool_choice")
         return tuple(dropped)
 
-    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
-        """Encode *request*; after a rejected signature (*after*), omit earlier thoughts and signatures."""
-        request = self._prepare_request(request, after)
+    def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
+        """Encode *request*; after a rejected signature (*previous_failure*), omit earlier thoughts and signatures."""
+        request = self._adapt_request_tools(request, previous_failure)
         model = self.strip_prefix(request.model)
         warn_once(thinking_for_gemini(request.settings.thinking, model).note)
         tools, is_vertex = self._tools(request.tools), self.is_vertex
-        content = encode(request, model, self.name, tools, after=after, is_vertex=is_vertex)
+        content = encode(request, model, self.name, tools, previous_failure=previous_failure, is_vertex=is_vertex)
         method = "streamGenerateContent?alt=sse" if stream else "generateContent"
         return RequestBody(content, path=make_request_path(model, method, is_vertex=is_vertex))
 
-    def _encode_count(self, request: ModelRequest) -> RequestBody:
-        request = self._prepare_request(request)
+    def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
+        request = self._adapt_request_tools(request)
         model = self.strip_prefix(request.model)
         content = encode_token_count_request(
             request, model, self.name, self._tools(request.tools), is_vertex=self.is_vertex

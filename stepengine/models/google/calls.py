@@ -66,16 +66,16 @@ class PartialCall:
         self._root.update(object_at(call, "args"))
         for piece in objects_at(call, "partialArgs"):
             if (value := _read_piece_value(piece)) is not ABSENT:
-                _set_at_path(self._root, _parse_json_path(text_at(piece, "jsonPath")), value)
+                _set_or_append_at_path(self._root, _parse_json_path(text_at(piece, "jsonPath")), value)
         self.is_open = call.get("willContinue") is True
 
     def to_part(self) -> Json:
         """Return the part as the API sends it without streamed arguments; an open call has ``willContinue``."""
         more = {"willContinue": True} if self.is_open else {}
-        return {**self._part, "functionCall": {**self._call, "args": _join_texts(self._root), **more}}
+        return {**self._part, "functionCall": {**self._call, "args": _join_open_texts(self._root), **more}}
 
 
-def join_arguments(part: Mapping[str, object]) -> Mapping[str, Any]:
+def join_streamed_arguments(part: Mapping[str, object]) -> Mapping[str, Any]:
     """Return *part*, which holds a call, with its streamed arguments joined."""
     return PartialCall(part).to_part() if object_at(part, "functionCall").get("partialArgs") else part
 
@@ -120,7 +120,7 @@ def _parse_json_path(path: str) -> list[Key]:
     return keys
 
 
-def _set_at_path(root: Json, keys: list[Key], value: object) -> None:
+def _set_or_append_at_path(root: Json, keys: list[Key], value: object) -> None:
     """Set the value at the path *keys*; a text is appended to an existing text."""
     here: object = root
     for key, below in pairwise(keys):
@@ -151,9 +151,9 @@ def _set_child(container: Any, key: Key, value: Any) -> object:
     return value
 
 
-def _join_texts(value: object) -> Any:
+def _join_open_texts(value: object) -> Any:
     if isinstance(value, dict):
-        return {name: _join_texts(held) for name, held in value.items()}
+        return {name: _join_open_texts(held) for name, held in value.items()}
     if isinstance(value, list):
-        return [_join_texts(held) for held in value]
+        return [_join_open_texts(held) for held in value]
     return "".join(value.pieces) if isinstance(value, _OpenText) else value

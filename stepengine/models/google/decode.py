@@ -30,7 +30,7 @@ from stepengine.models._byte_reader import Accumulator
 from stepengine.models._failures import (
     MAX_ID_CHARS,
     RequestLabel,
-    make_given_up_error,
+    make_aborted_reply_error,
     make_malformed_call_error,
     make_protocol_error,
     make_truncated_error,
@@ -50,9 +50,9 @@ from stepengine.models._json import (
     wrap_newer_members,
 )
 from stepengine.models._reply import MAX_UNREAD_NAMES, make_media_part, make_reply, shorten_text
-from stepengine.models.google.calls import IN_PIECES, PartialCall, join_arguments
+from stepengine.models.google.calls import IN_PIECES, PartialCall, join_streamed_arguments
 from stepengine.models.google.encode import GOES_ON_WITH
-from stepengine.models.keys import printable
+from stepengine.models.keys import make_safe_excerpt
 
 CONTINUATION = "CONTINUATION"
 """The finish reason of a reply that continues with another request (providers:PV114)."""
@@ -144,7 +144,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     candidate = candidates[0] if candidates else {}
     raw = text_at(candidate, "finishReason") or text_at(feedback, "blockReason") or None
     if candidates:
-        _refuse_unusable(candidate, raw, call, usage)
+        _raise_if_unusable(candidate, raw, call, usage)
     mark: Json = {"provider": call.provider, "model": model}
     stop = STOPS.get(raw or "") if candidates else StopReason.REFUSAL
     parts = _join_all_arguments(objects_at(object_at(candidate, "content"), "parts"), stop, call, usage)
@@ -164,7 +164,7 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         raw=raw,
         usage=usage,
         answered=text_at(data, "modelVersion"),
-        request_id=request_id or printable(text_at(data, "responseId"), MAX_ID_CHARS) or None,
+        request_id=request_id or make_safe_excerpt(text_at(data, "responseId"), MAX_ID_CHARS) or None,
         kept=kept,
     )
 
@@ -182,7 +182,9 @@ def _collect_newer_members(data: Mapping[str, object], candidate: Mapping[str, o
     return {name: value for name, value in found.items() if value}
 
 
-def _refuse_unusable(candidate: Mapping[str, object], raw: str | None, call: RequestLabel, usage: Usage | None) -> None:
+def _raise_if_unusable(
+    candidate: Mapping[str, object], raw: str | None, call: RequestLabel, usage: Usage | None
+) -> None:
     """
     Raise an error for a candidate that ended without a usable reply (ecosystem:EC97).
 
@@ -197,7 +199,7 @@ def _refuse_unusable(candidate: Mapping[str, object], raw: str | None, call: Req
     if raw == UNSIGNED:
         raise make_unsigned_call_error(call, said, usage)
     if raw in GIVEN_UP:
-        raise make_given_up_error(call, said, usage)
+        raise make_aborted_reply_error(call, said, usage)
 
 
 def _join_all_arguments(
@@ -211,7 +213,7 @@ def _join_all_arguments(
     Raises:
         TruncatedReply: for any other incomplete call.
     """
-    whole = [join_arguments(part) if isinstance(part.get("functionCall"), Mapping) else part for part in parts]
+    whole = [join_streamed_arguments(part) if isinstance(part.get("functionCall"), Mapping) else part for part in parts]
     cut = [part for part in whole if _is_partial_call(part)]
     if cut and stop is StopReason.REFUSAL:
         return [part for part in whole if part not in cut]
@@ -254,7 +256,7 @@ def _decode_part(part: Mapping[str, Any], mark: Json) -> AssistantPart | None:
         made = make_media_part(blob.get("data"), find_text(blob, "mimeType") or UNKNOWN, {**mark, **signed})
         if made is not None:
             return made
-    tool, text = _describe_server_tool(part)
+    tool, text = _name_and_describe_server_tool(part)
     return OpaquePart(mark["provider"], freeze(part), tool=tool, text=text)
 
 
@@ -262,7 +264,7 @@ def _is_text_part(part: Mapping[str, object]) -> bool:
     return isinstance(part.get("text"), str) and OTHERS.isdisjoint(part)
 
 
-def _describe_server_tool(part: Mapping[str, object]) -> tuple[str, str]:
+def _name_and_describe_server_tool(part: Mapping[str, object]) -> tuple[str, str]:
     """Return our name of the provider's tool that a part is about, and a readable text of its input or result."""
     # The text is only shown to users. The part itself goes back.
     if "executableCode" in part:
@@ -368,9 +370,9 @@ class GoogleAccumulator(Accumulator):
         """The usage reported so far."""
         return parse_usage(self._data.get("usageMetadata"))
 
-    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Process one chunk and return its deltas.
+        Add one chunk to the reply, and return its deltas.
 
         Raises:
             ModelError: for a chunk with an error (reliability:MP22).
@@ -378,9 +380,9 @@ class GoogleAccumulator(Accumulator):
         try:
             chunk = read_json(data)
         except ValueError:
-            if not self.ended:
+            if not self.has_reported_end:
                 raise
-            self.done = True  # unreadable data after the end is not part of the reply
+            self.is_done = True  # unreadable data after the end is not part of the reply
             return []
         if chunk.get("error"):
             raise self._make_stream_error(chunk)
@@ -388,7 +390,7 @@ class GoogleAccumulator(Accumulator):
         deltas: list[ModelDelta] = []
         for candidate in objects_at(chunk, "candidates"):
             if index := candidate.get("index"):
-                self._record_unread(f"candidates[{index}]")
+                self._record_unknown_names(f"candidates[{index}]")
             else:
                 deltas += self._apply_candidate(candidate)
         return deltas
@@ -412,7 +414,7 @@ class GoogleAccumulator(Accumulator):
         ]
 
     @property
-    def ended(self) -> bool:
+    def has_reported_end(self) -> bool:
         """Whether an end was reported. Some models and gateways report it in every chunk, so more may follow."""
         blocked = text_at(object_at(self._data, "promptFeedback"), "blockReason")
         return bool(self._candidate.get("finishReason") or (blocked and not self._candidate))
@@ -420,7 +422,7 @@ class GoogleAccumulator(Accumulator):
     def _add_part(self, part: Mapping[str, Any]) -> list[ModelDelta]:
         """Add a part to the reply, and return its deltas."""
         if isinstance(part.get("functionCall"), Mapping):
-            return self._apply_call(part)
+            return self._add_call_part(part)
         is_text = _is_text_part(part)
         text = part["text"] if is_text else ""
         last = self._parts[-1] if self._parts else {}
@@ -439,21 +441,23 @@ class GoogleAccumulator(Accumulator):
         self._parts.append(part)
         self._texts.append([text])
 
-    def _apply_call(self, part: Mapping[str, Any]) -> list[ModelDelta]:
+    def _add_call_part(self, part: Mapping[str, Any]) -> list[ModelDelta]:
         call, newest, number = part["functionCall"], self._newest, self._calls
         # Pieces of a call have no index, so a call must end before the next one starts. Two open calls are an error.
         if newest is not None:
             if not newest.is_continued_by(call):
-                self._refuse_stream(f"a call of {text_at(call, 'name')!r} starts while another one is incomplete")
+                self._raise_protocol_error(
+                    f"a call of {text_at(call, 'name')!r} starts while another one is incomplete"
+                )
             newest.append(part)
             return [] if newest.is_open else self._close_call()
         if call.get("willContinue") is True:
             self._newest, self._call_at = PartialCall(part), len(self._parts)
             self._append_part(part)
             return [ToolCallStarted(number, text_at(call, "name"))]
-        part = join_arguments(part)
+        part = join_streamed_arguments(part)
         self._append_part(part)
-        return [ToolCallStarted(number, text_at(call, "name")), *self._make_argument_deltas(part["functionCall"])]
+        return [ToolCallStarted(number, text_at(call, "name")), *self._end_call_with_arguments(part["functionCall"])]
 
     def _close_call(self) -> list[ModelDelta]:
         """Replace the placeholder part by the assembled call, and return its deltas."""
@@ -461,9 +465,9 @@ class GoogleAccumulator(Accumulator):
         assert self._call_at is not None  # noqa: S101
         self._parts[self._call_at] = whole = self._newest.to_part()
         self._newest = self._call_at = None
-        return self._make_argument_deltas(whole["functionCall"])
+        return self._end_call_with_arguments(whole["functionCall"])
 
-    def _make_argument_deltas(self, call: Mapping[str, object]) -> list[ModelDelta]:
+    def _end_call_with_arguments(self, call: Mapping[str, object]) -> list[ModelDelta]:
         number = self._calls
         self._calls += 1
         arguments = compact({} if call.get("args") is None else call["args"])
@@ -476,9 +480,9 @@ class GoogleAccumulator(Accumulator):
         Raises:
             TruncatedReply: without a finish reason or the reason of a blocked prompt.
         """
-        if not self.ended:
+        if not self.has_reported_end:
             self._raise_truncated("its finishReason is missing")
-        self.done = True
+        self.is_done = True
         # The last piece of a call is missing although the reply has ended: the limit or a filter cut it. `decode`
         # handles the open call by the stop reason.
         if self._newest is not None:

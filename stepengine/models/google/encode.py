@@ -46,19 +46,19 @@ from stepengine.models._wire import (
     MessageJoiner,
     call_arguments,
     check_file_provider,
+    continues_paused_reply,
     encode_base64,
     encode_json,
     encode_turns,
-    is_own,
-    is_paused,
-    join_json,
+    is_from_provider,
+    join_json_values,
     list_generated_media,
-    make_safe_name,
+    make_safe_tool_name,
     make_unsupported_part_error,
     media_kind,
-    media_label,
     plain_text,
     remove_blank_texts,
+    result_media_heading,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 
@@ -117,7 +117,7 @@ GOES_ON_WITH = "continuationToken"
 
 def find_continuation_token(request: ModelRequest, provider: str) -> str:
     """Return the continuation token of the paused reply at the end of *request*; ``""`` if there is none."""
-    begun = request.tail[-1].content if is_paused(request) else ()
+    begun = request.tail[-1].content if continues_paused_reply(request) else ()
     tokens = [
         part.data.get(GOES_ON_WITH) for part in begun if isinstance(part, OpaquePart) and part.provider == provider
     ]
@@ -134,7 +134,7 @@ def encode_messages(request: ModelRequest, flags: GoogleEncodeOptions) -> bytes:
     joiner = _GoogleJoiner()
     for turn in encode_turns(request, flags, ENCODERS):
         joiner.add(turn)
-    return joiner.join(nudge=not is_paused(request))
+    return joiner.join(nudge=not continues_paused_reply(request))
 
 
 class _GoogleJoiner(MessageJoiner):
@@ -145,14 +145,16 @@ class _GoogleJoiner(MessageJoiner):
 
     def add(self, turn: GoogleEncoded) -> None:
         if turn.role == "tool":
-            self.put("user", ANSWER + self._names[turn.call_id] + self._ids.get(turn.call_id, b"") + turn.body)
+            self.append_content(
+                "user", ANSWER + self._names[turn.call_id] + self._ids.get(turn.call_id, b"") + turn.body
+            )
             self.defer_to_user_turn(turn.after)
             return
-        self.append_moved()
+        self.append_deferred_content()
         if turn.role == "assistant":
             self._ids, self._names = turn.ids, turn.names
         if turn.body:
-            self.put(turn.role, turn.body)
+            self.append_content(turn.role, turn.body)
         self.defer_to_user_turn(turn.after)
 
 
@@ -161,7 +163,7 @@ class _GoogleJoiner(MessageJoiner):
 
 def _encode_user(message: UserMessage, flags: GoogleEncodeOptions) -> GoogleEncoded:
     return GoogleEncoded(
-        "user", join_json([_encode_content(part, flags) for part in remove_blank_texts(message.content)])
+        "user", join_json_values([_encode_content(part, flags) for part in remove_blank_texts(message.content)])
     )
 
 
@@ -172,12 +174,14 @@ def _encode_assistant(message: AssistantMessage, flags: GoogleEncodeOptions, own
     if flags.signed and calls and "thoughtSignature" not in calls[0]:
         calls[0]["thoughtSignature"] = DUMMY_SIGNATURE
     made = [
-        part for part in list_generated_media(message) if not is_own(part.provider_data, flags.provider, flags.model)
+        part
+        for part in list_generated_media(message)
+        if not is_from_provider(part.provider_data, flags.provider, flags.model)
     ]
     return GoogleEncoded(
         "assistant",
-        join_json(parts),
-        after=join_json([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else b"",
+        join_json_values(parts),
+        after=join_json_values([{"text": MADE}, *[_encode_content(part, flags) for part in made]]) if made else b"",
         ids={ours: b',"id":' + encode_json(theirs) for ours, theirs in ids.items()},
         names={
             call.tool_call_id: b'"name":' + encode_json(_make_function_name(call.tool_name))
@@ -188,37 +192,41 @@ def _encode_assistant(message: AssistantMessage, flags: GoogleEncodeOptions, own
 
 def _find_provider_ids(calls: tuple[ToolCallPart, ...], flags: GoogleEncodeOptions) -> dict[str, str]:
     """Return the ids that the provider assigned; none if two are equal, so that order decides (reliability:MP49)."""
-    own = {call.tool_call_id: call.provider_data for call in calls if is_own(call.provider_data, flags.provider)}
+    own = {
+        call.tool_call_id: call.provider_data for call in calls if is_from_provider(call.provider_data, flags.provider)
+    }
     ids = {ours: str(data["id"]) for ours, data in own.items() if data and data.get("id")}
     return ids if len(set(ids.values())) == len(ids) else {}
 
 
 def _make_function_name(name: str) -> str:
-    safe = make_safe_name(name)
+    safe = make_safe_tool_name(name)
     return safe if safe[0].isalpha() or safe[0] == "_" else f"_{safe}"
 
 
 def _encode_assistant_part(part: AssistantPart, flags: GoogleEncodeOptions, ids: Mapping[str, str]) -> Json | None:
     match part:
         case TextPart() | RefusalPart():
-            signed = _get_signature(part.provider_data, flags)
+            signed = _get_signature_and_newer(part.provider_data, flags)
             return {"text": part.text, **signed} if part.text or signed else None
         case ThinkingPart():
             data = part.provider_data
-            own = is_own(data, flags.provider, flags.model)
-            return {"text": part.text, "thought": True, **_get_signature(data, flags)} if own else None
+            own = is_from_provider(data, flags.provider, flags.model)
+            return {"text": part.text, "thought": True, **_get_signature_and_newer(data, flags)} if own else None
         case ToolCallPart():
-            own = is_own(part.provider_data, flags.provider, flags.model)
+            own = is_from_provider(part.provider_data, flags.provider, flags.model)
             newer = part.provider_data.get("in_call", {}) if own and part.provider_data else {}
             call: Json = {**newer, "name": _make_function_name(part.tool_name), "args": call_arguments(part)}
             if part.tool_call_id in ids:
                 call["id"] = ids[part.tool_call_id]
-            return {"functionCall": call, **_get_signature(part.provider_data, flags)}
+            return {"functionCall": call, **_get_signature_and_newer(part.provider_data, flags)}
         case OpaquePart():
             return _encode_opaque(part, flags)
         case ImagePart() | DocumentPart():
-            own = is_own(part.provider_data, flags.provider, flags.model)
-            return {**_encode_media(part, flags), **_get_signature(part.provider_data, flags)} if own else None
+            own = is_from_provider(part.provider_data, flags.provider, flags.model)
+            return (
+                {**_encode_media(part, flags), **_get_signature_and_newer(part.provider_data, flags)} if own else None
+            )
         case CitationPart():
             return None
         case _ as never:
@@ -232,9 +240,9 @@ def _encode_opaque(part: OpaquePart, flags: GoogleEncodeOptions) -> Json | None:
     return {name: value for name, value in part.data.items() if flags.model or name != "thoughtSignature"}
 
 
-def _get_signature(data: Mapping[str, object] | None, flags: GoogleEncodeOptions) -> Json:
+def _get_signature_and_newer(data: Mapping[str, object] | None, flags: GoogleEncodeOptions) -> Json:
     """Return the signature and the unknown members of a part, if the same model produced it; else ``{}``."""
-    if not is_own(data, flags.provider, flags.model):
+    if not is_from_provider(data, flags.provider, flags.model):
         return {}
     signature = {"thoughtSignature": data["signature"]} if data.get("signature") else {}
     return {**data.get("more", {}), **signature}
@@ -248,14 +256,14 @@ def _encode_result(message: ToolMessage, flags: GoogleEncodeOptions) -> GoogleEn
     outside = [part for part in media if part not in inside]
     after: list[Json | None] = []
     if outside:
-        after = [{"text": media_label(message)}, *[_encode_content(part, flags) for part in outside]]
+        after = [{"text": result_media_heading(message)}, *[_encode_content(part, flags) for part in outside]]
         if not value:
             value = "(Images and documents follow.)"
     answer: Json = {"response": {"error" if message.is_error else "output": value}}
     if inside:
         answer["parts"] = [_encode_content(part, flags) for part in inside]
     return GoogleEncoded(
-        "tool", b"," + encode_json(answer)[1:] + b"}", call_id=message.tool_call_id, after=join_json(after)
+        "tool", b"," + encode_json(answer)[1:] + b"}", call_id=message.tool_call_id, after=join_json_values(after)
     )
 
 

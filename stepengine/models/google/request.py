@@ -18,7 +18,7 @@ from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import INVALID_SIGNATURE
 from stepengine.models._settings import DROPPED, Way, WireSettings, convert_settings, make_unsupported_tool_error
 from stepengine.models._thinking_levels import thinking_for_gemini
-from stepengine.models._wire import encode_json, encode_members, join_members, resolve_tool_choice
+from stepengine.models._wire import encode_json, encode_members, join_json_members, resolve_tool_choice
 from stepengine.models.google.encode import (
     GOES_ON_WITH,
     SIGNED_SINCE,
@@ -49,7 +49,13 @@ def make_request_path(model: str, method: str, *, is_vertex: bool = False) -> st
 
 
 def encode(
-    request: ModelRequest, model: str, provider: str, tools: bytes, *, after: str = "", is_vertex: bool = False
+    request: ModelRequest,
+    model: str,
+    provider: str,
+    tools: bytes,
+    *,
+    previous_failure: str = "",
+    is_vertex: bool = False,
 ) -> bytes:
     """
     Return the body of a request. The path, not the body, requests a stream (ecosystem:EC58).
@@ -59,12 +65,12 @@ def encode(
         model: The model's name at the provider.
         provider: The provider's name.
         tools: The encoded function declarations.
-        after: The failure kind of the previous attempt. After a rejected signature, earlier thoughts and signatures are left out.
+        previous_failure: The failure kind of the previous attempt. After a rejected signature, earlier thoughts and signatures are left out.
         is_vertex: Whether the model runs on Vertex AI.
     """
-    said = encode_special_settings(request, model, is_vertex=is_vertex).members
-    return join_members(
-        _encode_body_members(request, model, provider, tools, said, thinking=after != INVALID_SIGNATURE)
+    said = encode_wire_settings(request, model, is_vertex=is_vertex).members
+    return join_json_members(
+        _encode_body_members(request, model, provider, tools, said, thinking=previous_failure != INVALID_SIGNATURE)
     )
 
 
@@ -75,9 +81,9 @@ def encode_token_count_request(
     asked = _encode_body_members(request, model, provider, tools, {}, thinking=True)
     if is_vertex:
         asked.pop("toolConfig", None)  # Vertex AI rejects this member here
-        return join_members(asked)
+        return join_json_members(asked)
     members = {"model": encode_json(make_request_path(model, "")[:-1]), **asked}
-    return join_members({"generateContentRequest": join_members(members)})
+    return join_json_members({"generateContentRequest": join_json_members(members)})
 
 
 def encode_tool(spec: ToolSpec) -> Json:
@@ -85,7 +91,7 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"name": spec.name, "description": spec.description, "parametersJsonSchema": spec.input_schema}
 
 
-def encode_special_settings(request: ModelRequest, model: str, *, is_vertex: bool = False) -> WireSettings:
+def encode_wire_settings(request: ModelRequest, model: str, *, is_vertex: bool = False) -> WireSettings:
     """Return the body members for the settings that only some wires support."""
     ways: dict[str, Way] = {
         "service_tier": TIERS.get,
@@ -94,7 +100,9 @@ def encode_special_settings(request: ModelRequest, model: str, *, is_vertex: boo
             "generationConfig": {"responseLogprobs": True, **({"logprobs": most} if most else {})}
         },
         "store": lambda keep: None if is_vertex else {"store": keep},
-        "safety": lambda safety: {"safetySettings": [_encode_safety(name, word) for name, word in safety.items()]},
+        "safety": lambda safety: {
+            "safetySettings": [_encode_safety_setting(name, word) for name, word in safety.items()]
+        },
         # The API caches automatically for minutes. A longer lifetime requires another request.
         "cache": lambda lifetime: {} if lifetime == "5m" else None,
         "server_tools": lambda items: _encode_server_tools(items, request, model, is_vertex=is_vertex),
@@ -102,7 +110,7 @@ def encode_special_settings(request: ModelRequest, model: str, *, is_vertex: boo
     return convert_settings(request.settings, ways)
 
 
-def _encode_safety(category: str, threshold: str) -> Json:
+def _encode_safety_setting(category: str, threshold: str) -> Json:
     """Return a safety setting in the API's terms; the API's own terms are unchanged."""
     word, limit = category.upper(), threshold.upper()
     return {
@@ -159,7 +167,7 @@ def _encode_body_members(
         "responseJsonSchema": settings.response_schema,
     }
     config = {name: value for name, value in generation.items() if value is not None}
-    # `more` has the members of `encode_special_settings`. Two of its objects are merged with the members of other settings.
+    # `more` has the members of `encode_wire_settings`. Two of its objects are merged with the members of other settings.
     optional = {
         **more,
         "systemInstruction": {"parts": [{"text": request.system_prompt}]} if request.system_prompt else None,
@@ -178,7 +186,7 @@ def _encode_body_members(
 def _encode_tool_config(request: ModelRequest, model: str) -> Json | None:
     """Return the functions that may be called; the mode ``VALIDATED`` guarantees the schemas of strict ones (providers:PV41)."""
     choice = resolve_tool_choice(request) if request.tools else None
-    if choice in {None, "auto"} and has_validated_tools(request, model):
+    if choice in {None, "auto"} and has_guaranteed_strict_tool(request, model):
         return {"functionCallingConfig": {"mode": "VALIDATED"}}
     if choice is None:
         return None
@@ -187,7 +195,7 @@ def _encode_tool_config(request: ModelRequest, model: str) -> Json | None:
     return {"functionCallingConfig": {"mode": "ANY", "allowedFunctionNames": [choice]}}
 
 
-def has_validated_tools(request: ModelRequest, model: str) -> bool:
+def has_guaranteed_strict_tool(request: ModelRequest, model: str) -> bool:
     """Return whether a tool of the request is strict and the model can guarantee its schema."""
     held = parse_generation(model) >= CIRCULATES_SINCE or VALIDATING.match(model) is not None
     return held and any(tool.strict for tool in request.tools)

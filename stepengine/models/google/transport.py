@@ -49,7 +49,7 @@ def create_clients(
     from stepengine.models._transport import get_ssl_context
 
     types = sdk.types
-    http_client.event_hooks = {"response": [*http_client.event_hooks["response"], _raise_if_refused]}
+    http_client.event_hooks = {"response": [*http_client.event_hooks["response"], _raise_for_error_status]}
 
     def client(async_client: Any) -> Any:
         options = types.HttpOptions(
@@ -64,13 +64,13 @@ def create_clients(
         return sdk.Client(**access, http_options=options)
 
     # The same headers as those of the sending client, which accepts only gzip, because gzip can be unpacked in pieces.
-    catching = httpx2.AsyncClient(headers=http_client.headers, transport=httpx2.MockTransport(_catch_request))
+    catching = httpx2.AsyncClient(headers=http_client.headers, transport=httpx2.MockTransport(_raise_caught_request))
     return GoogleClients(client(catching), client(http_client), http_client)
 
 
-async def post(clients: GoogleClients, path: str, content: bytes | None, headers: Mapping[str, str]) -> Any:
+async def open_response(clients: GoogleClients, path: str, content: bytes | None, headers: Mapping[str, str]) -> Any:
     """Send *content*, or a GET for *path* without it; return the HTTP library's response before its body is read."""
-    url, signed = await _find_url_and_headers(clients.building, path, is_get=content is None)
+    url, signed = await _build_url_and_headers(clients.building, path, is_get=content is None)
     kept = {name: value for name, value in signed.items() if name.lower() not in SENT_BY_SDK}
     http_client = clients.http_client
     method = "GET" if content is None else "POST"
@@ -79,7 +79,7 @@ async def post(clients: GoogleClients, path: str, content: bytes | None, headers
     return await http_client.send(request, stream=True)
 
 
-async def _find_url_and_headers(client: Any, path: str, *, is_get: bool) -> tuple[str, Mapping[str, str]]:
+async def _build_url_and_headers(client: Any, path: str, *, is_get: bool) -> tuple[str, Mapping[str, str]]:
     """Return the URL and the headers, including credentials, of the SDK's request for *path*."""
     import httpx2
 
@@ -100,7 +100,7 @@ async def _find_url_and_headers(client: Any, path: str, *, is_get: bool) -> tupl
     raise httpx2.LocalProtocolError(msg)
 
 
-async def upload_file(
+async def upload_file_and_wait(
     clients: GoogleClients, data: bytes, mime_type: str, name: str, headers: Mapping[str, str]
 ) -> Any:
     """Upload a file and return the API's description of it after processing, when its ``state`` is final."""
@@ -128,7 +128,7 @@ async def delete_uploaded_file(clients: GoogleClients, file_id: str, headers: Ma
     await clients.files.aio.files.delete(name=name, config={"http_options": {"headers": dict(headers)}})
 
 
-async def _raise_if_refused(response: Any) -> None:
+async def _raise_for_error_status(response: Any) -> None:
     """Raise for an error status before the SDK parses the body, because it loses the status if the body is not JSON."""
     if response.status_code >= HTTP_REDIRECT:
         await response.aread()
@@ -143,7 +143,7 @@ class _CaughtRequest(BaseException):
         self.request = request
 
 
-def _catch_request(request: object) -> Any:
+def _raise_caught_request(request: object) -> Any:
     raise _CaughtRequest(request)
 
 

@@ -12,8 +12,8 @@ from stepengine.models._api import RequestBody
 from stepengine.models._cloud_auth import TokenSource
 from stepengine.models._preset_provider import PresetProvider
 from stepengine.models._programs import merge_programs
-from stepengine.models._reply import cut_at_stops
-from stepengine.models._schemas import has_unsupported_strict_tool
+from stepengine.models._reply import cut_at_stop_sequence
+from stepengine.models._schemas import has_strict_tool_openai_rejects
 from stepengine.models._settings import warn_once
 from stepengine.models._thinking_levels import thinking_for_responses
 from stepengine.models._wire import ToolsCache
@@ -23,10 +23,10 @@ from stepengine.models.openai.decode import ResponsesAccumulator
 from stepengine.models.openai.request import (
     TOOL_SEARCH,
     encode,
-    encode_special_settings,
     encode_token_count_request,
     encode_tool,
-    has_own_tool_search,
+    encode_wire_settings,
+    has_extra_tool_search,
 )
 
 __all__ = ("OpenAIProvider",)
@@ -81,7 +81,7 @@ class OpenAIProvider(PresetProvider):
 
     def _encode_tools(self, request: ModelRequest) -> bytes:
         """Return the encoded tools, cached for each combination of programs and tool search."""
-        programs, search = merge_programs(request.settings), None if has_own_tool_search(request) else TOOL_SEARCH
+        programs, search = merge_programs(request.settings), None if has_extra_tool_search(request) else TOOL_SEARCH
         key = (programs, search is None)
         if key not in self._tools:
             if len(self._tools) >= MOST_WAYS:
@@ -93,21 +93,23 @@ class OpenAIProvider(PresetProvider):
         return bool(self._preset.searches and re.match(self._preset.searches, model))
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        dropped = encode_special_settings(request, self.strip_prefix(request.model), self._preset).dropped
-        return (*dropped, "strict") if has_unsupported_strict_tool(request.tools) else dropped
+        dropped = encode_wire_settings(request, self.strip_prefix(request.model), self._preset).dropped
+        return (*dropped, "strict") if has_strict_tool_openai_rejects(request.tools) else dropped
 
-    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
-        request = self._prepare_request(request, after)
+    def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
+        request = self._adapt_request_tools(request, previous_failure)
         model, tools = self.strip_prefix(request.model), self._encode_tools(request)
         warn_once(thinking_for_responses(request.settings.thinking, self._preset.thinking, model).note)
-        return RequestBody(encode(request, model, self._preset, tools, stream=stream, after=after))
+        return RequestBody(
+            encode(request, model, self._preset, tools, stream=stream, previous_failure=previous_failure)
+        )
 
-    def _encode_count(self, request: ModelRequest) -> RequestBody:
-        request = self._prepare_request(request)
+    def _encode_token_count_request(self, request: ModelRequest) -> RequestBody:
+        request = self._adapt_request_tools(request)
         content = encode_token_count_request(
             request, self.strip_prefix(request.model), self._preset, self._encode_tools(request)
         )
         return RequestBody(content, path=f"{self.path}/input_tokens")
 
-    def _finish_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
-        return cut_at_stops(reply, request.settings.stop_sequences)
+    def _postprocess_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+        return cut_at_stop_sequence(reply, request.settings.stop_sequences)

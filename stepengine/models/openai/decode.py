@@ -27,7 +27,7 @@ from stepengine.data.usage import Usage
 from stepengine.models._byte_reader import Accumulator
 from stepengine.models._call_arguments import ArgumentPieces
 from stepengine.models._failures import RequestLabel, error_from_body, make_protocol_error, make_unanswerable_error
-from stepengine.models._hidden_tools import SEARCH, find_loaded_tools
+from stepengine.models._hidden_tools import SEARCH, find_loaded_tool_names
 from stepengine.models._json import (
     find_newer_members,
     find_objects,
@@ -197,11 +197,11 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     items = objects_at(data, "output")
     # A reply that waits for an unsupported action of the client (a click in a browser, a patch) cannot be continued: the
     # API rejects a conversation without the result. So the error is raised here and not by the next request.
-    if waiting := _find_waiting_kinds(items, call.provider):
+    if waiting := _find_unanswered_item_types(items, call.provider):
         raise make_unanswerable_error(call, waiting, usage)
     mark: Json = {"provider": call.provider, "model": model}
     content = tuple([part for item in items for part in _decode_parts(item, mark)])
-    raw, stop = _parse_stop(data)
+    raw, stop = _parse_stop_reason(data)
     return make_reply(
         content,
         call,
@@ -245,7 +245,7 @@ def _collect_logprobs(items: list[Mapping[str, object]]) -> Json:
     return {"logprobs": found} if found else {}
 
 
-def _find_waiting_kinds(items: list[Mapping[str, object]], provider: str) -> list[str]:
+def _find_unanswered_item_types(items: list[Mapping[str, object]], provider: str) -> list[str]:
     """
     Return the types of the items that wait for a result that the client does not support.
 
@@ -261,12 +261,12 @@ def _find_waiting_kinds(items: list[Mapping[str, object]], provider: str) -> lis
     ]
 
 
-def is_client_search(item: Mapping[str, object]) -> bool:
+def is_client_tool_search(item: Mapping[str, object]) -> bool:
     """Return whether an item is a tool search for the client, which ``find_tools`` answers (providers:PV122)."""
     return item.get("type") == "tool_search_call" and item.get("execution") == "client"
 
 
-def _decode_search(item: Mapping[str, object], mark: Json) -> AssistantPart:
+def _decode_tool_search(item: Mapping[str, object], mark: Json) -> AssistantPart:
     """Return a tool search of the model as a call of ``find_tools``, with all words of its arguments as the query."""
     # The schema of the search may have any form. The item itself is stored, and goes back unchanged.
     given = {"query": " ".join(_collect_search_words(item.get("arguments")))}
@@ -290,7 +290,7 @@ def _list_strings(value: object) -> list[str]:
     return [word for word in value if isinstance(word, str)] if isinstance(value, list | tuple) else []
 
 
-def _parse_stop(data: Mapping[str, object]) -> tuple[str | None, StopReason | None]:
+def _parse_stop_reason(data: Mapping[str, object]) -> tuple[str | None, StopReason | None]:
     """Return the API's status, or the reason of an incomplete response, and our stop reason for it (ecosystem:EC97)."""
     status = text_at(data, "status")
     if status != "incomplete":
@@ -317,8 +317,8 @@ def _decode_parts(item: Mapping[str, object], mark: Json) -> list[AssistantPart]
             known = {**ids, "more": find_newer_members(item, IN_CALL)}
             data = {**mark, **{name: value for name, value in known.items() if value}}
             return [make_call_part(text_at(item, "name"), item.get("arguments"), data)]
-        case "tool_search_call" if is_client_search(item):
-            return [_decode_search(item, mark)]
+        case "tool_search_call" if is_client_tool_search(item):
+            return [_decode_tool_search(item, mark)]
         case "image_generation_call" if (made := _decode_image(item, mark)) is not None:
             return [made]
         case _:
@@ -344,7 +344,7 @@ def _describe_server_tool(item: Mapping[str, object]) -> str:
     for queries in (item.get("queries"), arguments.get("paths") if isinstance(arguments, Mapping) else None):
         asked += [query for query in queries if isinstance(query, str)] if isinstance(queries, list | tuple) else []
     outputs = [find_text(output, "logs") or find_text(output, "url") for output in find_objects(item, "outputs")]
-    names = [find_text(result, "filename") for result in find_objects(item, "results")] + find_loaded_tools(item)
+    names = [find_text(result, "filename") for result in find_objects(item, "results")] + find_loaded_tool_names(item)
     found = format_sources([(name, "") for name in names])
     return shorten_text("\n".join([text for text in (*asked, *outputs, found) if text]))
 
@@ -417,9 +417,9 @@ class ResponsesAccumulator(Accumulator):
         """The usage reported so far."""
         return parse_usage(self._response.get("usage"))
 
-    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Process one event and return its deltas.
+        Add one event to the reply, and return its deltas.
 
         Raises:
             ModelError: for an error event, and for events in an impossible order.
@@ -432,16 +432,16 @@ class ResponsesAccumulator(Accumulator):
         if kind in REPEATED:
             return []
         if kind not in READ:
-            self._record_unread(kind)
+            self._record_unknown_names(kind)
             return []
         if not IN_EVENT.issuperset(event):
-            self._record_unread(*[f"{kind}.{member}" for member in find_newer_members(event, IN_EVENT)])
-        return self._apply_event(kind, event)
+            self._record_unknown_names(*[f"{kind}.{member}" for member in find_newer_members(event, IN_EVENT)])
+        return self._apply_known_event(kind, event)
 
-    def _apply_event(self, kind: str, event: Json) -> list[ModelDelta]:
-        """Apply an event, and return its deltas."""
+    def _apply_known_event(self, kind: str, event: Json) -> list[ModelDelta]:
+        """Add an event of a known type to the reply, and return its deltas."""
         if kind == "response.created":
-            self._start(object_at(event, "response"))
+            self._start_response(object_at(event, "response"))
         elif kind in ENDS:
             self._finish_response(object_at(event, "response"))
         elif kind == "response.output_item.added":
@@ -454,14 +454,14 @@ class ResponsesAccumulator(Accumulator):
             # A delta for an item that is not open is a gap in the stream. The call must be retried (reliability:MP28).
             index = index_at(event, "output_index")
             if index not in self._open:
-                self._refuse_stream(f"a delta for item {index}, which is not open")
+                self._raise_protocol_error(f"a delta for item {index}, which is not open")
             return self._decode_delta(SAID[kind], event)
         return []
 
-    def _start(self, response: Mapping[str, object]) -> None:
+    def _start_response(self, response: Mapping[str, object]) -> None:
         """Store the new response; raise an error for a second one."""
         if self._response:
-            self._refuse_stream("a second response.created")
+            self._raise_protocol_error("a second response.created")
         self._response = {**response, "output": []}
 
     def _decode_delta(self, chunk: type[TextChunk | ThinkingChunk] | None, event: Json) -> list[ModelDelta]:
@@ -478,23 +478,23 @@ class ResponsesAccumulator(Accumulator):
     def _open_item(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
         newest = max((*self._open, *self._items), default=-1)
         if index <= newest:  # missing numbers are no error: the end event has all items
-            self._refuse_stream(f"item {index} starts after item {newest}")
+            self._raise_protocol_error(f"item {index} starts after item {newest}")
         self._open[index] = item
-        if item["type"] != "function_call" and not is_client_search(item):
+        if item["type"] != "function_call" and not is_client_tool_search(item):
             return []
         self._calls[index] = len(self._calls)
         return [ToolCallStarted(self._calls[index], text_at(item, "name") or FIND_TOOLS)]
 
     def _close_item(self, index: int, item: Mapping[str, object]) -> list[ModelDelta]:
         if self._open.pop(index, None) is None:
-            self._refuse_stream(f"item {index} ends without a start")
+            self._raise_protocol_error(f"item {index} ends without a start")
         if index in self._calls and item["type"] == "function_call" and not item.get("arguments"):
             item = {**item, "arguments": self._find_streamed_arguments(index)}
         self._items[index] = item
         if index not in self._calls:
             return []
         number, given = self._calls[index], list[ModelDelta]()
-        if is_client_search(item):
+        if is_client_tool_search(item):
             given = [ToolCallChunk(number, compact({"query": " ".join(_collect_search_words(item.get("arguments")))}))]
         return [*given, ToolCallEnded(number)]
 
@@ -502,7 +502,7 @@ class ResponsesAccumulator(Accumulator):
         """Return the streamed arguments of a call, for servers that leave them out of ``output_item.done``."""
         pieces = self._arguments.get(index)
         if pieces is not None and pieces.is_undecided:
-            self._refuse_stream(
+            self._raise_protocol_error(
                 f"ambiguous arguments of item {index}: both the joined pieces and the last piece are complete"
             )
         return "" if pieces is None else pieces.text
@@ -516,9 +516,9 @@ class ResponsesAccumulator(Accumulator):
         output = [done.pop(item.get("id"), item) for item in objects_at(response, "output")]
         whole = bool(output) and not done
         if self._open and not whole:
-            self._refuse_stream(f"it ends while item {min(self._open)} is open")
+            self._raise_protocol_error(f"it ends while item {min(self._open)} is open")
         self._response = {**response, "output": output if whole else items}
-        self.done = True
+        self.is_done = True
 
     def finish(self, tail: bytes, *, clean: bool = True) -> ModelReply:
         """
@@ -527,6 +527,6 @@ class ResponsesAccumulator(Accumulator):
         Raises:
             TruncatedReply: when the end event is missing or incomplete (reliability:MP20).
         """
-        if not self.done:
+        if not self.is_done:
             self._raise_truncated("its response.completed is missing")
         return self._decode_message(self._response)

@@ -34,7 +34,7 @@ from stepengine.data.messages import (
     UserMessage,
 )
 from stepengine.data.models import ModelRequest
-from stepengine.models._hidden_tools import is_tool_search
+from stepengine.models._hidden_tools import is_tool_search_part
 from stepengine.models._json import encode_utf8, find_object
 from stepengine.models._wire import (
     MADE,
@@ -42,25 +42,25 @@ from stepengine.models._wire import (
     MessageEncoders,
     call_arguments,
     check_file_provider,
-    check_image,
+    check_image_type,
     choose_wire_ids,
+    continues_paused_reply,
     continues_text,
-    data_url,
     document_text,
     encode_base64,
     encode_json,
     encode_turns,
     file_name,
-    is_own,
-    is_paused,
-    join_json,
+    is_from_provider,
+    join_json_values,
     list_generated_media,
-    make_safe_name,
+    make_safe_tool_name,
     make_unsupported_part_error,
     media_kind,
     remove_blank_texts,
     remove_empty_texts,
     result_text,
+    url_or_data_url,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 
@@ -140,7 +140,7 @@ def encode_messages(
         after = turn.after
         if turn.ids:
             ids, callers, searches = turn.ids, turn.callers, turn.searches
-    return b"[" + b",".join([*out, *_make_final_items(after, role, is_over=not is_paused(request))]) + b"]"
+    return b"[" + b",".join([*out, *_make_final_items(after, role, is_over=not continues_paused_reply(request))]) + b"]"
 
 
 def _make_final_items(after: bytes, role: str, *, is_over: bool) -> list[bytes]:
@@ -198,20 +198,27 @@ def _encode_assistant(message: AssistantMessage, flags: OpenAIEncodeOptions, own
         _append_part(items, part, flags, ids, apart=not continues_text(before, part))
         before = part
     items = _drop_orphaned_reasoning(items)
-    made = [part for part in list_generated_media(message) if not _encode_own_items(part, flags)]
+    made = [part for part in list_generated_media(message) if not _encode_items_of_provider(part, flags)]
     moved = [{"type": "input_text", "text": MADE}, *[_encode_media(part, flags) for part in made]]
     after = encode_json({"role": "user", "content": moved}) if made else b""
     wire = {ours: encode_json(theirs) for ours, theirs in ids.items()}
-    searches = frozenset([call.tool_call_id for call in message.tool_calls if _find_search(call, flags) is not None])
+    searches = frozenset(
+        [call.tool_call_id for call in message.tool_calls if _find_tool_search_item(call, flags) is not None]
+    )
     return ResponsesEncoded(
-        "assistant", join_json(items), ids=wire, after=after, callers=_encode_callers(message, flags), searches=searches
+        "assistant",
+        join_json_values(items),
+        ids=wire,
+        after=after,
+        callers=_encode_callers(message, flags),
+        searches=searches,
     )
 
 
-def _find_search(call: ToolCallPart, flags: OpenAIEncodeOptions) -> Mapping[str, Any] | None:
+def _find_tool_search_item(call: ToolCallPart, flags: OpenAIEncodeOptions) -> Mapping[str, Any] | None:
     """Return the tool search item behind a call, if the same model produced it; else ``None``."""
     data = call.provider_data
-    found = data.get("search") if is_own(data, flags.provider, flags.model) else None
+    found = data.get("search") if is_from_provider(data, flags.provider, flags.model) else None
     return found if isinstance(found, Mapping) else None
 
 
@@ -220,7 +227,7 @@ def _encode_callers(message: AssistantMessage, flags: OpenAIEncodeOptions) -> di
     return {
         call.tool_call_id: b',"caller":' + encode_json(caller)
         for call in message.tool_calls
-        if is_own(data := call.provider_data, flags.provider, flags.model)
+        if is_from_provider(data := call.provider_data, flags.provider, flags.model)
         and (caller := find_object(data, "more", "caller")).get("type") == "program"
     }
 
@@ -253,26 +260,28 @@ def _append_part(
         case ToolCallPart():
             items.append(_encode_call(part, flags, ids))
         case OpaquePart() | ImagePart() | DocumentPart():
-            items += _encode_own_items(part, flags)
+            items += _encode_items_of_provider(part, flags)
         case CitationPart():
             return
         case _ as never:
             assert_never(never)
 
 
-def _encode_own_items(part: OpaquePart | ImagePart | DocumentPart, flags: OpenAIEncodeOptions) -> list[Json]:
+def _encode_items_of_provider(part: OpaquePart | ImagePart | DocumentPart, flags: OpenAIEncodeOptions) -> list[Json]:
     """Return the item of an opaque part or image of the same provider, unchanged; ``[]`` for others."""
     if isinstance(part, OpaquePart):
         # Without hidden tools an earlier tool search is left out.
-        is_over = flags.hidden is not None and not flags.hidden and is_tool_search(part.data)
-        return [_encode_own_item(part.data, flags)] if part.provider == flags.provider and not is_over else []
+        is_over = flags.hidden is not None and not flags.hidden and is_tool_search_part(part.data)
+        return (
+            [_remove_output_only_members(part.data, flags)] if part.provider == flags.provider and not is_over else []
+        )
     data = part.provider_data
-    if part.data is None or not is_own(data, flags.provider) or not isinstance(data.get("item"), Mapping):
+    if part.data is None or not is_from_provider(data, flags.provider) or not isinstance(data.get("item"), Mapping):
         return []
     return [{**data["item"], "result": encode_base64(part.data)}]
 
 
-def _encode_own_item(data: Mapping[str, object], flags: OpenAIEncodeOptions) -> Json:
+def _remove_output_only_members(data: Mapping[str, object], flags: OpenAIEncodeOptions) -> Json:
     """Return an item without the members that the API sends but does not accept (providers:PV58)."""
     item = {name: value for name, value in data.items() if name != "created_by"}
     action = item.get("action")
@@ -284,7 +293,7 @@ def _encode_own_item(data: Mapping[str, object], flags: OpenAIEncodeOptions) -> 
 def _encode_reasoning(part: ThinkingPart, flags: OpenAIEncodeOptions) -> list[Json]:
     """Return the reasoning item; ``[]`` without its content, because it is not stored at the provider."""
     data = part.provider_data
-    item = data.get("item") if is_own(data, flags.provider, flags.model) else None
+    item = data.get("item") if is_from_provider(data, flags.provider, flags.model) else None
     sendable = isinstance(item, Mapping) and (item.get("encrypted_content") or item.get("content"))
     return [dict(item)] if sendable and isinstance(item, Mapping) else []
 
@@ -295,7 +304,7 @@ def _append_text(
     """Append a text to its own message item, or to a plain message; *apart* makes it a paragraph of its own."""
     data = part.provider_data
     last = items[-1] if items else {}
-    own = data if is_own(data, flags.provider, flags.model) else {}
+    own = data if is_from_provider(data, flags.provider, flags.model) else {}
     phase = {"phase": own["phase"]} if own.get("phase") else {}
     if not own.get("id"):
         if not part.text:
@@ -316,20 +325,20 @@ def _append_text(
 
 
 def _encode_call(part: ToolCallPart, flags: OpenAIEncodeOptions, ids: Mapping[str, str]) -> Json:
-    if (search := _find_search(part, flags)) is not None:
-        return {**_encode_own_item(search, flags), "call_id": ids[part.tool_call_id]}
+    if (search := _find_tool_search_item(part, flags)) is not None:
+        return {**_remove_output_only_members(search, flags), "call_id": ids[part.tool_call_id]}
     item: Json = {
         "type": "function_call",
         "call_id": ids[part.tool_call_id],
-        "name": make_safe_name(part.tool_name),
+        "name": make_safe_tool_name(part.tool_name),
         "arguments": encode_utf8(compact(call_arguments(part))).decode(),
     }
     data = part.provider_data
-    if is_own(data, flags.provider, flags.model):
+    if is_from_provider(data, flags.provider, flags.model):
         item = {**data.get("more", {}), **item}
         if data.get("item_id"):
             item["id"] = data["item_id"]
-    if is_own(data, flags.provider, None if flags.hidden else flags.model) and data.get("namespace"):
+    if is_from_provider(data, flags.provider, None if flags.hidden else flags.model) and data.get("namespace"):
         item["namespace"] = data["namespace"]
     return item
 
@@ -369,8 +378,8 @@ def _encode_media(part: ImagePart | DocumentPart, flags: OpenAIEncodeOptions) ->
     check_file_provider(flags.provider, part)
     kind = media_kind(part)
     if kind == "image":
-        check_image(flags.provider, part)
-        where = {"image_url": data_url(part)} if part.file_id is None else {"file_id": part.file_id}
+        check_image_type(flags.provider, part)
+        where = {"image_url": url_or_data_url(part)} if part.file_id is None else {"file_id": part.file_id}
         return {"type": "input_image", "detail": "auto", **where}
     if kind not in {"pdf", "text", "office"}:
         raise make_unsupported_part_error(flags.provider, part, "it accepts images, PDF, text and office files")
@@ -380,7 +389,7 @@ def _encode_media(part: ImagePart | DocumentPart, flags: OpenAIEncodeOptions) ->
         return {"type": "input_file", "file_url": part.url}
     if kind == "text":
         return {"type": "input_text", "text": document_text(getattr(part, "name", ""), part.data)}
-    return {"type": "input_file", "filename": file_name(part), "file_data": data_url(part)}
+    return {"type": "input_file", "filename": file_name(part), "file_data": url_or_data_url(part)}
 
 
 ENCODERS = MessageEncoders(_encode_user, _encode_assistant, _encode_result)

@@ -13,21 +13,21 @@ from stepengine.data.server_tools import CodeExecution, FileSearch, Programs, Se
 from stepengine.data.tools import ToolSpec
 from stepengine.errors import ModelError
 from stepengine.models._failures import DANGLING_REASONING, INVALID_SIGNATURE, UNKNOWN_FIELD
-from stepengine.models._hidden_tools import find_hidden_tools
+from stepengine.models._hidden_tools import find_hidden_tool_names
 from stepengine.models._json import find_objects
-from stepengine.models._programs import check_programs, make_callers_member, merge_programs
+from stepengine.models._programs import check_program_tools_offered, make_callers_member, merge_programs
 from stepengine.models._schemas import make_strict_schema
 from stepengine.models._settings import (
     DROPPED,
     Way,
     WireSettings,
-    cache_members,
     convert_settings,
-    encode_location,
+    encode_openai_cache_lifetime,
+    encode_user_location,
     make_unsupported_tool_error,
 )
 from stepengine.models._thinking_levels import thinking_for_responses
-from stepengine.models._wire import encode_members, join_members, resolve_tool_choice, schema_name
+from stepengine.models._wire import encode_members, join_json_members, resolve_tool_choice, schema_name
 from stepengine.models.openai.encode import OpenAIEncodeOptions, encode_messages
 from stepengine.models.presets import Preset
 
@@ -48,7 +48,9 @@ RESULTS = {FileSearch: "file_search_call.results", CodeExecution: "code_interpre
 Json = dict[str, Any]
 
 
-def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool, after: str = "") -> bytes:
+def encode(
+    request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool, previous_failure: str = ""
+) -> bytes:
     """
     Return the body of a request with the whole conversation, because the provider stores nothing (ecosystem:EC96).
 
@@ -58,7 +60,7 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
         preset: The preset of the service.
         tools: The encoded tools.
         stream: Whether the reply is requested as a stream.
-        after: The failure kind of the previous attempt. After a rejected signature, earlier reasoning is left out. After
+        previous_failure: The failure kind of the previous attempt. After a rejected signature, earlier reasoning is left out. After
             rejected sources, those of earlier searches are left out.
 
     Raises:
@@ -72,10 +74,10 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
             "'background', and give the provider longer Timeouts if a reply takes long"
         )
         raise ModelError(msg, kind="request")
-    said = dict(encode_special_settings(request, model, preset).members)
+    said = dict(encode_wire_settings(request, model, preset).members)
     include = [*(["reasoning.encrypted_content"] if preset.encrypted_reasoning else []), *said.pop("include", [])]
     optional = {
-        **_common_members(request, model, preset),
+        **_encode_shared_members(request, model, preset),
         "store": False,
         "max_output_tokens": settings.max_tokens,
         "temperature": settings.temperature,
@@ -86,18 +88,20 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
         **said,
     }
     members = encode_members(request, optional, tools)
-    known = "" if after in (INVALID_SIGNATURE, DANGLING_REASONING) else model
-    flags = OpenAIEncodeOptions(preset.name, known, sources=after != UNKNOWN_FIELD, hidden=find_hidden_tools(request))
+    known = "" if previous_failure in (INVALID_SIGNATURE, DANGLING_REASONING) else model
+    flags = OpenAIEncodeOptions(
+        preset.name, known, sources=previous_failure != UNKNOWN_FIELD, hidden=find_hidden_tool_names(request)
+    )
     members["input"] = encode_messages(request, flags, _make_definition_lookup(request))
-    return join_members(members)
+    return join_json_members(members)
 
 
 def encode_token_count_request(request: ModelRequest, model: str, preset: Preset, tools: bytes) -> bytes:
     """Return the body of a request that counts the tokens of *request*."""
-    members = encode_members(request, _common_members(request, model, preset), tools, extra=False)
-    flags = OpenAIEncodeOptions(preset.name, model, hidden=find_hidden_tools(request))
+    members = encode_members(request, _encode_shared_members(request, model, preset), tools, extra=False)
+    flags = OpenAIEncodeOptions(preset.name, model, hidden=find_hidden_tool_names(request))
     members["input"] = encode_messages(request, flags, _make_definition_lookup(request))
-    return join_members(members)
+    return join_json_members(members)
 
 
 def _make_definition_lookup(request: ModelRequest) -> Callable[[str], Json]:
@@ -106,7 +110,7 @@ def _make_definition_lookup(request: ModelRequest) -> Callable[[str], Json]:
     return lambda name: encode_tool(next(tool for tool in request.tools if tool.name == name), programs)
 
 
-def has_own_tool_search(request: ModelRequest) -> bool:
+def has_extra_tool_search(request: ModelRequest) -> bool:
     """Return whether ``settings.extra`` already defines the API's tool search, such as one for the client."""
     extra = request.settings.extra
     given = [*find_objects(extra, "tools"), *find_objects(extra, "body", "tools")]
@@ -126,14 +130,14 @@ def encode_tool(spec: ToolSpec, programs: Programs | None = None) -> Json:
     }
 
 
-def encode_special_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
+def encode_wire_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return the body members for the settings that only some wires support."""
     several, tiers = len(request.settings.server_tools) > 1, dict(preset.tiers)
     ways: dict[str, Way] = {
         "service_tier": lambda tier: {"service_tier": tiers[tier]} if tier in tiers else None,
         "logprobs": lambda most: {"top_logprobs": most, "include": ["message.output_text.logprobs"]},
         "store": lambda keep: {"store": keep},
-        "cache": lambda lifetime: cache_members(lifetime, model, preset),
+        "cache": lambda lifetime: encode_openai_cache_lifetime(lifetime, model, preset),
         "cache_key": lambda key: {preset.key_member: key} if preset.key_member else None,
         "server_tools": lambda items: _encode_server_tools(items, request, model, preset, several=several),
     }
@@ -146,7 +150,7 @@ def _encode_server_tools(
     """Return the definitions of the server tools, their ``include`` values, and their limit of calls."""
     programs = merge_programs(request.settings)
     if programs is not None and preset.name == "openai":
-        check_programs(request, programs, model, preset.name)
+        check_program_tools_offered(request, programs, model, preset.name)
     members: Json = {"tools": [_encode_server_tool(item, model, preset) for item in items]}
     include = [word for kind, word in RESULTS.items() if any(isinstance(item, kind) for item in items)]
     if include and preset.name in OPENAI_ITSELF:
@@ -189,11 +193,11 @@ def _encode_web_search(item: WebSearch, model: str, preset: Preset) -> Json:
         tool["filters"] = {"allowed_domains": list(item.allowed_domains)}
     elif item.blocked_domains:
         tool["filters"] = {"excluded_domains": list(item.blocked_domains)}
-    place = encode_location(item.location)
+    place = encode_user_location(item.location)
     return tool if place is None else {**tool, "user_location": place}
 
 
-def _common_members(request: ModelRequest, model: str, preset: Preset) -> Json:
+def _encode_shared_members(request: ModelRequest, model: str, preset: Preset) -> Json:
     return {
         "model": model,
         "instructions": request.system_prompt or None,

@@ -14,8 +14,8 @@ from stepengine.machine.blocks import find_call_mark
 from stepengine.models._api import RequestBody
 from stepengine.models._json import find_objects, find_text, parse_token_count
 from stepengine.models._preset_provider import PresetProvider
-from stepengine.models._reply import cut_at_stops
-from stepengine.models._schemas import has_unsupported_strict_tool
+from stepengine.models._reply import cut_at_stop_sequence
+from stepengine.models._schemas import has_strict_tool_openai_rejects
 from stepengine.models._settings import warn_once
 from stepengine.models._wire import ToolsCache
 from stepengine.models.base import ModelInfo
@@ -23,14 +23,14 @@ from stepengine.models.openai_chat.decode import ChatAccumulator
 from stepengine.models.openai_chat.request import (
     demands_unsupported_call,
     encode,
-    encode_plain_tool,
-    encode_special_settings,
+    encode_simplified_tool,
     encode_strict_tool,
     encode_tool,
+    encode_wire_settings,
     limit_tools_to_choice,
     make_thinking_request,
     supports_stop_sequences,
-    supports_strict,
+    supports_strict_schemas,
 )
 from stepengine.models.openai_chat.written_calls import (
     WrittenThoughtFilter,
@@ -87,7 +87,7 @@ class OpenAIChatProvider(PresetProvider):
 
     @cached_property
     def _tools(self) -> dict[Callable[[ToolSpec], object], ToolsCache]:
-        return {kind: ToolsCache(kind) for kind in (encode_tool, encode_plain_tool, encode_strict_tool)}
+        return {kind: ToolsCache(kind) for kind in (encode_tool, encode_simplified_tool, encode_strict_tool)}
 
     async def describe(self, model: str) -> ModelInfo | None:
         """
@@ -113,7 +113,7 @@ class OpenAIChatProvider(PresetProvider):
             raise ModelError(msg, kind="unknown_model")
         return found
 
-    def _explain_no_schema(self, request: ModelRequest) -> str:
+    def _explain_unsupported_schema(self, request: ModelRequest) -> str:
         if not self._preset.schemas or (
             self._preset.name == "ollama" and self.strip_prefix(request.model).endswith("cloud")
         ):
@@ -122,33 +122,39 @@ class OpenAIChatProvider(PresetProvider):
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
         model, preset = self.strip_prefix(request.model), self._preset
-        dropped = encode_special_settings(request, model, preset).dropped
-        if has_unsupported_strict_tool(request.tools) or (
-            not supports_strict(preset, model) and any(t.strict for t in request.tools)
+        dropped = encode_wire_settings(request, model, preset).dropped
+        if has_strict_tool_openai_rejects(request.tools) or (
+            not supports_strict_schemas(preset, model) and any(t.strict for t in request.tools)
         ):
             dropped = (*dropped, "strict")
         if request.tools and request.settings.parallel_tool_calls is False and not preset.supports_parallel:
             dropped = (*dropped, "parallel_tool_calls")
         return (
             (*dropped, "tool_choice")
-            if demands_unsupported_call(self._prepare_request(request), model, preset)
+            if demands_unsupported_call(self._adapt_request_tools(request), model, preset)
             else dropped
         )
 
-    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
-        request = self._prepare_request(request, after)
+    def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
+        request = self._adapt_request_tools(request, previous_failure)
         model, preset = self.strip_prefix(request.model), self._preset
         warn_once(make_thinking_request(request, model, preset).note)
         plain = preset.plain_schemas and re.fullmatch(preset.plain_schemas, model)
-        kind = encode_plain_tool if plain else encode_strict_tool if supports_strict(preset, model) else encode_tool
+        kind = (
+            encode_simplified_tool
+            if plain
+            else encode_strict_tool
+            if supports_strict_schemas(preset, model)
+            else encode_tool
+        )
         tools = self._tools[kind](limit_tools_to_choice(request, preset))
-        content = encode(request, model, preset, tools, stream=stream, after=after)
+        content = encode(request, model, preset, tools, stream=stream, previous_failure=previous_failure)
         return RequestBody(content, path=f"/deployments/{model}{self.path}" if self._api_version else "")
 
     def _make_delta_filters(self) -> Sequence[WrittenThoughtFilter]:
         return [WrittenThoughtFilter()] if self._preset.written_thoughts else []
 
-    def _finish_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
+    def _postprocess_reply(self, reply: ModelReply, request: ModelRequest) -> ModelReply:
         if self._preset.written_thoughts:
             reply = parse_written_thoughts(reply)
         mark = find_call_mark(reply.text) if request.tools and not reply.tool_calls else ""
@@ -164,4 +170,4 @@ class OpenAIChatProvider(PresetProvider):
             )
         stops = request.settings.stop_sequences
         taken = supports_stop_sequences(self._preset, self.strip_prefix(request.model))
-        return cut_at_stops(reply, stops) if stops and not taken else reply
+        return cut_at_stop_sequence(reply, stops) if stops and not taken else reply

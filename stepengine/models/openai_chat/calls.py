@@ -32,7 +32,7 @@ from attrs import frozen
 
 from stepengine.data.json import compact
 from stepengine.data.models import ModelDelta, ToolCallChunk, ToolCallEnded, ToolCallStarted
-from stepengine.models._call_arguments import ArgumentPieces, can_start
+from stepengine.models._call_arguments import ArgumentPieces, can_start_json
 from stepengine.models._json import find_newer_members, object_at, text_at
 
 MEMBERS = frozenset({"id", "type", "index", "function"})
@@ -110,12 +110,12 @@ class CallPieces:
     @property
     def has_complete_or_empty_arguments(self) -> bool:
         """Whether the arguments of every call are complete or empty."""
-        return all(not slot.arguments.count or slot.arguments.is_whole for slot in self._slots)
+        return all(not slot.arguments.count or slot.arguments.is_complete for slot in self._slots)
 
     @property
     def has_complete_arguments(self) -> bool:
         """Whether every call has arguments, and they are complete."""
-        return all(slot.arguments.is_whole for slot in self._slots)
+        return all(slot.arguments.is_complete for slot in self._slots)
 
     def append(self, entries: Sequence[Mapping[str, object]]) -> list[ModelDelta]:
         """Add the entries of one chunk and return their deltas."""
@@ -132,13 +132,13 @@ class CallPieces:
                 text,
                 position == 0,
             )
-            slot = self._choose_slot(piece)
+            slot = self._find_or_start_call(piece)
             slot.more.update(find_newer_members(entry, MEMBERS))
             slot.more_of_function.update(find_newer_members(function, FUNCTION_MEMBERS))
             deltas += self._extend_call(slot, piece)
         return deltas
 
-    def end(self) -> list[ModelDelta]:
+    def end_calls(self) -> list[ModelDelta]:
         """Return the missing deltas of all calls at the end of the stream: starts, arguments and ends."""
         self._resolve_ambiguous_calls()
         deltas: list[ModelDelta] = []
@@ -146,13 +146,13 @@ class CallPieces:
             if slot.ended:
                 continue
             slot.ended = True
-            deltas += self._start_calls(slot)
-            if rest := slot.arguments.show_rest():
+            deltas += self._make_start_deltas(slot)
+            if rest := slot.arguments.flush_rest():
                 deltas.append(ToolCallChunk(slot.number, rest))
             deltas.append(ToolCallEnded(slot.number))
         return deltas
 
-    def join(self) -> list[dict[str, Any]]:
+    def join_calls(self) -> list[dict[str, Any]]:
         """Return the calls in the form of a reply without a stream."""
         self._resolve_ambiguous_calls()
         return [
@@ -166,10 +166,10 @@ class CallPieces:
 
     # --- which call a piece belongs to --------------------------------------------------------------------------------
 
-    def _choose_slot(self, piece: _CallPiece) -> _CallSlot:
+    def _find_or_start_call(self, piece: _CallPiece) -> _CallSlot:
         """Return the call that *piece* belongs to, which may be a new one."""
         known = self._find_call(piece)
-        is_more = known is not None and self._continues(known, piece)
+        is_more = known is not None and self._continues_call(known, piece)
         found = known if known is not None and is_more else self._start_call(piece, known)
         is_elsewhere = piece.index is not None and self._by_index.get(piece.index) is not found
         if piece.index is not None and is_elsewhere and not (is_more and piece.is_blank):
@@ -181,36 +181,36 @@ class CallPieces:
         placed = None if piece.index is None else self._by_index.get(piece.index)
         named = [slot for slot in self._slots if piece.id and piece.id in slot.ids]
         if placed is not None and (not named or placed in named):
-            return placed if named or placed.displaced is None else self._choose_open(piece, placed)
+            return placed if named or placed.displaced is None else self._choose_open_call(piece, placed)
         if named:
             return named[-1]
         if not piece.name:
             return self._find_open_call(piece)
         if not self._slots or piece.index is not None or not piece.is_first:
             return None
-        return self._choose_open(piece, self._slots[-1])
+        return self._choose_open_call(piece, self._slots[-1])
 
     def _find_open_call(self, piece: _CallPiece) -> _CallSlot | None:
         """Return the call that a piece without name and known index can continue; ``None`` if there is none."""
         if not self._slots or (piece.is_blank and piece.id and piece.index is not None):
             return None  # an id before its name
-        last, opened = self._slots[-1], [slot for slot in self._slots if not slot.arguments.is_whole]
+        last, opened = self._slots[-1], [slot for slot in self._slots if not slot.arguments.is_complete]
         if piece.is_blank or opened == [last]:
             return last
         if piece.index is not None and piece.index < len(self._slots) and self._slots[piece.index] in opened:
             return self._slots[piece.index]
         is_more = piece.index is None or last.arguments.is_repeated_by(piece.text)
-        found = self._choose_open(piece, last)
-        return found if is_more or found is not last or not last.arguments.is_whole else None
+        found = self._choose_open_call(piece, last)
+        return found if is_more or found is not last or not last.arguments.is_complete else None
 
-    def _choose_open(self, piece: _CallPiece, last: _CallSlot) -> _CallSlot:
+    def _choose_open_call(self, piece: _CallPiece, last: _CallSlot) -> _CallSlot:
         """Return the open call that a piece without an id or index continues; *last* if no other one fits."""
         before = [slot for slot in self._slots if slot is not last and not (piece.id and slot is last.twin)]
-        before = [slot for slot in before if not slot.arguments.is_whole and piece.name in ("", slot.name)]
+        before = [slot for slot in before if not slot.arguments.is_complete and piece.name in ("", slot.name)]
         if not before or piece.is_blank:
             return last
-        able = [] if last.arguments.is_whole or piece.name not in ("", last.name) else [last]
-        fits = [slot for slot in (*able, *before) if slot.arguments.can_continue(piece.text)]
+        able = [] if last.arguments.is_complete or piece.name not in ("", last.name) else [last]
+        fits = [slot for slot in (*able, *before) if slot.arguments.can_continue_with(piece.text)]
         if len(fits) > 1 or (fits and piece.name and not able):
             names = " and ".join(repr(slot.name) for slot in fits)
             self._refuse(f"arguments without an id or index of their own while the arguments of {names} are open")
@@ -240,7 +240,7 @@ class CallPieces:
         slot.displaced = self._by_index.get(index)
         self._by_index[index] = slot
 
-    def _continues(self, slot: _CallSlot, piece: _CallPiece) -> bool:
+    def _continues_call(self, slot: _CallSlot, piece: _CallPiece) -> bool:
         """Return whether *piece* continues *slot*, the call with its index or id or the call before it."""
         has_other_id = bool(piece.id and slot.ids and piece.id not in slot.ids)
         if not (piece.name and slot.name):
@@ -250,17 +250,17 @@ class CallPieces:
         if piece.name != slot.name:
             return self._continues_name(slot, piece, has_other_id=has_other_id)
         if piece.id in slot.ids and piece.index is not None and piece.index not in self._by_index:
-            return self._continues_elsewhere(slot, piece)
+            return self._continues_at_other_index(slot, piece)
         if has_other_id and not self._ids_change:
             return self._continues_with_other_id(slot, piece)
-        return piece.id in slot.ids or not slot.arguments.is_whole or self._repeats(slot, piece)
+        return piece.id in slot.ids or not slot.arguments.is_complete or self._repeats_call(slot, piece)
 
-    def _repeats(self, slot: _CallSlot, piece: _CallPiece) -> bool:
+    def _repeats_call(self, slot: _CallSlot, piece: _CallPiece) -> bool:
         """Return whether *piece* repeats the complete call *slot* of the same name, without an id that decides."""
         if piece.is_blank:
             return False  # later arguments decide whether the name is repeated
         if not slot.arguments.is_repeated_by(piece.text):
-            return not can_start(piece.text)
+            return not can_start_json(piece.text)
         is_placed = bool(piece.index) and slot.displaced is None
         if slot.arguments.count == 1 and not is_placed and not (slot.ids and not piece.id):
             what = f"the call of {piece.name!r} twice with the same arguments, without an id that distinguishes them"
@@ -271,37 +271,37 @@ class CallPieces:
         """Return whether a different name in *piece* continues the name of *slot*."""
         has_same_id = bool(piece.id) and piece.id in slot.ids
         if slot.arguments.count:
-            if has_other_id or (slot.arguments.is_whole and not has_same_id):
+            if has_other_id or (slot.arguments.is_complete and not has_same_id):
                 return False
             return self._refuse(
                 f"the name {piece.name!r} inside the call of {slot.name!r}, without another id or index"
             )
         if has_same_id or not self._offered:
             return not has_other_id
-        is_more, is_tool = bool(self._join_names(slot.name, piece.name)), slot.name in self._offered
+        is_more, is_tool = bool(self._list_possible_names(slot.name, piece.name)), slot.name in self._offered
         if has_other_id:
             return self._ids_change and is_more and not is_tool
         if is_more and is_tool and piece.name in self._offered:
             self._refuse(f"the names {slot.name!r} and {piece.name!r}, which are two tools and, joined, a third one")
-        return is_more or not (is_tool and self._join_names("", piece.name))
+        return is_more or not (is_tool and self._list_possible_names("", piece.name))
 
-    def _continues_elsewhere(self, slot: _CallSlot, piece: _CallPiece) -> bool:
+    def _continues_at_other_index(self, slot: _CallSlot, piece: _CallPiece) -> bool:
         """Return whether *piece*, with the id and name of *slot* but another index, continues it."""
-        if slot.arguments.is_whole:
+        if slot.arguments.is_complete:
             return False
-        if not piece.is_blank and slot.arguments.can_continue(piece.text) and not can_start(piece.text):
+        if not piece.is_blank and slot.arguments.can_continue_with(piece.text) and not can_start_json(piece.text):
             return True
         return self._refuse(f"the id {piece.id!r} of the call of {piece.name!r} at two indices")
 
     def _continues_with_other_id(self, slot: _CallSlot, piece: _CallPiece) -> bool:
         """Return whether *piece*, with the name of *slot* but another id, continues it."""
-        if slot.arguments.is_whole:
+        if slot.arguments.is_complete:
             if slot.arguments.count > 1 and slot.arguments.is_repeated_by(piece.text):
                 self._refuse(f"the call of {piece.name!r} with the same arguments and another id")
             return False
         if self._ids_stay or not slot.arguments.count:
             return False
-        can_go_on, can_be_new = slot.arguments.can_continue(piece.text), can_start(piece.text)
+        can_go_on, can_be_new = slot.arguments.can_continue_with(piece.text), can_start_json(piece.text)
         if can_go_on and can_be_new:
             self._refuse(f"another id inside the call of {piece.name!r}")
         return can_go_on
@@ -309,13 +309,15 @@ class CallPieces:
     # --- adding a piece to its call -----------------------------------------------------------------------------------
 
     def _extend_call(self, slot: _CallSlot, piece: _CallPiece) -> list[ModelDelta]:
-        slot = self._observe_id(slot, piece)
+        slot = self._record_id_and_resolve_twin(slot, piece)
         arguments = slot.arguments
         if piece.name and not arguments.count:
-            slot.name = self._grow_name(slot.name, piece.name)
+            slot.name = self._extend_name(slot.name, piece.name)
         new = ""
         if piece.text:
-            is_other = piece.text.lstrip()[:1] == "{" and arguments.is_whole and not arguments.can_continue(piece.text)
+            is_other = (
+                piece.text.lstrip()[:1] == "{" and arguments.is_complete and not arguments.can_continue_with(piece.text)
+            )
             if is_other:
                 self._refuse(f"other arguments after the complete ones of the call of {slot.name!r}")
             new = arguments.append(piece.text)
@@ -325,25 +327,25 @@ class CallPieces:
             return []
         if slot.announced:
             return [ToolCallChunk(slot.number, new)] if new else []
-        return self._start_calls(slot) if slot.name and arguments.count else []
+        return self._make_start_deltas(slot) if slot.name and arguments.count else []
 
-    def _grow_name(self, name: str, more: str) -> str:
+    def _extend_name(self, name: str, more: str) -> str:
         """Return the name of a call after the piece *more*: its continuation, its repetition, or the whole name so far."""
         if not name or name == more:
             return more
-        found = self._join_names(name, more)
+        found = self._list_possible_names(name, more)
         if len(found) > 1:
             self._refuse(
                 f"the names {name!r} and {more!r} for one call, which can be read as {' or '.join(map(repr, found))}"
             )
         return found[0] if found else name + more
 
-    def _join_names(self, name: str, more: str) -> list[str]:
+    def _list_possible_names(self, name: str, more: str) -> list[str]:
         """Return the possible names, or starts of names, after the piece *more*: both joined, or *more* as the whole so far."""
         made = dict.fromkeys([name + more, *([more] if more.startswith(name) else [])])
         return [each for each in made if any(offered.startswith(each) for offered in self._offered)]
 
-    def _observe_id(self, slot: _CallSlot, piece: _CallPiece) -> _CallSlot:
+    def _record_id_and_resolve_twin(self, slot: _CallSlot, piece: _CallPiece) -> _CallSlot:
         """Store the id of *piece*, learn whether the ids of this server change, and return the call of the piece."""
         had = bool(slot.ids)
         if piece.id in slot.ids:
@@ -369,7 +371,7 @@ class CallPieces:
             self._by_index[index] = twin
         return twin
 
-    def _start_calls(self, last: _CallSlot) -> list[ModelDelta]:
+    def _make_start_deltas(self, last: _CallSlot) -> list[ModelDelta]:
         """
         Return the start deltas of a call and of those before it, in the order of the reply.
 
@@ -386,7 +388,7 @@ class CallPieces:
             if not slot.announced and (slot.name or slot is last):
                 slot.announced = True
                 deltas.append(ToolCallStarted(slot.number, slot.name))
-                if shown := slot.arguments.shown:
+                if shown := slot.arguments.certain_text:
                     deltas.append(ToolCallChunk(slot.number, shown))
         return deltas
 

@@ -32,7 +32,7 @@ from stepengine.models._byte_reader import Accumulator
 from stepengine.models._failures import (
     RequestLabel,
     error_from_body,
-    make_given_up_error,
+    make_aborted_reply_error,
     make_protocol_error,
     make_unanswerable_error,
 )
@@ -57,7 +57,7 @@ from stepengine.models._reply import (
     select_members,
     usage_from_totals,
 )
-from stepengine.models._wire import encode_base64, make_safe_name
+from stepengine.models._wire import encode_base64, make_safe_tool_name
 from stepengine.models.openai_chat.calls import FUNCTION_MEMBERS, MEMBERS, CallPieces, find_legacy_call
 
 STOPS = {
@@ -132,12 +132,12 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
     if any(entry.get("type") == "custom" or any(find_object(entry, "custom").values()) for entry in entries):
         raise make_unanswerable_error(call, ["custom"], parse_usage(usage))
     # An answer by a schema is text everywhere else. Without a schema such content is an error of the server.
-    if isinstance(message.get("content"), Mapping) and _wants_json(call):
+    if isinstance(message.get("content"), Mapping) and _requests_json(call):
         message = {**message, "content": compact(message["content"])}
     content = (*_decode_parts(message, call.provider, model), *_decode_sources(data, message))
     raw = text_at(choice, "finish_reason") or None
     if raw in GAVE_UP:
-        raise make_given_up_error(call, f"it ended with {raw!r}", parse_usage(usage))
+        raise make_aborted_reply_error(call, f"it ended with {raw!r}", parse_usage(usage))
     return make_reply(
         content,
         call,
@@ -148,11 +148,11 @@ def decode(data: Mapping[str, Any], call: RequestLabel, model: str, request_id: 
         answered=text_at(data, "model"),
         request_id=request_id,
         kept=_collect_extra_members(data, choice, message),
-        cost=_find_cost(usage, message),
+        cost=_find_reply_cost(usage, message),
     )
 
 
-def _wants_json(call: RequestLabel) -> bool:
+def _requests_json(call: RequestLabel) -> bool:
     """Return whether the request asks for JSON; Cloudflare sends that as an object in place of a text."""
     settings = None if call.request is None else call.request.settings
     if settings is None:
@@ -161,7 +161,7 @@ def _wants_json(call: RequestLabel) -> bool:
     return settings.response_schema is not None or "response_format" in settings.extra or "response_format" in body
 
 
-def _find_cost(usage: object, message: Mapping[str, object]) -> Decimal | None:
+def _find_reply_cost(usage: object, message: Mapping[str, object]) -> Decimal | None:
     """Return the cost of a reply as stated by the service or its gateway; Vercel states it in the message."""
     # A stated cost is better than any price table: the service knows discounts, caches and the actual provider. With
     # `is_byok` (the user's own key at OpenRouter) it states only its fee, and the tokens are billed elsewhere. Then the
@@ -360,7 +360,7 @@ class ChatAccumulator(Accumulator):
         self._more_texts: dict[str, list[str]] = {}
         self._likely: dict[str, list[Any]] = {}
         tools = () if call.request is None else call.request.tools
-        self._calls = CallPieces(self._refuse_calls, {make_safe_name(tool.name) for tool in tools})
+        self._calls = CallPieces(self._raise_ambiguous_calls, {make_safe_tool_name(tool.name) for tool in tools})
         self._audio: Json = {}
         self._sound: list[str] = []
         self._legacy = False
@@ -370,7 +370,7 @@ class ChatAccumulator(Accumulator):
         self._beside: Json | None = None
 
     @property
-    def ended(self) -> bool:
+    def has_reported_end(self) -> bool:
         """Whether a finish reason was received."""
         return self._finished
 
@@ -379,17 +379,17 @@ class ChatAccumulator(Accumulator):
         """The usage reported so far."""
         return parse_usage(_find_raw_usage(self._data))
 
-    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Process one chunk and return its deltas.
+        Add one chunk to the reply, and return its deltas.
 
         Raises:
             ModelError: for a chunk with an error.
         """
         if data.lstrip().startswith(b"[DONE]"):
             # Some servers (Snowflake) never send a finish reason; then this marker after complete calls is enough.
-            self.done = self._finished or (self._chosen and self._calls.has_complete_arguments)
-            return self._calls.end() if self.done else []
+            self.is_done = self._finished or (self._chosen and self._calls.has_complete_arguments)
+            return self._calls.end_calls() if self.is_done else []
         chunk = read_json(data)
         text = self._append_if_only_text_differs(chunk) if self._around is not None and name != "error" else None
         if text is not None:
@@ -406,7 +406,7 @@ class ChatAccumulator(Accumulator):
         for choice in objects_at(chunk, "choices"):
             # Only `extra` settings can request several choices. All but the first are reported as ignored.
             if index := choice.get("index"):
-                self._record_unread(f"choices[{index}]")
+                self._record_unknown_names(f"choices[{index}]")
                 continue
             self._chosen = True
             deltas += self._apply_choice(choice)
@@ -446,7 +446,7 @@ class ChatAccumulator(Accumulator):
         return text
 
     def _apply_choice(self, choice: Mapping[str, object]) -> list[ModelDelta]:
-        """Apply the first choice of a chunk, and return its deltas."""
+        """Add the first choice of a chunk to the reply, and return its deltas."""
         if choice.get("error"):
             raise error_from_body({"error": choice["error"]}, None, {}, self._call)
         deltas = self._apply_delta(object_at(choice, "delta"))
@@ -457,7 +457,7 @@ class ChatAccumulator(Accumulator):
         # Only the first one counts: gateways repeat it, and the calls must end once.
         if choice.get("finish_reason") and not self._finished:
             self._finished = True
-            deltas += self._calls.end()
+            deltas += self._calls.end_calls()
         return deltas
 
     def _apply_delta(self, delta: Mapping[str, Any]) -> list[ModelDelta]:
@@ -471,10 +471,10 @@ class ChatAccumulator(Accumulator):
         for name in ("content", "refusal"):
             value = delta.get(name)
             if isinstance(value, list):
-                deltas += self._append_pieces(name, value)
+                deltas += self._append_content_pieces(name, value)
             # After a list a text is one more piece of it, so that the order is preserved.
             elif value and name in self._contents:
-                deltas += self._append_pieces(name, [{"type": "text", "text": text_at(delta, name)}])
+                deltas += self._append_content_pieces(name, [{"type": "text", "text": text_at(delta, name)}])
             elif text := text_at(delta, name):
                 self._texts.setdefault(name, []).append(text)
                 deltas.append(TextChunk(text))
@@ -485,8 +485,8 @@ class ChatAccumulator(Accumulator):
         self._store_newer_members(delta)
         return deltas + self._calls.append(self._find_call_entries(delta))
 
-    def _refuse_calls(self, what: str) -> NoReturn:
-        self._refuse_stream(f"it sent {what}, so its tool calls are ambiguous")
+    def _raise_ambiguous_calls(self, what: str) -> NoReturn:
+        self._raise_protocol_error(f"it sent {what}, so its tool calls are ambiguous")
 
     def _store_newer_members(self, delta: Mapping[str, Any]) -> None:
         """Merge the unknown members of a delta, and known ones of unusual types: texts and lists grow, others are replaced."""
@@ -507,8 +507,8 @@ class ChatAccumulator(Accumulator):
         calls, legacy = objects_at(delta, "tool_calls"), find_legacy_call(delta)
         # Ambiguous, and a wrong call would be worse than a retry.
         if calls and self._legacy:
-            self._refuse_stream("tool_calls after a function_call")
-        if legacy is None or calls or (not self._legacy and self._calls.join()):
+            self._raise_protocol_error("tool_calls after a function_call")
+        if legacy is None or calls or (not self._legacy and self._calls.join_calls()):
             return calls
         self._legacy = True
         return [{"index": 0, "function": legacy}]
@@ -523,7 +523,7 @@ class ChatAccumulator(Accumulator):
             self._sound.append(data)
         return [TextChunk(said)] if said else []
 
-    def _append_pieces(self, name: str, pieces: list[Any]) -> list[ModelDelta]:
+    def _append_content_pieces(self, name: str, pieces: list[Any]) -> list[ModelDelta]:
         """Append a list of content pieces; earlier text becomes the first piece."""
         before = "".join(self._texts.pop(name, []))
         kept = self._contents.setdefault(name, [_ContentPiece({"type": "text"}, [before])] if before else [])
@@ -553,9 +553,9 @@ class ChatAccumulator(Accumulator):
         """
         # A body that merely ends is no complete reply (reliability:MP20). A finish reason completes it, even without
         # `[DONE]`, which several servers never send. If the connection broke after it, the calls must also be complete.
-        if not (self.done or (self._finished and (clean or self._calls.has_complete_or_empty_arguments))):
+        if not (self.is_done or (self._finished and (clean or self._calls.has_complete_or_empty_arguments))):
             self._raise_truncated("its finish reason is missing")
-        self.done = True
+        self.is_done = True
         message: Json = {**self._more, **_join_texts(self._more_texts), **_join_texts(self._texts)}
         message.update(self._lists)
         message.update({name: [piece.to_dict() for piece in pieces] for name, pieces in self._contents.items()})
@@ -566,9 +566,9 @@ class ChatAccumulator(Accumulator):
                 "transcript": message.pop("transcript", ""),
             }
         if "reasoning_details" in message:
-            message["reasoning_details"] = _merge_reasoning(message["reasoning_details"])
+            message["reasoning_details"] = _merge_reasoning_details(message["reasoning_details"])
         # From here on the same decoder handles streams and whole replies, so they cannot differ.
-        calls = self._calls.join()
+        calls = self._calls.join_calls()
         message.update({"function_call": calls[0]["function"]} if self._legacy else {"tool_calls": calls})
         choice = {**self._choice, "message": message}
         if self._likely:
@@ -610,7 +610,7 @@ def _join_base64(pieces: list[str]) -> str:
         return ""
 
 
-def _merge_reasoning(details: list[Json]) -> list[Json]:
+def _merge_reasoning_details(details: list[Json]) -> list[Json]:
     """Return the reasoning items of a stream, with adjacent pieces of one type and index joined."""
     items: list[Json] = []
     grown: list[dict[str, list[str]]] = []
@@ -621,7 +621,7 @@ def _merge_reasoning(details: list[Json]) -> list[Json]:
         texts = {name: detail[name] for name in TEXTS if isinstance(detail.get(name), str)}
         # A signature ends an item; several may have one index, and the last piece may be a signature alone.
         is_end = bool(detail.get("signature")) and not any(map(detail.get, (*TEXTS, "data")))
-        goes_on = bool(items) and _continues_item(last, detail, is_end=is_end) and (bool(texts) or is_end)
+        goes_on = bool(items) and _continues_reasoning_item(last, detail, is_end=is_end) and (bool(texts) or is_end)
         if not goes_on or (last.get("signature") and (is_end or any(texts.values()))):
             items.append(dict(detail))
             grown.append({name: [text] for name, text in texts.items()})
@@ -637,7 +637,7 @@ def _merge_reasoning(details: list[Json]) -> list[Json]:
     ]
 
 
-def _continues_item(item: Json, piece: Json, *, is_end: bool) -> bool:
+def _continues_reasoning_item(item: Json, piece: Json, *, is_end: bool) -> bool:
     """Return whether *piece* continues the *item* before it; the piece that ends it may have no index."""
     if item.get("type") != piece.get("type"):
         return False

@@ -41,25 +41,25 @@ from stepengine.models._wire import (
     MessageEncoders,
     call_arguments,
     check_file_provider,
-    check_image,
+    check_image_type,
     choose_wire_ids,
+    continues_paused_reply,
     continues_text,
-    data_url,
     document_text,
     encode_base64,
     encode_json,
     encode_turns,
     file_name,
-    is_own,
-    is_paused,
-    join_json,
+    is_from_provider,
+    join_json_values,
     list_generated_media,
-    make_safe_name,
+    make_safe_tool_name,
     make_unsupported_part_error,
     media_kind,
-    media_label,
     remove_blank_texts,
+    result_media_heading,
     result_text,
+    url_or_data_url,
 )
 from stepengine.models._wire import EncodedMessage as BaseTurn
 from stepengine.models.presets import Preset
@@ -114,7 +114,7 @@ def encode_messages(
     joiner = _ChatJoiner(request.system_prompt, bridged=bridged, mark=mark)
     for turn in encode_turns(request, flags, ENCODERS):
         joiner.add(turn)
-    return joiner.join(nudge=not is_paused(request))
+    return joiner.join(nudge=not continues_paused_reply(request))
 
 
 class _ChatJoiner:
@@ -142,11 +142,11 @@ class _ChatJoiner:
             return
         self._ids, self._legacy = turn.ids, turn.legacy
         if turn.body:
-            self._flush_user()
+            self._flush_user_messages()
             # Several servers reject two assistant messages in a row, and merging them would change the history.
             if self._role == "assistant":
                 self._user.append(NUDGE_TURN)
-                self._flush_user()
+                self._flush_user_messages()
             self._out.append(turn.body)
             self._role = "assistant"
         if turn.after:
@@ -163,7 +163,7 @@ class _ChatJoiner:
             return encode_json({"role": "system", "content": text})
         return b'{"role":"system","content":[{"type":"text","text":' + encode_json(text) + self._mark + b"}]}"
 
-    def _flush_user(self, mark: bytes = b"") -> None:
+    def _flush_user_messages(self, mark: bytes = b"") -> None:
         turns = self._user
         if not turns:
             return
@@ -180,14 +180,14 @@ class _ChatJoiner:
 
     def join(self, *, nudge: bool) -> bytes:
         if self._mark and self._role == "tool" and not self._user:
-            self._mark_result()
-        self._flush_user(self._mark)
+            self._add_cache_mark_to_result()
+        self._flush_user_messages(self._mark)
         if not self._role or (nudge and self._role == "assistant"):
             self._user.append(NUDGE_TURN)
-            self._flush_user(self._mark)
+            self._flush_user_messages(self._mark)
         return b"[" + b",".join(self._out) + b"]"
 
-    def _mark_result(self) -> None:
+    def _add_cache_mark_to_result(self) -> None:
         """Add the cache mark to the last message, a result, by turning its text into a list of one part."""
         head, content, text = self._out[-1].partition(b',"content":"')
         if content and text != b'"}':
@@ -207,7 +207,7 @@ def _encode_user(message: UserMessage, flags: ChatEncodeOptions) -> ChatEncoded:
     parts = remove_blank_texts(message.content)
     if len(parts) == 1 and isinstance(parts[0], TextPart):
         return ChatEncoded("user", encode_json(parts[0].text))
-    return ChatEncoded("user", join_json([_encode_content(part, flags) for part in parts]), plain=False)
+    return ChatEncoded("user", join_json_values([_encode_content(part, flags) for part in parts]), plain=False)
 
 
 def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_ids: bool) -> ChatEncoded:  # noqa: FBT001 - private
@@ -222,7 +222,7 @@ def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_i
     for part in message.content:
         body.update(_encode_thinking(part, flags))
     calls = [_encode_call(part, ids, flags) for part in message.tool_calls]
-    legacy = len(calls) == 1 and _is_legacy(message.tool_calls[0], flags)
+    legacy = len(calls) == 1 and _is_legacy_function_call(message.tool_calls[0], flags)
     if calls:
         body.update({"function_call": calls[0]["function"]} if legacy else {"tool_calls": calls})
         if flags.preset.text_with_calls and body["content"] is None:
@@ -234,7 +234,11 @@ def _encode_assistant(message: AssistantMessage, flags: ChatEncodeOptions, own_i
     if member and (calls or (flags.preset.reasoning_with_text and body["content"] is not None)):
         body.setdefault(member, "")
     made = list_generated_media(message)
-    after = join_json([{"type": "text", "text": MADE}, *[_encode_media(part, flags) for part in made]]) if made else b""
+    after = (
+        join_json_values([{"type": "text", "text": MADE}, *[_encode_media(part, flags) for part in made]])
+        if made
+        else b""
+    )
     if body["content"] is None and len(body) == 2:  # noqa: PLR2004 - role and content: there is nothing to send
         return ChatEncoded("assistant", b"", after=after)
     return ChatEncoded(
@@ -259,8 +263,8 @@ def _encode_assistant_content(parts: Sequence[AssistantPart], flags: ChatEncodeO
     for part in parts:
         if isinstance(part, CitationPart):
             continue
-        text = _find_visible_text(part, flags)
-        own = _encode_own_piece(part, flags)
+        text = _find_text_to_send(part, flags)
+        own = _encode_provider_piece(part, flags)
         if own is not None:
             pieces.append(own)
         elif text and pieces and isinstance(pieces[-1], str):
@@ -274,17 +278,17 @@ def _encode_assistant_content(parts: Sequence[AssistantPart], flags: ChatEncodeO
     return [{"type": "text", "text": piece} if isinstance(piece, str) else piece for piece in pieces]
 
 
-def _encode_own_piece(part: AssistantPart, flags: ChatEncodeOptions) -> Json | None:
+def _encode_provider_piece(part: AssistantPart, flags: ChatEncodeOptions) -> Json | None:
     """Return the content piece of a part that only this provider understands; ``None`` for others."""
     if isinstance(part, OpaquePart):
         return dict(part.data) if part.provider == flags.preset.name else None
     data = part.provider_data if isinstance(part, ThinkingPart) else None
-    if not is_own(data, flags.preset.name, flags.model):
+    if not is_from_provider(data, flags.preset.name, flags.model):
         return None
     return dict(data["piece"]) if data.get("piece") else None
 
 
-def _find_visible_text(part: AssistantPart, flags: ChatEncodeOptions) -> str:
+def _find_text_to_send(part: AssistantPart, flags: ChatEncodeOptions) -> str:
     match part:
         case TextPart():
             return part.text
@@ -292,9 +296,9 @@ def _find_visible_text(part: AssistantPart, flags: ChatEncodeOptions) -> str:
             return "" if flags.preset.refusals else part.text
         case ThinkingPart():
             data = part.provider_data
-            if not is_own(data, flags.preset.name, flags.model):
+            if not is_from_provider(data, flags.preset.name, flags.model):
                 return ""
-            tagged = f"<think>{part.text}</think>" if part.text and _is_tagged(flags) else ""
+            tagged = f"<think>{part.text}</think>" if part.text and _sends_tagged_thoughts(flags) else ""
             return str(data.get("written", tagged))
         case OpaquePart() | ToolCallPart() | CitationPart() | ImagePart() | DocumentPart():
             return ""
@@ -302,16 +306,18 @@ def _find_visible_text(part: AssistantPart, flags: ChatEncodeOptions) -> str:
             assert_never(never)
 
 
-def _is_tagged(flags: ChatEncodeOptions) -> bool:
+def _sends_tagged_thoughts(flags: ChatEncodeOptions) -> bool:
     tagged = flags.preset.tagged_thoughts
     return bool(tagged and re.fullmatch(tagged, flags.model))
 
 
 def _encode_thinking(part: AssistantPart, flags: ChatEncodeOptions) -> Json:
     """Return the members that send thinking back to the same provider and model (ecosystem:EC91, ecosystem:EC99)."""
-    if not isinstance(part, ThinkingPart) or not is_own(data := part.provider_data, flags.preset.name, flags.model):
+    if not isinstance(part, ThinkingPart) or not is_from_provider(
+        data := part.provider_data, flags.preset.name, flags.model
+    ):
         return {}
-    if _is_tagged(flags):
+    if _sends_tagged_thoughts(flags):
         return {}
     members: Json = {str(data["member"]): part.text} if data.get("member") else {}
     if data.get("reasoning_details"):
@@ -321,15 +327,15 @@ def _encode_thinking(part: AssistantPart, flags: ChatEncodeOptions) -> Json:
 
 def _encode_call(part: ToolCallPart, ids: Mapping[str, str], flags: ChatEncodeOptions) -> Json:
     data = part.provider_data
-    own = data if is_own(data, flags.preset.name, flags.model) else {}
-    name, arguments = make_safe_name(part.tool_name), encode_utf8(compact(call_arguments(part))).decode()
+    own = data if is_from_provider(data, flags.preset.name, flags.model) else {}
+    name, arguments = make_safe_tool_name(part.tool_name), encode_utf8(compact(call_arguments(part))).decode()
     function = {**own.get("more_of_function", {}), "name": name, "arguments": arguments}
     return {**own.get("more", {}), "id": ids[part.tool_call_id], "type": "function", "function": function}
 
 
-def _is_legacy(part: ToolCallPart, flags: ChatEncodeOptions) -> bool:
+def _is_legacy_function_call(part: ToolCallPart, flags: ChatEncodeOptions) -> bool:
     data = part.provider_data
-    return is_own(data, flags.preset.name) and data.get("legacy") is True
+    return is_from_provider(data, flags.preset.name) and data.get("legacy") is True
 
 
 def _encode_result(message: ToolMessage, flags: ChatEncodeOptions) -> ChatEncoded:
@@ -340,9 +346,12 @@ def _encode_result(message: ToolMessage, flags: ChatEncodeOptions) -> ChatEncode
     # results.
     if media:
         text = f"{text}\n(Images and documents follow in the next message.)".strip()
-        moved = [{"type": "text", "text": media_label(message)}, *[_encode_content(part, flags) for part in media]]
+        moved = [
+            {"type": "text", "text": result_media_heading(message)},
+            *[_encode_content(part, flags) for part in media],
+        ]
     body = b',"content":' + encode_json(text) + b"}"
-    return ChatEncoded("tool", body, call_id=message.tool_call_id, after=join_json(moved))
+    return ChatEncoded("tool", body, call_id=message.tool_call_id, after=join_json_values(moved))
 
 
 def _encode_content(part: ResultPart, flags: ChatEncodeOptions) -> Json:
@@ -364,17 +373,17 @@ def _encode_media(part: ImagePart | DocumentPart, flags: ChatEncodeOptions) -> J
         return {"type": "text", "text": document_text(getattr(part, "name", ""), part.data)}
     if kind == "image" and part.file_id is None:
         if preset.stores_files:  # OpenAI itself; other servers check it themselves
-            check_image(preset.name, part)
-        return {"type": "image_url", "image_url": {"url": data_url(part)}}
+            check_image_type(preset.name, part)
+        return {"type": "image_url", "image_url": {"url": url_or_data_url(part)}}
     if kind == "video" and preset.supports_video and part.file_id is None:
-        return {"type": "video_url", "video_url": {"url": data_url(part)}}
+        return {"type": "video_url", "video_url": {"url": url_or_data_url(part)}}
     sound = SOUNDS.get(part.mime_type)
     if sound and preset.audio_format and part.data is not None:
-        data = encode_base64(part.data) if preset.audio_format == "bytes" else data_url(part)
+        data = encode_base64(part.data) if preset.audio_format == "bytes" else url_or_data_url(part)
         return {"type": "input_audio", "input_audio": {"data": data, "format": sound}}
     pdf = _encode_pdf(part, preset) if kind == "pdf" else None
     if pdf is None:
-        raise make_unsupported_part_error(preset.name, part, f"it accepts {_describe_accepted(preset)}")
+        raise make_unsupported_part_error(preset.name, part, f"it accepts {_describe_accepted_media(preset)}")
     return pdf
 
 
@@ -382,13 +391,13 @@ def _encode_pdf(part: ImagePart | DocumentPart, preset: Preset) -> Json | None:
     if part.file_id is not None:
         return {"type": "file", "file": {"file_id": part.file_id}} if preset.stores_files else None
     if preset.file_format == "link":
-        return {"type": "document_url", "document_url": data_url(part)}
+        return {"type": "document_url", "document_url": url_or_data_url(part)}
     if preset.file_format == "no" or (preset.file_format == "bytes" and part.data is None):
         return None
-    return {"type": "file", "file": {"filename": file_name(part), "file_data": data_url(part)}}
+    return {"type": "file", "file": {"filename": file_name(part), "file_data": url_or_data_url(part)}}
 
 
-def _describe_accepted(preset: Preset) -> str:
+def _describe_accepted_media(preset: Preset) -> str:
     """Return a readable list of the media that a service accepts."""
     files = {
         "no": "",

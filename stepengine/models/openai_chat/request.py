@@ -14,18 +14,18 @@ from stepengine.data.models import ModelRequest
 from stepengine.data.server_tools import ServerTool, WebSearch
 from stepengine.data.tools import ToolSpec
 from stepengine.models._failures import FORCED_THINKING, INVALID_SIGNATURE
-from stepengine.models._schemas import make_strict_schema, simplify_schema
+from stepengine.models._schemas import make_strict_schema, remove_references_and_nulls
 from stepengine.models._settings import (
     DROPPED,
     Way,
     WireSettings,
-    cache_members,
     convert_settings,
-    encode_location,
+    encode_openai_cache_lifetime,
+    encode_user_location,
     make_unsupported_tool_error,
 )
 from stepengine.models._thinking_levels import ThinkingRequest, thinking_for_chat
-from stepengine.models._wire import encode_json, encode_members, join_members, resolve_tool_choice, schema_name
+from stepengine.models._wire import encode_json, encode_members, join_json_members, resolve_tool_choice, schema_name
 from stepengine.models.openai_chat.encode import ChatEncodeOptions, encode_messages
 from stepengine.models.presets import Preset
 
@@ -41,7 +41,9 @@ SEARCHES = re.compile(r"gpt-.*-search")
 Json = dict[str, Any]
 
 
-def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool, after: str = "") -> bytes:
+def encode(
+    request: ModelRequest, model: str, preset: Preset, tools: bytes, *, stream: bool, previous_failure: str = ""
+) -> bytes:
     """
     Return the body of a request.
 
@@ -51,11 +53,11 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
         preset: The preset of the server.
         tools: The encoded tools.
         stream: Whether the reply is requested as a stream, with usage at its end (ecosystem:EC58).
-        after: The failure kind of the previous attempt. After a rejected signature, earlier thinking is left out. After a
+        previous_failure: The failure kind of the previous attempt. After a rejected signature, earlier thinking is left out. After a
             rejected forced call, thinking is switched off.
     """
     settings = request.settings
-    said = encode_special_settings(request, model, preset)
+    said = encode_wire_settings(request, model, preset)
     optional = {
         "model": model,
         preset.limit_member: settings.max_tokens,
@@ -64,10 +66,12 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
         "stop": (list(settings.stop_sequences) or None) if supports_stop_sequences(preset, model) else None,
         "tool_choice": _encode_tool_choice(request, preset) if request.tools or "tools" in said.members else None,
         "parallel_tool_calls": _encode_parallel_calls(request, preset),
-        "response_format": _response_format(settings.response_schema, strict=supports_strict(preset, model)),
+        "response_format": _encode_response_format(
+            settings.response_schema, strict=supports_strict_schemas(preset, model)
+        ),
         "stream": True if stream else None,
         "stream_options": {"include_usage": True} if stream and preset.stream_usage else None,
-        **make_thinking_request(request, model, preset, off=after == FORCED_THINKING).members,
+        **make_thinking_request(request, model, preset, off=previous_failure == FORCED_THINKING).members,
         **said.members,
     }
     members = encode_members(request, optional, tools)
@@ -77,17 +81,17 @@ def encode(request: ModelRequest, model: str, preset: Preset, tools: bytes, *, s
     mark = _make_cache_mark(settings.cache, model, preset)
     members["messages"] = encode_messages(
         request,
-        ChatEncodeOptions(preset, "" if after == INVALID_SIGNATURE else model),
+        ChatEncodeOptions(preset, "" if previous_failure == INVALID_SIGNATURE else model),
         bridged=bridged,
         mark=None if mark is None else encode_json(mark),
     )
-    return join_members(members)
+    return join_json_members(members)
 
 
 NO_TOOLS = b"[]"
 
 
-def encode_special_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
+def encode_wire_settings(request: ModelRequest, model: str, preset: Preset) -> WireSettings:
     """Return the body members for the settings that only some services support."""
     tiers = dict(preset.tiers)
     ways: dict[str, Way] = {
@@ -97,18 +101,18 @@ def encode_special_settings(request: ModelRequest, model: str, preset: Preset) -
             {"logprobs": True, **({"top_logprobs": most} if most else {})} if preset.logprobs else None
         ),
         "store": lambda keep: {"store": keep} if preset.supports_store else None,
-        "cache": lambda lifetime: _encode_cache(lifetime, model, preset),
+        "cache": lambda lifetime: _encode_cache_lifetime(lifetime, model, preset),
         "cache_key": lambda key: {preset.key_member: key} if preset.key_member else None,
         "server_tools": lambda items: _encode_server_tools(items, model, preset),
     }
     return convert_settings(request.settings, ways)
 
 
-def _encode_cache(lifetime: str, model: str, preset: Preset) -> Json | None:
+def _encode_cache_lifetime(lifetime: str, model: str, preset: Preset) -> Json | None:
     """Return the body members for a cache lifetime, ``{}`` where marks in the messages set it; ``None`` if unsupported."""
     if preset.cache_marks and re.fullmatch(preset.cache_marks, model):
         return {}
-    return cache_members(lifetime, model, preset)
+    return encode_openai_cache_lifetime(lifetime, model, preset)
 
 
 def _make_cache_mark(lifetime: str | None, model: str, preset: Preset) -> Json | None:
@@ -152,7 +156,7 @@ def _encode_openrouter_search(item: WebSearch, model: str) -> Json:
         "max_uses": item.max_uses,
         "allowed_domains": list(item.allowed_domains) or None,
         "excluded_domains": list(item.blocked_domains) or None,
-        "user_location": encode_location(item.location),
+        "user_location": encode_user_location(item.location),
     }
     given = {name: value for name, value in parameters.items() if value is not None}
     return {"type": "openrouter:web_search", **({"parameters": given} if given else {})}
@@ -170,7 +174,7 @@ def demands_unsupported_call(request: ModelRequest, model: str, preset: Preset) 
     """Return whether the request forces a call and the server does not support that, or there is no tool."""
     if resolve_tool_choice(request) in {None, "auto", "none"}:
         return False
-    callable_ = request.tools or "tools" in encode_special_settings(request, model, preset).members
+    callable_ = request.tools or "tools" in encode_wire_settings(request, model, preset).members
     return not preset.required_word or not callable_
 
 
@@ -197,9 +201,13 @@ def encode_strict_tool(spec: ToolSpec) -> Json:
     return tool if form is None else {**tool, "function": {**tool["function"], "parameters": form, "strict": True}}
 
 
-def encode_plain_tool(spec: ToolSpec) -> Json:
+def encode_simplified_tool(spec: ToolSpec) -> Json:
     """Return a tool definition with a schema without references, constants and null unions (ecosystem:EC102)."""
-    function = {"name": spec.name, "description": spec.description, "parameters": simplify_schema(spec.input_schema)}
+    function = {
+        "name": spec.name,
+        "description": spec.description,
+        "parameters": remove_references_and_nulls(spec.input_schema),
+    }
     return {"type": "function", "function": function}
 
 
@@ -221,12 +229,12 @@ def _encode_parallel_calls(request: ModelRequest, preset: Preset) -> bool | None
     return True if asked is None and preset.parallel else asked
 
 
-def supports_strict(preset: Preset, model: str) -> bool:
+def supports_strict_schemas(preset: Preset, model: str) -> bool:
     """Return whether *model* supports strict schemas."""
     return bool(preset.strict and re.fullmatch(preset.strict, model))
 
 
-def _response_format(schema: Mapping[str, object] | None, *, strict: bool) -> Json | None:
+def _encode_response_format(schema: Mapping[str, object] | None, *, strict: bool) -> Json | None:
     if schema is None:
         return None
     form = make_strict_schema(schema, "openai") if strict else None

@@ -35,14 +35,14 @@ def parse_written_calls(reply: ModelReply) -> ModelReply:
     """
     if reply.tool_calls or reply.stop_reason not in ENDED:
         return reply
-    data = _origin_members(reply)
-    content = [found for part in reply.content for found in _split_calls(part, data)]
+    data = _get_provider_and_model(reply)
+    content = [found for part in reply.content for found in _split_written_calls(part, data)]
     if not any(isinstance(part, ToolCallPart) for part in content):
         return reply
     return attrs.evolve(reply, content=tuple(content), stop_reason=StopReason.TOOL_USE)
 
 
-def _origin_members(reply: ModelReply) -> dict[str, object]:
+def _get_provider_and_model(reply: ModelReply) -> dict[str, object]:
     return {name: reply.provider_data[name] for name in ("provider", "model") if name in reply.provider_data}
 
 
@@ -59,9 +59,9 @@ def parse_written_thoughts(reply: ModelReply) -> ModelReply:
             content.append(part)
             continue
         said = bool(part.text.strip())
-        thoughts, head = _split_thoughts(part.text)
+        thoughts, head = _split_leading_thoughts(part.text)
         if head:
-            data = {**_origin_members(reply), "written": head}
+            data = {**_get_provider_and_model(reply), "written": head}
             content.append(ThinkingPart("\n\n".join(thoughts), provider_data=freeze(data)))
         rest = part.text[len(head) :]
         if rest.strip():
@@ -69,7 +69,7 @@ def parse_written_thoughts(reply: ModelReply) -> ModelReply:
     return attrs.evolve(reply, content=tuple(content)) if content else reply
 
 
-def _split_thoughts(text: str) -> tuple[tuple[str, ...], str]:
+def _split_leading_thoughts(text: str) -> tuple[tuple[str, ...], str]:
     """Return the thoughts at the start of *text*, and the piece of text that contains them; ``""`` if there are none."""
     begin, end = BRACKETS
     thoughts: tuple[str, ...]
@@ -102,14 +102,14 @@ class WrittenThoughtFilter:
     def convert_delta(self, delta: ModelDelta) -> list[ModelDelta]:
         """Return the deltas that subscribers receive for *delta*. Text that may be part of a tag is held back."""
         if not isinstance(delta, TextChunk):
-            return [delta] if isinstance(delta, ThinkingChunk) else [*self.end(), delta]
+            return [delta] if isinstance(delta, ThinkingChunk) else [*self.flush(), delta]
         if self._said:
             return [delta]
         if self._is_behind:
             return self._read_text(delta.text)
         return self._read_thoughts(delta.text) if self._closing else self._read_start(delta.text)
 
-    def end(self) -> list[ModelDelta]:
+    def flush(self) -> list[ModelDelta]:
         """Return the deltas of the text that was held back."""
         text, begin = "".join(self._held), self._begin
         self._held, self._begin = [], ""
@@ -128,7 +128,7 @@ class WrittenThoughtFilter:
         if any(tag.startswith(self._begin) for tag in CLOSED_BY):
             return []
         self._said = True
-        return self.end()
+        return self.flush()
 
     def _read_thoughts(self, text: str) -> list[ModelDelta]:
         text = "".join([*self._held, text])
@@ -147,7 +147,7 @@ class WrittenThoughtFilter:
         return [TextChunk(said)] if said else []
 
 
-def _split_calls(part: AssistantPart, data: Mapping[str, object]) -> list[AssistantPart]:
+def _split_written_calls(part: AssistantPart, data: Mapping[str, object]) -> list[AssistantPart]:
     if not isinstance(part, TextPart) or OPEN.search(part.text) is None:
         return [part]
     # The split yields text, then pairs of a tag and the text after it.

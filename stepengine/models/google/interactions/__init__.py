@@ -14,8 +14,8 @@ from stepengine.models.google import GoogleProvider, transport
 from stepengine.models.google.interactions.decode import InteractionsAccumulator
 from stepengine.models.google.interactions.request import (
     encode,
-    encode_special_settings,
     encode_tool,
+    encode_wire_settings,
     make_thinking_request,
 )
 from stepengine.models.keys import Secret
@@ -70,16 +70,21 @@ class GoogleInteractionsProvider(GoogleProvider):
         self._tools = ToolsCache(encode_tool)
 
     def _list_dropped_settings(self, request: ModelRequest) -> tuple[str, ...]:
-        dropped = [*encode_special_settings(request, self.strip_prefix(request.model), self.name).dropped]
+        dropped = [*encode_wire_settings(request, self.strip_prefix(request.model), self.name).dropped]
         if request.tools and request.settings.parallel_tool_calls is False:
             dropped.append("parallel_tool_calls")
         return tuple(dropped)
 
-    def _encode(self, request: ModelRequest, *, stream: bool, after: str = "") -> RequestBody:
-        request, model = self._prepare_request(request, after), self.strip_prefix(request.model).removeprefix("models/")
+    def _encode(self, request: ModelRequest, *, stream: bool, previous_failure: str = "") -> RequestBody:
+        request, model = (
+            self._adapt_request_tools(request, previous_failure),
+            self.strip_prefix(request.model).removeprefix("models/"),
+        )
         warn_once(make_thinking_request(request.settings, model).note)
-        content = encode(request, model, self.name, self._tools(request.tools), stream=stream, after=after)
+        content = encode(
+            request, model, self.name, self._tools(request.tools), stream=stream, previous_failure=previous_failure
+        )
         return RequestBody(content, path=transport.INTERACTIONS)
 
-    def _encode_count(self, request: ModelRequest) -> Any:
+    def _encode_token_count_request(self, request: ModelRequest) -> Any:
         return None

@@ -117,7 +117,7 @@ def _decode_parts(step: Mapping[str, Any], mark: Json, call: RequestLabel, usage
         case kind if kind in ASKED:
             return []
         case _:
-            tool, text = _describe_server_tool(step)
+            tool, text = _name_and_describe_server_tool(step)
             return [OpaquePart(mark["provider"], freeze(step), tool=tool, text=text)]
 
 
@@ -147,7 +147,7 @@ def _decode_citation(annotation: Mapping[str, object], text: bytes) -> CitationP
     return CitationPart(url, find_text(annotation, "title") or find_text(annotation, "file_name"), said=said)
 
 
-def _describe_server_tool(step: Mapping[str, object]) -> tuple[str, str]:
+def _name_and_describe_server_tool(step: Mapping[str, object]) -> tuple[str, str]:
     """Return our name of the provider's tool that a step is about, and a readable text of its input or result."""
     kind = find_text(step, "type")
     name = kind.removesuffix("_call").removesuffix("_result")
@@ -215,9 +215,9 @@ class InteractionsAccumulator(Accumulator):
         """The usage reported so far."""
         return parse_usage(self._interaction.get("usage"))
 
-    def process_event(self, name: str, data: bytes) -> list[ModelDelta]:
+    def add_event(self, name: str, data: bytes) -> list[ModelDelta]:
         """
-        Process one event and return its deltas.
+        Add one event to the reply, and return its deltas.
 
         Raises:
             ModelError: for an error event, and for events in an impossible order.
@@ -238,7 +238,7 @@ class InteractionsAccumulator(Accumulator):
                 raise self._make_stream_error(event)
             case "interaction.created" | "interaction.completed" as kind:
                 self._interaction.update(object_at(event, "interaction"))
-                self.done = kind == "interaction.completed"
+                self.is_done = kind == "interaction.completed"
             case "interaction.status_update":
                 kept = ("status", "usage", "continuation_token")
                 self._interaction.update({name: event[name] for name in kept if event.get(name) is not None})
@@ -250,7 +250,7 @@ class InteractionsAccumulator(Accumulator):
     def _start_step(self, index: int, step: Mapping[str, Any]) -> list[ModelDelta]:
         """Store the new step at *index*; return a ``ToolCallStarted`` for a call."""
         if index in self._steps:
-            self._refuse_stream(f"step {index} starts for the second time")
+            self._raise_protocol_error(f"step {index} starts for the second time")
         opened = self._steps[index] = _OpenStep(copy.deepcopy(dict(step)))
         if step.get("type") != "function_call":
             return []
@@ -262,14 +262,14 @@ class InteractionsAccumulator(Accumulator):
         """Return the open step at *index*; raise an error for any other."""
         opened = self._steps.get(index)
         if opened is None or opened.closed:
-            self._refuse_stream(f"an event for step {index}, which is not open")
+            self._raise_protocol_error(f"an event for step {index}, which is not open")
         return opened
 
     def _apply_delta(self, index: int, delta: Mapping[str, Any]) -> list[ModelDelta]:
         opened = self._get_open_step(index)
         kind, belongs = text_at(delta, "type"), opened.step.get("type")
         if BELONGS.get(kind, belongs) != belongs:
-            self._refuse_stream(f"a delta of {kind!r} in a step of type {belongs!r}")
+            self._raise_protocol_error(f"a delta of {kind!r} in a step of type {belongs!r}")
         match kind:
             case "text":
                 text = text_at(delta, "text")
@@ -294,7 +294,7 @@ class InteractionsAccumulator(Accumulator):
         Raises:
             TruncatedReply: when ``interaction.completed`` is missing.
         """
-        if not self.done:
+        if not self.is_done:
             self._raise_truncated("its interaction.completed is missing")
         steps = [_build_step(opened) for _, opened in sorted(self._steps.items())]
         return self._decode_message({**self._interaction, "steps": steps})

@@ -39,17 +39,17 @@ from stepengine.models._wire import (
     call_arguments,
     check_file_provider,
     choose_wire_ids,
+    continues_paused_reply,
     encode_json,
     encode_turns,
-    is_own,
-    is_paused,
-    join_json,
+    is_from_provider,
+    join_json_values,
     list_generated_media,
-    make_safe_name,
+    make_safe_tool_name,
     make_unsupported_part_error,
     media_kind,
-    media_label,
     remove_blank_texts,
+    result_media_heading,
 )
 from stepengine.models.google.encode import encode_inline_data
 
@@ -100,7 +100,7 @@ def encode_messages(request: ModelRequest, flags: InteractionsEncodeOptions) -> 
             role = turn.role
         after += [turn.after] if turn.after else []
     out += after
-    if not out or (role == "assistant" and not after and not is_paused(request)):
+    if not out or (role == "assistant" and not after and not continues_paused_reply(request)):
         out.append(NUDGE_STEP)
     return b"[" + b",".join(out) + b"]"
 
@@ -136,11 +136,16 @@ def _encode_assistant(message: AssistantMessage, flags: InteractionsEncodeOption
             steps.append(step)
             said = None
     made = [
-        part for part in list_generated_media(message) if not is_own(part.provider_data, flags.provider, flags.model)
+        part
+        for part in list_generated_media(message)
+        if not is_from_provider(part.provider_data, flags.provider, flags.model)
     ]
     after = _encode_user_step([_encode_text(MADE), *[_encode_content(part, flags) for part in made]]) if made else b""
     return EncodedMessage(
-        "assistant", join_json(steps), ids={ours: encode_json(theirs) for ours, theirs in ids.items()}, after=after
+        "assistant",
+        join_json_values(steps),
+        ids={ours: encode_json(theirs) for ours, theirs in ids.items()},
+        after=after,
     )
 
 
@@ -149,9 +154,9 @@ def _encode_output(part: AssistantPart, flags: InteractionsEncodeOptions) -> Jso
     match part:
         case TextPart() | RefusalPart():
             data = part.provider_data
-            more = data.get("more", {}) if is_own(data, flags.provider, flags.model) else {}
+            more = data.get("more", {}) if is_from_provider(data, flags.provider, flags.model) else {}
             return {"type": "text", "text": part.text, **more} if part.text or more else None
-        case ImagePart() | DocumentPart() if is_own(part.provider_data, flags.provider, flags.model):
+        case ImagePart() | DocumentPart() if is_from_provider(part.provider_data, flags.provider, flags.model):
             return _encode_media(part, flags)
         case _:
             return None
@@ -161,13 +166,15 @@ def _encode_step(part: AssistantPart, flags: InteractionsEncodeOptions, ids: Map
     match part:
         case ThinkingPart():
             data = part.provider_data
-            return dict(data["step"]) if is_own(data, flags.provider, flags.model) and "step" in data else None
+            return (
+                dict(data["step"]) if is_from_provider(data, flags.provider, flags.model) and "step" in data else None
+            )
         case ToolCallPart():
             data = part.provider_data
-            newer = data.get("in_call", {}) if is_own(data, flags.provider, flags.model) else {}
+            newer = data.get("in_call", {}) if is_from_provider(data, flags.provider, flags.model) else {}
             call = {
                 "id": ids[part.tool_call_id],
-                "name": make_safe_name(part.tool_name),
+                "name": make_safe_tool_name(part.tool_name),
                 "arguments": call_arguments(part),
             }
             return {**newer, "type": "function_call", **call}
@@ -189,10 +196,10 @@ def _encode_result(message: ToolMessage, flags: InteractionsEncodeOptions) -> En
     found = [piece for piece in inside if piece is not None]
     is_text = all(piece["type"] == "text" for piece in found)
     told = "\n".join([piece["text"] for piece in found]) if is_text else found
-    rest: Json = {"name": make_safe_name(message.tool_name), "result": told}
+    rest: Json = {"name": make_safe_tool_name(message.tool_name), "result": told}
     if message.is_error:
         rest["is_error"] = True
-    after = _encode_user_step([_encode_text(media_label(message)), *outside]) if outside else b""
+    after = _encode_user_step([_encode_text(result_media_heading(message)), *outside]) if outside else b""
     return EncodedMessage("tool", b"," + encode_json(rest)[1:], call_id=message.tool_call_id, after=after)
 
 

@@ -12,7 +12,7 @@ from stepengine.errors import ModelError
 from stepengine.models._failures import INVALID_SIGNATURE
 from stepengine.models._settings import DROPPED, Way, WireSettings, convert_settings, make_unsupported_tool_error
 from stepengine.models._thinking_levels import CANNOT, ThinkingRequest, effort_from_thinking
-from stepengine.models._wire import encode_members, join_members, resolve_tool_choice
+from stepengine.models._wire import encode_members, join_json_members, resolve_tool_choice
 from stepengine.models.google.interactions.encode import InteractionsEncodeOptions, encode_messages
 
 CHOICES = {"auto": "auto", "none": "none", "required": "any"}
@@ -24,7 +24,9 @@ STATEFUL = ("background", "previous_interaction_id", "agent", "continuation_toke
 Json = dict[str, Any]
 
 
-def encode(request: ModelRequest, model: str, provider: str, tools: bytes, *, stream: bool, after: str = "") -> bytes:
+def encode(
+    request: ModelRequest, model: str, provider: str, tools: bytes, *, stream: bool, previous_failure: str = ""
+) -> bytes:
     """
     Return the body of a request with the whole history. The provider stores it only with ``store=True``.
 
@@ -32,7 +34,7 @@ def encode(request: ModelRequest, model: str, provider: str, tools: bytes, *, st
         ModelError: for a server tool that the provider does not have, and for the members ``STATEFUL`` in ``extra``.
     """
     settings = request.settings
-    _refuse_stateful(settings)
+    _reject_stateful_options(settings)
     config = {
         "temperature": settings.temperature,
         "top_p": settings.top_p,
@@ -41,7 +43,7 @@ def encode(request: ModelRequest, model: str, provider: str, tools: bytes, *, st
         "tool_choice": _encode_tool_choice(request),
         **make_thinking_request(settings, model).members,
     }
-    said = encode_special_settings(request, model, provider).members
+    said = encode_wire_settings(request, model, provider).members
     generation = {name: value for name, value in config.items() if value is not None}
     schema = settings.response_schema
     head = {
@@ -56,12 +58,12 @@ def encode(request: ModelRequest, model: str, provider: str, tools: bytes, *, st
         "generation_config": {**generation, **said.get("generation_config", {})} or None,
     }
     members = encode_members(request, head, tools)
-    flags = InteractionsEncodeOptions(provider, "" if after == INVALID_SIGNATURE else model)
+    flags = InteractionsEncodeOptions(provider, "" if previous_failure == INVALID_SIGNATURE else model)
     members["input"] = encode_messages(request, flags)
-    return join_members(members)
+    return join_json_members(members)
 
 
-def _refuse_stateful(settings: ModelSettings) -> None:
+def _reject_stateful_options(settings: ModelSettings) -> None:
     body = settings.extra.get("body")
     for place in (settings.extra, body if isinstance(body, Mapping) else {}):
         for name in STATEFUL:
@@ -78,13 +80,15 @@ def encode_tool(spec: ToolSpec) -> Json:
     return {"type": "function", "name": spec.name, "description": spec.description, "parameters": spec.input_schema}
 
 
-def encode_special_settings(request: ModelRequest, model: str, provider: str) -> WireSettings:
+def encode_wire_settings(request: ModelRequest, model: str, provider: str) -> WireSettings:
     """Return the body members for the settings that only some wires support."""
     ways: dict[str, Way] = {
         "service_tier": TIERS.get,
         "seed": lambda seed: {"generation_config": {"seed": seed}},
         "store": lambda keep: {"store": keep},
-        "safety": lambda safety: {"safety_settings": [_encode_safety(name, word) for name, word in safety.items()]},
+        "safety": lambda safety: {
+            "safety_settings": [_encode_safety_setting(name, word) for name, word in safety.items()]
+        },
         # The API caches automatically for minutes.
         "cache": lambda lifetime: {} if lifetime == "5m" else None,
         "server_tools": lambda items: _encode_server_tools(items, model, provider),
@@ -92,7 +96,7 @@ def encode_special_settings(request: ModelRequest, model: str, provider: str) ->
     return convert_settings(request.settings, ways)
 
 
-def _encode_safety(category: str, threshold: str) -> Json:
+def _encode_safety_setting(category: str, threshold: str) -> Json:
     """Return a safety setting in the API's terms; the API's own terms are unchanged."""
     word, limit = category.lower().removeprefix("harm_category_"), threshold.lower()
     return {"type": word, "threshold": limit if limit == "off" or limit.startswith("block_") else f"block_{limit}"}
