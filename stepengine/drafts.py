@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from stepengine.journal import JournalLike
     from stepengine.tools.definition import Tool
 
-__all__ = ("Example", "agent_file_rules", "checked_agents", "permissions_of")
+__all__ = ("Example", "agent_file_rules", "load_draft_agents", "list_permissions")
 
 Said: TypeAlias = "str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | ModelReply"
 HOMES = (yields, definition, hooks, limits, messages, models, state, transcript, waits, children, calls, loader)
@@ -107,7 +107,7 @@ def agent_file_rules() -> str:
             "pydantic's BaseModel, or a JSON Schema), `ctx.random` is chance.",
             "# What it may import",
             *[
-                f"- `{_format_call(name)}`: {about}"
+                f"- `{_format_signature(name)}`: {about}"
                 for name in sorted(KNOWN["stepengine"])
                 if (about := _docstring_summary(name))
             ],
@@ -138,7 +138,7 @@ def _docstring_summary(name: str) -> str:
     return _first_line(inspect.getdoc(found) or "") if is_told else ""
 
 
-def _format_call(name: str) -> str:
+def _format_signature(name: str) -> str:
     if name in {"STEP", "STEP_ALL", "AgentDefinition"}:
         return name
     parameters = [
@@ -175,7 +175,7 @@ def host_tools() -> list[Tool]:
 # --- what is looked at ------------------------------------------------------------------------------------------------
 
 
-def checked_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
+def load_draft_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
     """
     Return a draft's agents, its own first; raise for unseen characters, or ids that are unusable or bundled.
 
@@ -200,7 +200,7 @@ def checked_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
     return agents
 
 
-def permissions_of(agents: Iterable[AgentDefinition]) -> list[dict[str, Any]]:
+def list_permissions(agents: Iterable[AgentDefinition]) -> list[dict[str, Any]]:
     """Return for each agent, nested ones too, its tools, agents, model, and the limits that differ from the defaults."""
     told = []
     for agent in _with_nested_agents(agents):
@@ -256,7 +256,7 @@ class Example:
         """
         return self._run_simulation(seeds=seeds, prompt=self.prompt, params=self.params)
 
-    def fail_each(self) -> Simulated:
+    def fail_each_effect(self) -> Simulated:
         """
         Run the example, and again with one thing gone wrong at each of its effects in turn.
 

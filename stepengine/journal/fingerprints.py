@@ -159,7 +159,7 @@ class Fingerprints:
 
     def _to_redacted_text(self, value: object) -> str:
         text = canonical(value)
-        return canonical(self.redactor.value(value)) if self.redactor.suspicious(text) else text
+        return canonical(self.redactor.value(value)) if self.redactor.may_contain_secret(text) else text
 
     def _memoize(self, thing: object, known: str) -> str:
         if len(self._kept) >= KEPT_FINGERPRINTS:

@@ -502,7 +502,7 @@ class TreeLogger:
         """Write a log line to the engine's logger, without showing an event."""
         label = self._labels.get(event.path) or RunLabel("", "")
         # A cheap look for the beginnings of what is known; the thorough one copies, and hardly a line needs it.
-        if KNOWN.suspicious(f"{event.message} {data!r}"):
+        if KNOWN.may_contain_secret(f"{event.message} {data!r}"):
             event, data = KNOWN_RECORDS.redact(event), KNOWN.value(plain(data))
         context = {"run_id": label.run_id, "agent_id": label.agent_id, "path": event.path, "step": step}
         try:

@@ -27,7 +27,7 @@ from stepengine.tools.control import (
     ask_user_tool,
     control_tools_by_name,
     find_tools_tool,
-    lookup_tool,
+    lookup_agent_info_tool,
     make_checked_tool,
 )
 from stepengine.tools.definition import Tool, check_name
@@ -138,7 +138,7 @@ def agent_tool(definition: AgentDefinition, *, name: str | None = None, descript
     return _make_spawn_tool(name, text, _input_schema(definition), entries, _result_from_output, definition)
 
 
-def direct_tool(definition: AgentDefinition, agent_id: str = "") -> Tool:
+def spawnable_agent_tool(definition: AgentDefinition, agent_id: str = "") -> Tool:
     """
     Return the tool that runs an agent, as a parent that may spawn the agent is offered it.
 
@@ -255,11 +255,11 @@ def _make_spawn_tool(
         return _drop_invalid_fields(mend(value))
 
     spec, runs = _make_spec(name, description, schema), Spawning(entries, shown, agents=agents)
-    validate = make_validator(name, _replace_params_schema(schema))
+    validate = make_validator(name, _allow_any_params(schema))
     return Tool.for_binding(ToolBinding(spec, validate, repair, runs=runs, shorten_json=shorten_json))
 
 
-def _replace_params_schema(schema: JsonDict) -> JsonDict:
+def _allow_any_params(schema: JsonDict) -> JsonDict:
     """Return *schema* with any object allowed as params. The params are checked when the child is created."""
     properties = {n: {"type": "object"} if n == "params" else s for n, s in schema["properties"].items()}
     return JsonDict({**schema, "properties": JsonDict(properties)})
@@ -384,7 +384,7 @@ def _make_child_request(value: JsonDict) -> ChildRequest:
 
 
 @functools.cache
-def _agent_schema() -> JsonSchema:
+def _spawn_entry_schema() -> JsonSchema:
     return JsonSchema("an entry of tool 'spawn_agents'", _AGENT)
 
 
@@ -392,7 +392,7 @@ def _make_child_requests(value: JsonDict) -> list[ChildRequest]:
     """Return a request for each object of ``agents``; an invalid object does not affect the others."""
     entries: list[ChildRequest] = []
     for index, given in enumerate(value["agents"]):
-        issues = tuple(_agent_schema().issues(given, f"agents.{index}"))
+        issues = tuple(_spawn_entry_schema().issues(given, f"agents.{index}"))
         if issues:
             wanted = given.get("agent_type") if isinstance(given, Mapping) else None
             error = ToolInputError(f"not started: {'; '.join(issues)}", tool_name="spawn_agents", issues=issues)
@@ -441,7 +441,7 @@ BUILT_IN: Mapping[str, Tool] = {
     tool.name: tool
     for tool in (
         *control_tools_by_name().values(),
-        lookup_tool(),
+        lookup_agent_info_tool(),
         find_tools_tool(),
         ask_user_tool(),
         _make_spawn_agents_tool(),

@@ -364,22 +364,22 @@ class _Draft:
             self._documents[part["$ref"]] = REGISTRY.contents(meta["$id"].removesuffix("schema") + part["$ref"])
         for document in self._documents.values():
             for word, shape in document["properties"].items():
-                yield word, self._expand(shape, document)
+                yield word, self._resolve_shape_references(shape, document)
 
-    def _expand(self, shape: Any, document: Any) -> Any:
+    def _resolve_shape_references(self, shape: Any, document: Any) -> Any:
         """Return the schema of a keyword's value with references resolved; of schemas inside the value only the type is checked."""
         if isinstance(shape, list):
-            return [self._expand(one, document) for one in shape]
+            return [self._resolve_shape_references(one, document) for one in shape]
         if not isinstance(shape, dict):
             return shape
         if "$dynamicRef" in shape or shape.get("$ref") == "#":
             return self._a_schema
-        found = {word: self._expand(value, document) for word, value in shape.items() if word != "$ref"}
+        found = {word: self._resolve_shape_references(value, document) for word, value in shape.items() if word != "$ref"}
         if "$ref" in shape:
             name, _, pointer = shape["$ref"].partition("#")
             there = self._documents[name] if name else document
             target = functools.reduce(_get_member, pointer.split("/")[1:], there)
-            found = {**self._expand(target, there), **found}
+            found = {**self._resolve_shape_references(target, there), **found}
         return found
 
     def check(self, where: str, schemas: Mapping[str, object]) -> None:
@@ -716,7 +716,7 @@ class _Outline:
         self._visit(self.root, "#")
         while new := [reference for reference in self._references if reference not in self.targets]:
             for reference in new:
-                place = self._find_place(reference, self._references[reference])
+                place = self._resolve_reference(reference, self._references[reference])
                 self.targets[reference] = _Target(place, self.schemas[place])
 
     def _visit(self, top: object, at: str) -> None:
@@ -751,12 +751,12 @@ class _Outline:
         if isinstance(schema.get("$anchor"), str):
             self._anchors[f"#{schema['$anchor']}"] = at
         if isinstance(schema.get("pattern"), str):
-            self._measure_pattern(schema["pattern"], f"{at}/pattern")
+            self._add_pattern(schema["pattern"], f"{at}/pattern")
         if isinstance(schema.get("patternProperties"), dict):
             for pattern in schema["patternProperties"]:
-                self._measure_pattern(pattern, f"{at}/patternProperties")
+                self._add_pattern(pattern, f"{at}/patternProperties")
 
-    def _measure_pattern(self, pattern: str, at: str) -> None:
+    def _add_pattern(self, pattern: str, at: str) -> None:
         self._size += _pattern_size(pattern)
         if self._size > MAX_PATTERN_STATES:
             _raise_schema_error(
@@ -764,7 +764,7 @@ class _Outline:
             )
         self.patterns.setdefault(pattern, at)
 
-    def _find_place(self, reference: str, at: str) -> str:
+    def _resolve_reference(self, reference: str, at: str) -> str:
         """Return the pointer to which a reference resolves, after visiting its target."""
         if reference in self._anchors:
             return self._anchors[reference]
@@ -1095,7 +1095,7 @@ class SchemaInputs:
             msg = f"input_schema of tool {tool_name!r} is not JSON: {error}"
             raise DefinitionError(msg) from error
         self._name = tool_name
-        check_providers(tool_name, self.schema)
+        check_schema_for_providers(tool_name, self.schema)
         self._checked = JsonSchema(f"input_schema of tool {tool_name!r}", self.schema)
 
     def validate(self, value: JsonDict) -> Validated:
@@ -1114,7 +1114,7 @@ def _accept_if_valid(tool_name: str, issues: Sequence[str], value: JsonDict) -> 
     return Validated(value, value)
 
 
-def check_providers(tool_name: str, schema: Mapping[str, Any]) -> None:
+def check_schema_for_providers(tool_name: str, schema: Mapping[str, Any]) -> None:
     """
     Raise an error for a schema that every provider rejects.
 

@@ -62,7 +62,7 @@ def _raise_definition_error(fn: Callable[..., object], problem: str) -> NoReturn
     raise DefinitionError(msg)
 
 
-def _guess_type(fn: Callable[..., object], parameter: inspect.Parameter) -> str:
+def _suggest_annotation(fn: Callable[..., object], parameter: inspect.Parameter) -> str:
     """Return a suggested annotation for a parameter that has none."""
     if parameter.name in {"ctx", "context"}:
         return (
@@ -82,14 +82,14 @@ def _split_parameters(
         if dependency is not None:
             needs[name] = (dependency, make_factory_node(dependency.factory))
         elif annotation is ToolContext or get_origin(annotation) is StepContext or annotation is StepContext:
-            _check_context(fn, name, index, of_handler=annotation is not ToolContext)
+            _check_context_parameter(fn, name, index, of_handler=annotation is not ToolContext)
             wants_context = True
         else:
             rest.append(parameter.replace(annotation=annotation))
     return wants_context, needs, rest
 
 
-def _check_context(fn: Callable[..., object], name: str, index: int, *, of_handler: bool) -> None:
+def _check_context_parameter(fn: Callable[..., object], name: str, index: int, *, of_handler: bool) -> None:
     """Raise an error for a context that is not the first parameter, or of the wrong kind."""
     yields = inspect.isgeneratorfunction(_called_function(fn))
     if of_handler and not yields:
@@ -166,7 +166,7 @@ def read_signature(fn: Callable[..., object], names: Mapping[str, object]) -> Si
         if parameter.annotation is parameter.empty:
             _raise_definition_error(
                 fn,
-                f"has no type for parameter {parameter.name!r}; write {parameter.name}: {_guess_type(fn, parameter)}",
+                f"has no type for parameter {parameter.name!r}; write {parameter.name}: {_suggest_annotation(fn, parameter)}",
             )
     positional = tuple([p.name for p in rest if p.kind is p.POSITIONAL_ONLY])
     body = FunctionBody(fn, _is_async(fn), wants_context, needs, positional, is_generator=_is_generator(fn, needs))

@@ -91,7 +91,7 @@ def fstat(fd: Fd) -> os.stat_result:
     return fd.fstat() if isinstance(fd, RemoteFile) else os.fstat(fd)
 
 
-def mount_of(fd: Fd) -> str:
+def get_mount_id(fd: Fd) -> str:
     """Return the id of the mount of an open file or folder; ``""`` if the system does not report it."""
     if isinstance(fd, RemoteFile):
         return fd.mount_id

@@ -302,7 +302,7 @@ class ProgramConnection:
     def _receive(self) -> None:
         data = os.read(self._out, CHUNK_BYTES)
         if data:
-            self._split_frames(data)
+            self._parse_and_handle_frames(data)
             return
         until = time.monotonic() + POLL_SECONDS * 4  # the last output of the transport is the reason of its end
         while (
@@ -322,7 +322,7 @@ class ProgramConnection:
         self._said = (self._said + data)[-SAID_CHARS:]
         return data
 
-    def _split_frames(self, data: bytes) -> None:
+    def _parse_and_handle_frames(self, data: bytes) -> None:
         buffer = self._buffer
         buffer += data
         if not self._ready.is_set():

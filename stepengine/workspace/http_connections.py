@@ -177,7 +177,7 @@ class ConnectionWatch:
         else:
             self._mark_complete()
         try:
-            await app({**scope, VERIFIED: self._note_verified}, self._watch_receive(receive), self._watch_send(send))
+            await app({**scope, VERIFIED: self._record_verified}, self._watch_receive(receive), self._watch_send(send))
         finally:
             if not self._transport.is_closing():
                 self._start_timer(self._table.limits.header_seconds)
@@ -194,7 +194,7 @@ class ConnectionWatch:
 
         return received
 
-    def _note_verified(self) -> None:
+    def _record_verified(self) -> None:
         self._is_known = True
 
     def _watch_send(self, send: Send) -> Send:
@@ -214,7 +214,7 @@ class ConnectionWatch:
         return send_timed
 
 
-def note_verified(scope: Scope) -> None:
+def report_verified_token(scope: Scope) -> None:
     """Report that the token of a request was verified, to the watch of its connection if there is one."""
     # Not by the status of the answer: a request can be answered before its token is checked.
     note = scope.get(VERIFIED)

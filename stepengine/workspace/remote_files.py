@@ -262,7 +262,7 @@ class RemoteSystem:
         msg = f"the workspace {self.name} does not keep to the protocol: its answer is {what}"
         raise WorkspaceLost(msg)
 
-    def get_connection(self, line: int | None = None) -> ProgramConnection:
+    def ensure_connection(self, line: int | None = None) -> ProgramConnection:
         """
         Return the connection, after opening it if necessary.
 
@@ -337,13 +337,13 @@ class RemoteSystem:
             UnknownOutcome: when no reply came, and the call may have changed something.
             WorkspaceLost: when no reply came.
         """
-        connection = self.get_connection(line)
-        if closing := self._pop_closing():
+        connection = self.ensure_connection(line)
+        if closing := self._pop_closing_handles():
             given["close"] = closing
         number = connection.ask(do, data, effect=effect, seconds=CALL_SECONDS, listener=None, **given)
         return connection.answer(number, seconds=CALL_SECONDS, cancelled=CANCELLED.get())
 
-    def _pop_closing(self) -> list[int]:
+    def _pop_closing_handles(self) -> list[int]:
         """Remove and return the handles to close with a call. Other threads may do so at the same time."""
         found: list[int] = []
         with suppress(IndexError):
@@ -393,7 +393,7 @@ class RemoteSystem:
     def variables(self, names: Sequence[str]) -> tuple[dict[str, str], str, str]:
         """Return the remote variables in *names*, the user's name, and the home folder."""
         key = tuple(names)
-        connection = self.get_connection()
+        connection = self.ensure_connection()
         known = self._variables.get(key)
         if known is None:
             head = connection.answer(
@@ -411,7 +411,7 @@ class RemoteSystem:
         found: Any = head.get("found")
         return found if _is_text(found) and found.startswith("/") else None
 
-    def find_outside(self, paths: Sequence[str], root: Sequence[str]) -> list[str]:
+    def filter_outside_root(self, paths: Sequence[str], root: Sequence[str]) -> list[str]:
         """Return the paths outside of the root, both as written and with links followed."""
         told = self.ask("outside", paths=list(paths), root=list(root)).head.get("outside")
         return [path for path in paths if isinstance(told, list) and path in told]
@@ -453,7 +453,7 @@ class RemoteSystem:
             OSError: when the system there cannot start a process.
             UnknownOutcome: when no answer came.
         """
-        connection = self.get_connection(None if folder.is_root else folder.line)
+        connection = self.ensure_connection(None if folder.is_root else folder.line)
         number = connection.ask(
             "spawn",
             script or b"",

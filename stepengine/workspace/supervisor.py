@@ -146,7 +146,7 @@ def read(path: str) -> bytes:
         os.close(fd)
 
 
-def end_all(command: int) -> bool:
+def kill_all_children(command: int) -> bool:
     """
     Kill the command's process group and then all other children; return whether none is left.
 
@@ -192,7 +192,7 @@ def main(arguments: list[str]) -> None:
     # If the parent has ended while the command started, writing fails from the first message on.
     with contextlib.suppress(OSError):
         supervise(int(line), parent, command, woken)
-    sys.exit(not end_all(command))
+    sys.exit(not kill_all_children(command))
 
 
 if __name__ == "__main__":

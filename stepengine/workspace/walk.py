@@ -47,10 +47,10 @@ class WalkBudget:
         if self._left < 0:
             self.cut = f"stopped after {self._entries:,} entries"
         elif not self._left % 64 or self._left > self._entries - 2:
-            self.check_time()
+            self.has_time_left()
         return not self.cut
 
-    def check_time(self) -> bool:
+    def has_time_left(self) -> bool:
         """Return True if there is time left."""
         if time.monotonic() > self._end:
             self.cut = f"stopped after {self._seconds:g} s"

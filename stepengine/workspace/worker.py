@@ -94,7 +94,7 @@ def stat_numbers(info: os.stat_result) -> list[int]:
     ]
 
 
-def mount_of(fd: int) -> str:
+def get_mount_id(fd: int) -> str:
     """Return the mount id of an open file or folder; ``""`` if the system does not report it."""
     try:
         with open("/proc/self/fdinfo/%d" % fd, encoding="ascii") as lines:
@@ -207,7 +207,7 @@ class Worker:
             if above in ("/", ""):
                 break
             above = os.path.dirname(above)
-        return {"info": stat_numbers(info), "real": os.path.realpath(path), "wide": wide, "mount": mount_of(fd)}
+        return {"info": stat_numbers(info), "real": os.path.realpath(path), "wide": wide, "mount": get_mount_id(fd)}
 
     def do_variables(self, names: list[str]) -> Any:
         """Return the values of the variables in *names*, the user's name and the home folder."""
@@ -263,7 +263,7 @@ class Worker:
         self.open[handle] = fd
         info = os.fstat(fd)
         if kind != "file":
-            return {"info": stat_numbers(info), "mount": mount_of(fd)}
+            return {"info": stat_numbers(info), "mount": get_mount_id(fd)}
         start = b""
         if stat.S_ISREG(info.st_mode):
             with contextlib.suppress(OSError):
@@ -272,7 +272,7 @@ class Worker:
 
     def do_fstat(self, handle: int) -> Any:
         """Return the status of an open file or folder."""
-        return {"info": stat_numbers(os.fstat(self.fd(handle))), "mount": mount_of(self.fd(handle))}
+        return {"info": stat_numbers(os.fstat(self.fd(handle))), "mount": get_mount_id(self.fd(handle))}
 
     def do_pread(self, handle: int, offset: int, size: int) -> Any:
         """Return bytes of an open file."""

@@ -497,7 +497,7 @@ class Workspace:
         if kind == "bubblewrap" and rest:
             return cls.bubblewrap(Path(folder, rest))
         if kind == "over" and rest:
-            return cls.from_command(_split(rest), folder)
+            return cls.from_command(_split_command(rest), folder)
         if kind in {"container", "ssh", "kubernetes"} and name and path:
             made = {"container": lambda: cls.docker("", path, container=name), "ssh": lambda: cls.ssh(name, path)}
             return made.get(kind, lambda: cls.kubernetes(name, path))()
@@ -575,7 +575,7 @@ def _check_command_words(argv: Any) -> tuple[str, ...]:
     return tuple(argv)
 
 
-def _split(text: str) -> list[str]:
+def _split_command(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:

@@ -95,7 +95,7 @@ class FileWrite:
         form: dict[str, object] = {"root": self.root, "path": self.path, "before": None, "after": self.after}
         if self.before is not None:
             old = self.before
-            form["before"] = {"hash": old.hash, "mode": old.mode, **_content_form(old)}
+            form["before"] = {"hash": old.hash, "mode": old.mode, **_content_to_json(old)}
         form |= {"folders": list(self.folders)} if self.folders else {}
         return form | ({"doubtful": True} if self.doubtful else {})
 
@@ -123,7 +123,7 @@ class FileWrite:
         return made
 
 
-def _content_form(old: OldFile) -> dict[str, object]:
+def _content_to_json(old: OldFile) -> dict[str, object]:
     """Return the content as text if JSON makes it at most twice as long, else as base64; without content, the reason."""
     if old.content is None:
         return {"lost": old.lost}

@@ -26,7 +26,7 @@ from stepengine.data.messages import ToolResult
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, search_tools
-from stepengine.workspace.atomic import replace_file, stat_target
+from stepengine.workspace.atomic import replace_file, stat_regular_file
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Root
 from stepengine.workspace.walk import WalkBudget, walk
@@ -501,7 +501,7 @@ def listing(held: Root) -> str:
 def writing(held: Root) -> str:
     try:
         with held.parent("a/g", create=False) as (folder, name):
-            replace_file(folder, name, b"inside", stat_target(folder, name, "a/g"))
+            replace_file(folder, name, b"inside", stat_regular_file(folder, name, "a/g"))
     except (ToolError, FileNotFoundError):
         return "refused"
     return "inside"

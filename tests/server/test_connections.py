@@ -22,7 +22,7 @@ from stepengine.workspace.http_connections import (
     OncePerSecond,
     limits_of_process,
     make_protocol,
-    note_verified,
+    report_verified_token,
 )
 from tests.server.served import Served
 from tests.waits import until
@@ -42,7 +42,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     headers = dict(scope["headers"])
     is_let_in = headers.get(b"authorization") == b"Bearer k" or scope["path"] in ("/open", "/health")
     if is_let_in and scope["path"] == "/":
-        note_verified(scope)
+        report_verified_token(scope)
     size = 0
     if is_let_in:
         message = {"more_body": True}

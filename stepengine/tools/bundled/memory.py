@@ -110,9 +110,9 @@ class FileMemory:
 
     async def search(self, scope: str, query: str, limit: int) -> list[Note]:
         """Return the notes that match words of the query: a whole word or tag counts 2, the start of a word 1; ties newest first."""
-        return await asyncio.to_thread(self._search, scope, query, limit)
+        return await asyncio.to_thread(self._search_file, scope, query, limit)
 
-    def _search(self, scope: str, query: str, limit: int) -> list[Note]:
+    def _search_file(self, scope: str, query: str, limit: int) -> list[Note]:
         notes = _parse_notes(self._read_lines(scope))
         wanted = set(_split_words(query))
         ranked = [(_score_note(note, wanted), int(note.id[1:]), note) for note in notes]

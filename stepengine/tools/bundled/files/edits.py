@@ -84,7 +84,7 @@ def _replace_one(text: str, replacement: TextReplacement) -> str:
         raise ToolError(msg)
     pieces, position = [], 0
     for start, end in spans:
-        pieces += [text[position:start], _match_line_ends(new, text, start, end)]
+        pieces += [text[position:start], _adapt_line_ends(new, text, start, end)]
         position = end
     return "".join([*pieces, text[position:]])
 
@@ -107,7 +107,7 @@ def _find_line_spans(text: str, old: str, replacement: TextReplacement) -> list[
     return [(a + bisect_left(shifted, a), b + bisect_left(shifted, b)) for a, b in found]
 
 
-def _match_line_ends(new: str, text: str, start: int, end: int) -> str:
+def _adapt_line_ends(new: str, text: str, start: int, end: int) -> str:
     """Return *new* with the line ends of the replaced text, or else of the line that it is in, or of the one before."""
     at = text.find("\n", end)
     at = text.rfind("\n", 0, start) if at < 0 else at

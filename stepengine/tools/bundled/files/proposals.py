@@ -22,7 +22,7 @@ from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
 from stepengine.workspace import calls
-from stepengine.workspace.atomic import stat_target
+from stepengine.workspace.atomic import stat_regular_file
 from stepengine.workspace.buffers import Buffers, absolute_path, content_in_editor
 from stepengine.workspace.calls import FILE
 from stepengine.workspace.line_ends import keep_line_ends
@@ -125,16 +125,16 @@ class _ProposedFiles:
         known = state.context.get(name)
         if known is not None and known["run_id"] == state.run_id:
             return str(known["text"])
-        return self._text_on_disk(path)
+        return self._read_current_text(path)
 
-    def _text_on_disk(self, path: str) -> str | None:
+    def _read_current_text(self, path: str) -> str | None:
         try:
             with self._root.parent(path, create=False) as (folder, name):
-                if stat_target(folder, name, path) is None:
+                if stat_regular_file(folder, name, path) is None:
                     return None
                 fd = calls.open_at(name, FILE, folder)
                 try:
-                    self._root.check_file(OpenedEntry(fd, self._root.parts(path), calls.fstat(fd)), path)
+                    self._root.check_readable_file(OpenedEntry(fd, self._root.parts(path), calls.fstat(fd)), path)
                     data = read_capped(fd)
                 finally:
                     calls.close(fd)

@@ -29,7 +29,7 @@ from stepengine.workspace.text import (
     decode_text,
     read_capped,
     short_hash,
-    stream_lines,
+    read_line_range,
 )
 from stepengine.workspace.walk import TEMPORARY, WalkBudget
 
@@ -227,7 +227,7 @@ class _FileReader:
             self._check_room(has_room=self._left > 0)
             opened = self._root.open_file(wanted.path)
             try:
-                entry = self._select_lines(*self._read_lines(opened))
+                entry = self._make_lines_entry(*self._read_lines(opened))
                 record_hash(self._ctx, self._root.real, opened.parts, self._hash)
                 return entry
             finally:
@@ -249,7 +249,7 @@ class _FileReader:
         if data is None:
             calls.lseek(fd, 0)
             self._check_large_file(fd, size)
-            return stream_lines(fd, wanted.offset - 1, wanted.limit)
+            return read_line_range(fd, wanted.offset - 1, wanted.limit)
         data = content_in_editor(self._buffers, absolute_path(self._root.real, opened.parts), data)
         self._hash = short_hash(data)
         decoded = decode_text(data)
@@ -279,7 +279,7 @@ class _FileReader:
         )
         raise ToolError(msg)
 
-    def _select_lines(self, lines: list[str], total: int | None) -> dict[str, object]:
+    def _make_lines_entry(self, lines: list[str], total: int | None) -> dict[str, object]:
         wanted = self._wanted
         if total is not None and wanted.offset > max(total, 1):
             msg = f"offset {wanted.offset} is after the end; the file has {total} lines, the first is 1"

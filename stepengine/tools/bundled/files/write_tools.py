@@ -25,7 +25,7 @@ from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool, ToolPreview
 from stepengine.workspace import calls
-from stepengine.workspace.atomic import lock_for, replace_file, stat_target
+from stepengine.workspace.atomic import hold_file_lock, replace_file, stat_regular_file
 from stepengine.workspace.buffers import Buffers, absolute_path, content_in_editor, text_for_editor
 from stepengine.workspace.calls import FILE, Fd
 from stepengine.workspace.line_ends import keep_line_ends
@@ -323,7 +323,7 @@ class _Writer:
         try:
             with (
                 self._root.parent(path, create="content" in given, made=made) as (folder, name),
-                lock_for(folder, name),
+                hold_file_lock(folder, name),
             ):
                 self._remove_stale_files(folder)
                 old = self._read_found_file(folder, name, path)
@@ -388,12 +388,12 @@ class _Writer:
             raise ToolError(msg)
 
     def _read_found_file(self, folder: Fd, name: str, path: str) -> FoundFile:
-        info = stat_target(folder, name, path)
+        info = stat_regular_file(folder, name, path)
         if info is None:
             return FoundFile(None, None)
         fd = calls.open_at(name, FILE, folder)
         try:
-            self._root.check_file(OpenedEntry(fd, self._root.parts(path), calls.fstat(fd)), path)
+            self._root.check_readable_file(OpenedEntry(fd, self._root.parts(path), calls.fstat(fd)), path)
             data = read_capped(fd)
         finally:
             calls.close(fd)

@@ -24,7 +24,7 @@ from pydantic import Field
 from stepengine.data.estimate import CHARS_PER_TOKEN, estimate_tokens
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.bounds import bounded_field, note_excess
+from stepengine.tools.bundled.bounds import bounded_field, excess_notes
 from stepengine.tools.bundled.files.read_tools import READ_PATHS, TOO_MANY
 from stepengine.tools.bundled.search.ignore import walk_visible
 from stepengine.tools.bundled.search.symbols import SHORTEST_STEM_CHARS, has_symbols, read_symbols, split_words
@@ -112,9 +112,9 @@ def make_find_files_tool(root: Root) -> Tool:
         """
         budget = WalkBudget(cancelled=ctx.cancelled)
         files = _find_candidates(root, budget)
-        best = rank_files(prompt, files, budget.check_time)[: min(max_results, FIND_RESULTS_MAX)]
+        best = rank_files(prompt, files, budget.has_time_left)[: min(max_results, FIND_RESULTS_MAX)]
         notes = [f"{len(best)} of {len(files):,} files fit best" if best else "no file fits the description"]
-        notes += note_excess("max_results", max_results, FIND_RESULTS_MAX)
+        notes += excess_notes("max_results", max_results, FIND_RESULTS_MAX)
         if budget.cut:
             notes.append(f"incomplete: {budget.cut}")
         notes += withheld_note()
@@ -134,7 +134,7 @@ def _find_candidates(root: Root, budget: WalkBudget) -> dict[Parts, list[str]]:
         calls.close(opened.fd)
     files: dict[Parts, list[str]] = {place: [] for place in places}
     for place in sorted(places, key=lambda p: (len(p), p))[:FIND_SOURCES]:
-        if not budget.check_time():
+        if not budget.has_time_left():
             break
         files[place] = read_symbols(root, place)
     return files
@@ -308,7 +308,7 @@ def make_subtree_tool(root: Root) -> Tool:
         wanted = list(dict.fromkeys(p.rstrip("/") or p or "." for p in paths or ["."]))
         shown, refused = wanted[:READ_PATHS], wanted[READ_PATHS:]
         budget = WalkBudget(cancelled=ctx.cancelled)
-        notes = note_excess("max_tokens", max_tokens, SUBTREE_TOKENS_MAX)
+        notes = excess_notes("max_tokens", max_tokens, SUBTREE_TOKENS_MAX)
         entries, left = [], min(max_tokens, SUBTREE_TOKENS_MAX)
         for number, path in enumerate(shown):
             entry = _make_entry(root, path, left // (len(shown) - number), budget)
@@ -353,7 +353,7 @@ def _make_file_entry(root: Root, path: str, max_tokens: int, problem: ToolError)
     return {**entry, "spent": estimate_tokens(" ".join(kept))}
 
 
-def print_tree(root: Root, max_tokens: int) -> str:
+def format_file_tree(root: Root, max_tokens: int) -> str:
     """Return the tree of the files below *root* in at most *max_tokens* tokens."""
     opened = root.open_folder(".")
     try:
@@ -411,7 +411,7 @@ class _Tree:
         sources = sorted((len(n.place), n.place) for n in nodes if not n.is_folder and has_symbols(n.place[-1]))
         found: dict[Parts, str] = {}
         for number, (_, place) in enumerate(sources):
-            if room <= len(MORE) or number >= SUBTREE_SOURCES or not self._budget.check_time():
+            if room <= len(MORE) or number >= SUBTREE_SOURCES or not self._budget.has_time_left():
                 return found, len(sources) - len(found)
             text = "".join(f" {name}" for name in read_symbols(self._root, place))
             if len(text) <= room:

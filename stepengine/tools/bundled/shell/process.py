@@ -336,17 +336,17 @@ class _FarChild:
 
     def handle_output(self, stream: str, data: bytes) -> None:
         """Process output of the command."""
-        self._pass_on(self._feed_output, stream, data)
+        self._call_on_loop(self._feed_output, stream, data)
 
     def handle_end(self, stream: str) -> None:
         """Process the end of a stream."""
-        self._pass_on(self._end, stream)
+        self._call_on_loop(self._end, stream)
 
     def handle_exit(self, code: int | None) -> None:
         """Pass on the exit code of the supervisor."""
-        self._pass_on(self._handle_exit, code)
+        self._call_on_loop(self._handle_exit, code)
 
-    def _pass_on(self, do: Callable[..., None], *args: object) -> None:
+    def _call_on_loop(self, do: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
             self._loop.call_soon_threadsafe(do, *args, context=Context())
 

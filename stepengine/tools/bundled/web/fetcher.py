@@ -319,7 +319,7 @@ class SafeFetcher:
         try:
             response = await self._send(transport, target, method, addresses)
             try:
-                return await _read_answer(response, target, method)
+                return await _read_response_or_redirect(response, target, method)
             finally:
                 await response.aclose()
         except httpx2.TimeoutException:
@@ -388,7 +388,7 @@ class SafeFetcher:
         return httpx2.Request(method, url, headers=headers, extensions=extensions)
 
 
-async def _read_answer(response: httpx2.Response, target: UrlTarget, method: str) -> Fetched | UrlTarget:
+async def _read_response_or_redirect(response: httpx2.Response, target: UrlTarget, method: str) -> Fetched | UrlTarget:
     check_headers(response, target.url)
     location = response.headers.get("location")
     if response.status_code in REDIRECTS and location:
