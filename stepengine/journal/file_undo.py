@@ -363,13 +363,13 @@ class _WrittenFile:
         self.folders = list(first.folders)
         self._before: OldFile | None = first.before
         # All that the run left there: after a part of it was undone the file may hold any of these.
-        self._states = [first.was, first.after]
+        self._states = [first.hash_before, first.after]
         if first.doubtful:
             self.problem = self.problem or DOUBTFUL
 
     def add(self, write: FileWrite) -> None:
         """Add a further write, which must start from the content that the one before left, unless it is doubtful."""
-        if write.was != self._states[-1] and not write.doubtful:
+        if write.hash_before != self._states[-1] and not write.doubtful:
             self.problem = self.problem or BETWEEN
         self._states.append(write.after)
         self.folders += write.folders
@@ -393,7 +393,7 @@ class _WrittenFile:
         if self.problem or self.root is None:
             return
         try:
-            with self.root.parent(self.path, create=False) as (folder, name), hold_file_lock(folder, name):
+            with self.root.open_parent(self.path, create=False) as (folder, name), hold_file_lock(folder, name):
                 self._set_fate(*self._read_file_state(folder, name))
         except Missing:
             self._set_fate(None, None)
@@ -443,7 +443,7 @@ class _WrittenFile:
         assert self.root is not None  # noqa: S101 - without one it has a problem
         fate = self.fate
         try:
-            with self.root.parent(self.path, create=fate == "created") as (folder, name), hold_file_lock(folder, name):
+            with self.root.open_parent(self.path, create=fate == "created") as (folder, name), hold_file_lock(folder, name):
                 info, now = self._read_file_state(folder, name)
                 self._set_fate(info, now)
                 if not self.problem and self.fate == fate:

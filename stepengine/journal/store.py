@@ -656,7 +656,7 @@ class Commits:
                 self._writer.commit()  # what was left is stored: there is nothing to wait for, only to be told
                 tell(None, None)
             else:
-                self._get_thread_pool().begin("journal", self._writer.commit, tell)
+                self._get_thread_pool().start_with_callback("journal", self._writer.commit, tell)
         except (RuntimeError, JournalError) as error:  # the system gives no thread, or what was left is lost
             tell(None, error)
 

@@ -318,7 +318,7 @@ class _Programs:
         run = _ProgramRun(self, ctx, code)
         turn: Mapping[str, Any] = {"calls": ()}
         try:
-            turn = yield from run.begin(restart=restart)
+            turn = yield from run.start_program(restart=restart)
             while "calls" in turn:
                 turn = yield from run.perform_and_answer_calls(turn)
         finally:
@@ -357,7 +357,7 @@ class _ProgramRun(RunningProgram):
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
-    def begin(self, *, restart: bool) -> Steps[Mapping[str, Any]]:
+    def start_program(self, *, restart: bool) -> Steps[Mapping[str, Any]]:
         # Recorded time. The sandbox has no clock: a program that is run again over its records sees the times that it
         # saw.
         now = self._ctx.now()

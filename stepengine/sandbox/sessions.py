@@ -312,7 +312,7 @@ class MontySandbox:
             seat = _SessionWorker(self._pool.checkout(**checkout))
             self._seats.append(seat)
         try:
-            seat.begin()
+            seat.start()
         except BaseException as error:
             self.release_worker(seat)
             if not isinstance(error, self.monty.MontyError):
@@ -411,7 +411,7 @@ class _SessionWorker:
         self.is_busy = True
         self.pid = 0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self.session.__enter__()
         self.pid = self.session.worker_pid
 

@@ -30,7 +30,7 @@ from stepengine.tools.control import (
     lookup_agent_info_tool,
     make_checked_tool,
 )
-from stepengine.tools.definition import Tool, check_name
+from stepengine.tools.definition import Tool, check_tool_name
 from stepengine.tools.repair import make_repairer
 from stepengine.tools.schemas import STRING, JsonSchema, make_validator, object_schema, with_description
 
@@ -128,8 +128,8 @@ def agent_tool(definition: AgentDefinition, *, name: str | None = None, descript
     Raises:
         DefinitionError: for a name that no provider takes, or params that have no JSON Schema.
     """
-    name = tool_name(definition) if name is None else name
-    check_name(name)
+    name = agent_tool_name(definition) if name is None else name
+    check_tool_name(name)
     text = _tool_description(definition) if description is None else description
 
     def entries(value: JsonDict) -> list[ChildRequest]:
@@ -156,7 +156,7 @@ def spawnable_agent_tool(definition: AgentDefinition, agent_id: str = "") -> Too
         return [ChildRequest(agent_id or definition.id, value.get("prompt", ""), value.get("params"))]
 
     publisher, name, _ = split_agent_id(agent_id)
-    called = tool_name(definition) if publisher is None else f"{publisher}_{name}".replace("-", "_")
+    called = agent_tool_name(definition) if publisher is None else f"{publisher}_{name}".replace("-", "_")
     return _make_spawn_tool(
         called,
         _tool_description(definition),
@@ -192,7 +192,7 @@ def with_called_tools(tools: Iterable[ToolLike]) -> Iterator[ToolLike]:
             waiting += [used for used in runs.uses if isinstance(used, ToolLike)]
 
 
-def tool_name(definition: AgentDefinition) -> str:
+def agent_tool_name(definition: AgentDefinition) -> str:
     """Return the name of the tool that runs an agent."""
     return definition.id.replace("-", "_")
 

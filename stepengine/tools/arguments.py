@@ -61,7 +61,7 @@ class _Parameters:
             (self.module == other.module, self.written == other.written, self.kept == other.kept)
         )
 
-    def adapter(self) -> TypeAdapter[Any]:
+    def make_adapter(self) -> TypeAdapter[Any]:
         from pydantic import ConfigDict, TypeAdapter
 
         def capture(**arguments: object) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class _Parameters:
 
 # A bundled tool is made anew for each folder that agents work in. What pydantic compiles for it depends on the
 # signature alone, and takes longer than all the rest of making the tool.
-_bundled_adapter = functools.lru_cache(maxsize=256)(_Parameters.adapter)
+_bundled_adapter = functools.lru_cache(maxsize=256)(_Parameters.make_adapter)
 
 
 def _make_adapter(signature: Signature) -> TypeAdapter[Any]:
@@ -89,7 +89,7 @@ def _make_adapter(signature: Signature) -> TypeAdapter[Any]:
         return (
             _bundled_adapter(_Parameters(module, kept, repr(kept)))
             if is_bundled(fn)
-            else _Parameters(module, kept, "").adapter()
+            else _Parameters(module, kept, "").make_adapter()
         )
     except (PydanticUserError, TypeError) as error:
         text = str(error).partition("\n")[0]
@@ -212,9 +212,9 @@ class FunctionInputs:
         self._encoders: dict[str, TypeAdapter[Any]] = {}
         _refuse_one_shot_iterables(self._adapter, tool_name, signature)
         self._aliases = _parse_aliases(self._adapter.core_schema, signature)
-        self.schema = self._schema(texts)
+        self.schema = self._make_schema(texts)
 
-    def _schema(self, texts: Mapping[str, str]) -> JsonDict:
+    def _make_schema(self, texts: Mapping[str, str]) -> JsonDict:
         from pydantic.errors import PydanticInvalidForJsonSchema
 
         try:

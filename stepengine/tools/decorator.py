@@ -11,7 +11,7 @@ from stepengine.data.json import freeze
 from stepengine.errors import DefinitionError
 from stepengine.tools.arguments import FunctionInputs
 from stepengine.tools.context import ToolContext
-from stepengine.tools.definition import Tool, ToolOptions, check_name
+from stepengine.tools.definition import Tool, ToolOptions, check_tool_name
 from stepengine.tools.places import caller_locals, source_location
 from stepengine.tools.schemas import check_schema_for_providers
 from stepengine.tools.signatures import read_docstring, read_signature
@@ -83,7 +83,7 @@ def _make_tool(fn: Any, name: str | None, description: str | None, options: Tool
         raise DefinitionError(msg)
     signature = read_signature(fn, names)
     name = getattr(fn, "__name__", "") if name is None else name
-    check_name(name, f"{source_location(fn)}: ")
+    check_tool_name(name, f"{source_location(fn)}: ")
     text, parameters = read_docstring(fn.__doc__)
     inputs = FunctionInputs(name, signature, parameters)
     check_schema_for_providers(name, inputs.schema)

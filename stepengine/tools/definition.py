@@ -218,7 +218,7 @@ def _schema_properties(spec: ToolSpec) -> JsonDict:
     return found if isinstance(found, JsonDict) else JsonDict()
 
 
-def check_name(name: object, where: str = "") -> None:
+def check_tool_name(name: object, where: str = "") -> None:
     """
     Raise ``DefinitionError`` for a tool name that a provider would reject.
 
@@ -262,7 +262,7 @@ class Tool(Generic[P, R]):
         run: Callable[..., object],
         **options: Unpack[ToolOptions],
     ) -> None:
-        check_name(name)
+        check_tool_name(name)
         inputs = SchemaInputs(name, input_schema)
         if problem := find_keyword_problem(inputs.schema):
             msg = f"input_schema of tool {name!r} at {problem}"

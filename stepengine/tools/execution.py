@@ -252,7 +252,7 @@ async def _run_with_dependencies(  # noqa: PLR0917  (bound step by step with par
     resolver = Resolver(ctx, overrides, run)
 
     async def work() -> Any:
-        needed = {name: await resolver.value(*need) for name, need in body.needs.items()}
+        needed = {name: await resolver.resolve_dependency(*need) for name, need in body.needs.items()}
         bound = bind_body(body, ctx, arguments, needed)
         return await bound() if body.is_async else await run(bound)
 

@@ -30,13 +30,13 @@ def find_one_shot_iterable(schema: Any, place: str = "") -> str | None:
     if kind in WRAPPERS and isinstance(inner, Mapping) and inner.get("type") == "generator":
         return None
     if kind == "arguments":
-        return _find_first([(_join(place, one["name"]), one["schema"]) for one in schema["arguments_schema"]])
+        return _find_first([(_join_path(place, one["name"]), one["schema"]) for one in schema["arguments_schema"]])
     if kind == "dataclass-args":
-        return _find_first([(_join(place, one["name"]), one["schema"]) for one in schema["fields"]])
+        return _find_first([(_join_path(place, one["name"]), one["schema"]) for one in schema["fields"]])
     parts = [(place, one) for name, one in schema.items() if name not in NOT_SCHEMAS]
     fields = schema.get("fields")
     if isinstance(fields, Mapping):
-        parts = [(_join(place, name), one) for name, one in fields.items()] + parts
+        parts = [(_join_path(place, name), one) for name, one in fields.items()] + parts
     return _find_first(parts)
 
 
@@ -59,5 +59,5 @@ def _find_first(parts: list[tuple[str, Any]]) -> str | None:
     return next((found for place, one in parts if (found := find_one_shot_iterable(one, place)) is not None), None)
 
 
-def _join(place: str, name: str) -> str:
+def _join_path(place: str, name: str) -> str:
     return f"{place}.{name}" if place else name

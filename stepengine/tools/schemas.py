@@ -107,7 +107,7 @@ class JsonSchema:
         self._rules = _Rules(draft.keywords, draft.is_type, outline.targets)
         for pattern, at in outline.patterns.items():
             self._rules.compile_pattern(pattern, where, at)
-        draft.check(where, outline.schemas)
+        draft.check_schemas(where, outline.schemas)
         self._root = outline.root
 
     def issues(self, value: JsonValue, path: str = "") -> list[str]:
@@ -382,7 +382,7 @@ class _Draft:
             found = {**self._resolve_shape_references(target, there), **found}
         return found
 
-    def check(self, where: str, schemas: Mapping[str, object]) -> None:
+    def check_schemas(self, where: str, schemas: Mapping[str, object]) -> None:
         """Raise an error if one of *schemas*, the parts of one schema by path, is invalid."""
         for place, schema in schemas.items():
             for word, value in schema.items() if isinstance(schema, dict) else ():

@@ -125,7 +125,7 @@ def split_argv(text: str) -> Argv:
         ValueError: when a shell would do more than split it; the message names what it would act on.
     """
     try:
-        words = _Splitter(text).words()
+        words = _Splitter(text).split_words()
     except _NotArgv as problem:
         raise ValueError(*problem.args) from None
     if words and ASSIGNMENT.match(words[0]):
@@ -140,7 +140,7 @@ class _Splitter:
         self._at = 0
         self._word: list[str] | None = None
 
-    def words(self) -> list[str]:
+    def split_words(self) -> list[str]:
         found: list[str] = []
         while self._at < len(self._text):
             char = self._text[self._at]

@@ -167,7 +167,7 @@ class ProgramConnection:
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    def ask(
+    def send_call(
         self,
         do: str,
         data: bytes = b"",
@@ -219,7 +219,7 @@ class ProgramConnection:
             if not self._why:
                 self._send({"do": do, **given}, b"", time.monotonic() + seconds)
 
-    def answer(self, number: int, *, seconds: float, cancelled: CancelSignal | None = None) -> CallReply:
+    def wait_for_reply(self, number: int, *, seconds: float, cancelled: CancelSignal | None = None) -> CallReply:
         """
         Wait for the reply to a call. After *seconds*, end the connection and raise; if *cancelled* is set, only raise.
 
@@ -237,7 +237,7 @@ class ProgramConnection:
             min(POLL_SECONDS if cancelled is not None else seconds, max(0.0, until - time.monotonic()))
         ):
             if cancelled is not None and cancelled.is_set():
-                self.forget(number)
+                self.discard_reply(number)
                 raise self._make_unanswered_error(pending, "its call was cancelled before its answer came")
             if time.monotonic() >= until:
                 self._mark_ended(f"an answer did not come within {seconds:g} s")
@@ -253,7 +253,7 @@ class ProgramConnection:
             raise self._make_reply_error(head)
         return pending.answer
 
-    def forget(self, number: int) -> None:
+    def discard_reply(self, number: int) -> None:
         """Discard the reply to a call."""
         with self._lock:
             pending = self._pending.get(number)
@@ -267,7 +267,7 @@ class ProgramConnection:
         self._listeners.pop(number, None)
         self._untaken.pop(number, None)
 
-    def grant(self, number: int, size: int) -> None:
+    def allow_output(self, number: int, size: int) -> None:
         """Permit a program to send *size* more bytes of output."""
         with self._lock:
             if number not in self._untaken:

@@ -283,7 +283,7 @@ class PrivateFolders:
     @classmethod
     def create(cls, system: RemoteSystem | None) -> PrivateFolders:
         """Create a private folder on a system, or with ``None`` on this machine."""
-        return cls() if system is None else cls(Path(system.private()), system)
+        return cls() if system is None else cls(Path(system.create_private_folder()), system)
 
     @property
     def home(self) -> Path:
@@ -313,7 +313,7 @@ class PrivateFolders:
     def remove(self) -> None:
         """Remove the folders with their content."""
         if self.system is not None:
-            self.system.remove(str(self.folder))
+            self.system.remove_private_folder(str(self.folder))
             return
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -356,7 +356,7 @@ class CommandEnvironment:
     def _known_variables(self) -> tuple[Mapping[str, str], str, str]:
         """Return the variables of the system, the user's name, and the home folder."""
         if self.system is not None:
-            return self.system.variables(("PATH", "TZ", *self.names))
+            return self.system.fetch_variables(("PATH", "TZ", *self.names))
         return os.environ, user_name(), os.path.expanduser("~")  # noqa: PTH111  (never raises)
 
     def make_variables(self, private: PrivateFolders) -> dict[str, str]:

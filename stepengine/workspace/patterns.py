@@ -74,7 +74,7 @@ class GlobPattern:
             raise ToolError(msg)
         self._dotfiles = dotfiles
         self._texts = expand_braces(text)
-        self._forms = [_compile(form, pattern, dotfiles=dotfiles) for form in self._texts]
+        self._forms = [_compile_form(form, pattern, dotfiles=dotfiles) for form in self._texts]
 
     def match(self, parts: Sequence[str]) -> bool:
         """Return whether a path matches."""
@@ -144,7 +144,7 @@ def find_pattern_problem(pattern: str) -> str:
     return "" if blank == pattern else f"it has a blank at an end of a name; where that is meant, write {blank!r}"
 
 
-def _compile(form: str, pattern: str, *, dotfiles: bool) -> list[Component]:
+def _compile_form(form: str, pattern: str, *, dotfiles: bool) -> list[Component]:
     names = [n for n in form.split("/") if n not in {"", "."}]
     if len(names) > MAX_COMPONENTS:
         msg = f"the pattern {pattern!r} cannot be used: it has more than {MAX_COMPONENTS} components"

@@ -87,7 +87,7 @@ class Root:
         if self.system is None:
             self._open_local(path)
         else:
-            self.fd, real = self.system.root(os.fspath(path), wide=policy.allow_wide_root)
+            self.fd, real = self.system.open_root(os.fspath(path), wide=policy.allow_wide_root)
             self.real = tuple([p for p in real.split("/") if p])
         self._closer = weakref.finalize(self, calls.close, self.fd)
         self.info = calls.fstat(self.fd)
@@ -176,7 +176,7 @@ class Root:
             raise
         return opened
 
-    def trusts(self, path: str) -> bool:
+    def is_trusted(self, path: str) -> bool:
         """Return whether a file is one of the policy's ``trusted`` ones, links followed."""
         if self.trusted.patterns:
             try:
@@ -196,7 +196,7 @@ class Root:
         # Before anything is opened, and again after a link (`_open_path`): a harmless name may lead to a secret file, and a
         # secret name to a harmless one.
         if self.secrets.match(parts):
-            which = self.secrets.which(parts)
+            which = self.secrets.find_matching_pattern(parts)
             msg = f"{path!r} may hold secrets (it matches {which!r}) and is not available to tools"
             raise ToolError(msg)
         guard = current_file_guard()
@@ -317,7 +317,7 @@ class Root:
         return new
 
     @contextmanager
-    def parent(self, path: str, *, create: bool, made: list[str] | None = None) -> Iterator[tuple[Fd, str]]:
+    def open_parent(self, path: str, *, create: bool, made: list[str] | None = None) -> Iterator[tuple[Fd, str]]:
         """
         Open the folder of the last component for writing, and yield its descriptor and the component's name.
 
@@ -334,12 +334,12 @@ class Root:
             raise ToolError(msg)
         self.refuse_withheld(parts, path)
         if self.protected.match(parts):
-            which = self.protected.which(parts)
+            which = self.protected.find_matching_pattern(parts)
             msg = f"{path!r} is protected from being written (it matches {which!r}), because other programs run or trust it"
             raise ToolError(msg)
         # A file that a run has written may contain text of third parties, and would be trusted when it is read again.
         if self.trusted.match(parts):
-            msg = f"{path!r} is not written by tools (it matches {self.trusted.which(parts)!r}), because what it holds is trusted"
+            msg = f"{path!r} is not written by tools (it matches {self.trusted.find_matching_pattern(parts)!r}), because what it holds is trusted"
             raise ToolError(msg)
         folder, made = calls.open_at(".", FOLDER, self.fd), [] if made is None else made
         try:
@@ -358,14 +358,14 @@ class Root:
         """Remove the empty ones of the folders, passed outermost first, and return them."""
         removed: list[str] = []
         for path in reversed(folders):
-            with suppress(OSError, ToolError), self.parent(path, create=False) as (folder, name):
+            with suppress(OSError, ToolError), self.open_parent(path, create=False) as (folder, name):
                 calls.rmdir(name, folder)
                 removed.append(path)
         return removed
 
     def list_names(self, path: str) -> list[str] | None:
         """Return the names in a folder that prevent ``remove_empty_folders`` from removing it; ``None`` if it is missing."""
-        with suppress(OSError, ToolError), self.parent(path, create=False) as (folder, name):
+        with suppress(OSError, ToolError), self.open_parent(path, create=False) as (folder, name):
             fd = calls.open_at(name, FOLDER, folder)
             try:
                 with calls.scandir(fd) as entries:

@@ -152,7 +152,7 @@ class _Scan:
     warnings: tuple[str, ...]
     stamps: Mapping[str, Stamp]
 
-    def holds(self) -> bool:
+    def is_current(self) -> bool:
         """Return True if nothing has changed since."""
         return all(_read_stamp(path) == stamp for path, stamp in self.stamps.items())
 
@@ -169,7 +169,7 @@ def find_skills(folder: Path, *, user: bool) -> SkillCatalog:
     """
     places = tuple(_skill_places(folder, user=user))
     known = _scans.get(places)
-    if known is None or not known.holds():
+    if known is None or not known.is_current():
         known = _scan_places(places)
         while len(_scans) >= KEPT_SCANS:
             _scans.pop(next(iter(_scans), places), None)

@@ -154,11 +154,11 @@ class _LineWindow:
             return
         pieces = chunk.split(b"\n")
         for piece in pieces[:-1]:
-            self._add(piece)
+            self._add_piece(piece)
             self._finish_line(b"\n")
-        self._add(pieces[-1])
+        self._add_piece(pieces[-1])
 
-    def _add(self, piece: bytes) -> None:
+    def _add_piece(self, piece: bytes) -> None:
         self._length += len(piece)
         if self._first <= self._number < self._after:
             self._open += piece[: max(0, self.KEPT_CHARS - len(self._open))]

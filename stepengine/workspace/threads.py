@@ -172,7 +172,7 @@ class ThreadPool:
             return value
         raise value
 
-    def begin(self, name: str, body: Callable[[], Any], tells: ResultCallback) -> None:
+    def start_with_callback(self, name: str, body: Callable[[], Any], tells: ResultCallback) -> None:
         """
         Start *body* in a thread, and call *tells* in the running event loop when it has ended.
 

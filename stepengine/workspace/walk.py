@@ -41,7 +41,7 @@ class WalkBudget:
         self._cancelled = cancelled
         self.cut = ""
 
-    def use(self) -> bool:
+    def count_entry(self) -> bool:
         """Count one entry, and return True if it was within the budget."""
         self._left -= 1
         if self._left < 0:
@@ -90,7 +90,7 @@ def walk(
         place = (*parts, entry.name)
         if is_folder and not enter(place, fd):
             continue
-        if not budget.use():
+        if not budget.count_entry():
             return
         yield place, entry
         if is_folder:

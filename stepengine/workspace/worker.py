@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stepengine.workspace.whole_files import put, sweep  # noqa: TC004 - its text is ahead of this one, see above
+    from stepengine.workspace.whole_files import remove_stale_temporaries, replace_file_atomically  # noqa: TC004 - its text is ahead of this one, see above
 
 READY = b"stepengine worker 1\n"
 LENGTHS = struct.Struct(">II")
@@ -136,11 +136,11 @@ class Worker:
             head = json.loads(read_exactly(self.source, head_size).decode())
             data = read_exactly(self.source, data_size)
             if head["do"] in SLOW:
-                threading.Thread(target=self.answer, args=(head, data), daemon=True).start()
+                threading.Thread(target=self.handle_request, args=(head, data), daemon=True).start()
             else:
-                self.answer(head, data)
+                self.handle_request(head, data)
 
-    def answer(self, head: dict[str, Any], data: bytes) -> None:
+    def handle_request(self, head: dict[str, Any], data: bytes) -> None:
         """Execute a request, and send its reply."""
         number = head.pop("id", None)
         try:
@@ -325,11 +325,11 @@ class Worker:
 
     def do_replace(self, folder: int, name: str, mode: Any, data: bytes) -> None:
         """Replace the content of a file durably."""
-        put(self.fd(folder), name, data, mode)
+        replace_file_atomically(self.fd(folder), name, data, mode)
 
     def do_sweep(self, folder: int) -> None:
         """Remove temporary files from processes that have ended."""
-        sweep(self.fd(folder))
+        remove_stale_temporaries(self.fd(folder))
 
     # --- programs ---------------------------------------------------------------------------------------------------
 

@@ -246,7 +246,7 @@ class Database:
             with self.lock, self.looking, self.scanning:
                 self.disconnect()
 
-    def connection(self) -> GuardedConnection:
+    def get_writer(self) -> GuardedConnection:
         """
         Return the writing connection; the caller must hold ``lock``. A commit is durable.
 
@@ -280,7 +280,7 @@ class Database:
         """
         from stepengine.workspace.guarded_database import raise_interrupt_cause
 
-        database = self.connection()
+        database = self.get_writer()
         if not self._has_written:
             # From now on it is asked more often than SQLite would do it.
             database.execute("PRAGMA busy_timeout=0")
@@ -307,7 +307,7 @@ class Database:
         self._check_not_replaced()
         if not is_long and not self._has_written and self.lock.acquire(timeout=0):
             try:
-                database = self.connection()
+                database = self.get_writer()
                 with raise_interrupt_cause(database):
                     yield database
             finally:

@@ -86,11 +86,11 @@ class FileWrite:
     doubtful: bool = False
 
     @property
-    def was(self) -> str | None:
+    def hash_before(self) -> str | None:
         """The hash of the file before the write; ``None`` if it did not exist."""
         return None if self.before is None else self.before.hash
 
-    def form(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the write as JSON."""
         form: dict[str, object] = {"root": self.root, "path": self.path, "before": None, "after": self.after}
         if self.before is not None:
@@ -100,7 +100,7 @@ class FileWrite:
         return form | ({"doubtful": True} if self.doubtful else {})
 
     @classmethod
-    def of_form(cls, form: Any) -> FileWrite:
+    def from_json(cls, form: Any) -> FileWrite:
         """
         Return the write that JSON describes.
 

@@ -419,7 +419,7 @@ def check_inside(folder: Path, held: Root, path: str) -> None:
         assert (real + "/").startswith(top + "/")
         assert real.removeprefix(top).strip("/") == "/".join(opened.parts)
     before = tree(folder)
-    with suppress(ToolError), held.parent(path, create=True) as (fd, name):
+    with suppress(ToolError), held.open_parent(path, create=True) as (fd, name):
         real = os.readlink(f"/proc/self/fd/{fd}") if Path("/proc/self/fd").exists() else top
         assert (real + "/").startswith(top + "/")
         assert name not in {"", ".", ".."}
@@ -500,7 +500,7 @@ def listing(held: Root) -> str:
 
 def writing(held: Root) -> str:
     try:
-        with held.parent("a/g", create=False) as (folder, name):
+        with held.open_parent("a/g", create=False) as (folder, name):
             replace_file(folder, name, b"inside", stat_regular_file(folder, name, "a/g"))
     except (ToolError, FileNotFoundError):
         return "refused"

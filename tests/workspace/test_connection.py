@@ -241,7 +241,7 @@ def test_an_unanswered_effect_is_in_doubt_unless_never_sent(tmp_path: Path) -> N
         connected = place.system.ensure_connection()  # type: ignore[union-attr]
         until(lambda: connected.is_lost)
         with pytest.raises(WorkspaceLost):
-            connected.ask("replace", b"data", effect=True, seconds=1)
+            connected.send_call("replace", b"data", effect=True, seconds=1)
 
 
 def names(root: Root) -> list[str]:
@@ -267,7 +267,7 @@ def test_the_worker_answers_an_invalid_call_with_an_error(tmp_path: Path) -> Non
             ("open", {"handle": 1, "folder": 1, "name": 7, "kind": "x"}),
         ):
             with pytest.raises((WorkspaceLost, OSError)):
-                place.system.ask(do, **given_)
+                place.system.call(do, **given_)
         assert [] == names(root)
 
 
@@ -417,7 +417,7 @@ def test_a_raising_listener_ends_the_connection_for_all_calls(tmp_path: Path) ->
 
         assert line.is_lost
         with pytest.raises(WorkspaceLost, match="what came could not be taken: RuntimeError: the loop is closed"):
-            line.ask("fstat", seconds=1)
+            line.send_call("fstat", seconds=1)
         assert [("gone", None)] == first == second
 
 

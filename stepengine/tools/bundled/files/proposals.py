@@ -68,7 +68,7 @@ def make_proposal_tools(root: Root, buffers: Buffers | None = None) -> list[Tool
             content: The complete new content.
             instructions: What the change is for, in a few words; it is only logged.
         """
-        before = proposed.text(ctx.agent_state, path)
+        before = proposed.read_proposed_text(ctx.agent_state, path)
         ctx.logger.info("propose_write_file", path=path, instructions=instructions)
         word = "create" if before is None else "overwrite"
         after = content if "\r\n" in content else keep_line_ends(before or "", content)
@@ -100,7 +100,7 @@ def make_proposal_tools(root: Root, buffers: Buffers | None = None) -> list[Tool
             path: The file.
             replacements: What to replace.
         """
-        before = proposed.text(ctx.agent_state, path)
+        before = proposed.read_proposed_text(ctx.agent_state, path)
         if before is None:
             msg = f"{path!r} does not exist; use propose_write_file to propose it"
             raise ToolError(msg)
@@ -119,7 +119,7 @@ class _ProposedFiles:
         self._root = root
         self._buffers = buffers
 
-    def text(self, state: AgentState, path: str) -> str | None:
+    def read_proposed_text(self, state: AgentState, path: str) -> str | None:
         """Return the text of a file with the run's proposals applied; ``None`` if the file does not exist."""
         name = PREFIX + display_path(self._root.parts(path))
         known = state.context.get(name)
@@ -129,7 +129,7 @@ class _ProposedFiles:
 
     def _read_current_text(self, path: str) -> str | None:
         try:
-            with self._root.parent(path, create=False) as (folder, name):
+            with self._root.open_parent(path, create=False) as (folder, name):
                 if stat_regular_file(folder, name, path) is None:
                     return None
                 fd = calls.open_at(name, FILE, folder)

@@ -60,7 +60,7 @@ class FileWindow(TypedDict):
 def _trust_of_files(root: Root, input: JsonDict) -> Trust:
     """Return whether all files of a call are trusted."""
     paths = [one if isinstance(one, str) else one["path"] for one in input["paths"]]
-    return "trusted" if all(map(root.trusts, paths)) else "untrusted"
+    return "trusted" if all(map(root.is_trusted, paths)) else "untrusted"
 
 
 def make_read_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
@@ -117,9 +117,9 @@ def make_read_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
         wanted = [_WantedPart(p, offset, limit, is_window=is_window) for p in paths]
         seen, entries, left = set(), [], READ_CHARS - 2
         for one in wanted:
-            if one.key(root) in seen:
+            if one.dedup_key(root) in seen:
                 continue
-            seen.add(one.key(root))
+            seen.add(one.dedup_key(root))
             if len(seen) > READ_PATHS:
                 entries.append({"path": one.path, "error": TOO_MANY.format(READ_PATHS)})
                 continue
@@ -174,7 +174,7 @@ def _list_folder(root: Root, fd: Fd, parts: tuple[str, ...], budget: WalkBudget)
                 continue
             if entry.name.startswith(TEMPORARY) or root.is_withheld((*parts, entry.name)):
                 continue
-            if not budget.use():
+            if not budget.count_entry():
                 break
             found[kind].append(printable_name(entry.name))
     result: dict[str, object] = {kind: sorted(names) for kind, names in found.items()}
@@ -192,7 +192,7 @@ class _WantedPart:
         self.limit = min(window.get("limit", limit), READ_LINES)
         self.is_window = is_window or "offset" in window or "limit" in window
 
-    def key(self, root: Root) -> Any:
+    def dedup_key(self, root: Root) -> Any:
         try:
             parts: object = root.parts(self.path)
         except ToolError:

@@ -149,19 +149,19 @@ class Hit:
     symbols: tuple[str, ...]
 
 
-def rank_files(prompt: str, files: Mapping[Parts, list[str]], goes_on: Callable[[], bool] = lambda: True) -> list[Hit]:
+def rank_files(prompt: str, files: Mapping[Parts, list[str]], has_time: Callable[[], bool] = lambda: True) -> list[Hit]:
     """
     Return the files that match the description *prompt*, best first, then by depth and name.
 
     Args:
         prompt: What is looked for.
         files: The places of files, with the top-level names in them.
-        goes_on: Called again and again; when it returns False, the matches found so far are ranked.
+        has_time: Called again and again; when it returns False, the matches found so far are ranked.
     """
-    index = _Index(files, goes_on)
+    index = _Index(files, has_time)
     wanted = list(dict.fromkeys(w for w in split_words(prompt) if w not in COMMON))[:PROMPT_WORDS]
     scores: defaultdict[Parts, float] = defaultdict(float)
-    for word in takewhile(lambda _: goes_on(), wanted):
+    for word in takewhile(lambda _: has_time(), wanted):
         fitting = index.find_matches(word)
         weight = math.log(1 + len(files) / (1 + len(fitting)))
         for place, score in fitting.items():
@@ -174,7 +174,7 @@ def rank_files(prompt: str, files: Mapping[Parts, list[str]], goes_on: Callable[
             index.adjust_score(place, scores[place], named, about_tests=about_tests),
             index.find_symbols(place, wanted, named),
         )
-        for place in takewhile(lambda _: goes_on(), files)
+        for place in takewhile(lambda _: has_time(), files)
         if scores[place] or index.is_named(place, named)
     ]
     return sorted(hits, key=lambda h: (-h.score, len(h.place), h.place))
@@ -183,10 +183,10 @@ def rank_files(prompt: str, files: Mapping[Parts, list[str]], goes_on: Callable[
 class _Index:
     """An index from words to the files that have them in their path or top-level names."""
 
-    def __init__(self, files: Mapping[Parts, list[str]], goes_on: Callable[[], bool]) -> None:
+    def __init__(self, files: Mapping[Parts, list[str]], has_time: Callable[[], bool]) -> None:
         self._files = files
         self._by_word: defaultdict[str, dict[Parts, float]] = defaultdict(dict)
-        for place, symbols in takewhile(lambda _: goes_on(), files.items()):
+        for place, symbols in takewhile(lambda _: has_time(), files.items()):
             self._add_words(split_words(place[-1]), place, IN_NAME)
             self._add_words((w for folder in place[:-1] for w in split_words(folder)), place, IN_FOLDER)
             self._add_words((w for symbol in symbols for w in split_words(symbol)), place, IN_SYMBOL)
@@ -327,7 +327,7 @@ def _make_entry(root: Root, path: str, max_tokens: int, budget: WalkBudget) -> d
     except ToolError as error:
         return _make_file_entry(root, path, max_tokens, error)
     try:
-        made = _Tree(root, opened, budget).entry(max_tokens)
+        made = _Tree(root, opened, budget).make_entry(max_tokens)
     finally:
         calls.close(opened.fd)
     return {"path": display_path(opened.parts), **made, "spent": made["token_count"]}
@@ -357,7 +357,7 @@ def format_file_tree(root: Root, max_tokens: int) -> str:
     """Return the tree of the files below *root* in at most *max_tokens* tokens."""
     opened = root.open_folder(".")
     try:
-        return str(_Tree(root, opened, WalkBudget()).entry(max_tokens)["printed_tree"])
+        return str(_Tree(root, opened, WalkBudget()).make_entry(max_tokens)["printed_tree"])
     finally:
         calls.close(opened.fd)
 
@@ -373,7 +373,7 @@ class _Tree:
             self._all = [TreeNode(place, is_folder) for place, _, is_folder in entries]
         self._cut = budget.cut
 
-    def entry(self, max_tokens: int) -> dict[str, Any]:
+    def make_entry(self, max_tokens: int) -> dict[str, Any]:
         """Return the tree, reduced until it fits: without unimportant files, without names, or without deep entries."""
         room = max_tokens * CHARS_PER_TOKEN
         lean = [n for n in self._all if n.is_folder or not n.place[-1].lower().endswith(UNIMPORTANT)]

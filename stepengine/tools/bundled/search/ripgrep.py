@@ -191,7 +191,7 @@ FIXED = (
 def find_ripgrep(root: Sequence[str], system: RemoteSystem | None = None) -> str | None:
     """Return the path of ``rg``, next to the interpreter or on the search path (of *system*), but never below the root."""
     if system is not None:
-        given, _, _ = system.variables(("PATH",))
+        given, _, _ = system.fetch_variables(("PATH",))
         return system.find_program_outside("rg", given.get("PATH", "").split(os.pathsep), root)
     beside = str(Path(sys.executable).parent)
     for folders in (beside, None):
@@ -232,7 +232,7 @@ class Ripgrep:
         """
         spans: list[tuple[int, str]] = []
         ignore = Ignore(self._root, budget)
-        for event in self._iter_events(self._command(pattern, flags, per_file), budget):
+        for event in self._iter_events(self._build_command(pattern, flags, per_file), budget):
             kind, data = event.get("type"), event.get("data", {})
             if kind == "begin":
                 spans = []
@@ -248,7 +248,7 @@ class Ripgrep:
             msg = f"the search failed: {self.problems}"
             raise ToolError(msg)
 
-    def _command(self, pattern: str, flags: SearchFlags, per_file: int) -> list[str]:
+    def _build_command(self, pattern: str, flags: SearchFlags, per_file: int) -> list[str]:
         switches = {
             "--word-regexp": flags.word,
             "--fixed-strings": flags.fixed,
@@ -427,10 +427,10 @@ def _pattern_for_any_line_end(pattern: str, flags: SearchFlags) -> tuple[str, bo
         # A line end among the characters of a class stays as it is: there it is one character.
         return LINE_END.sub(lambda match: match[1] or "\\r?\\n", pattern), False
     lines = pattern.replace("\r\n", "\n").split("\n")
-    return (pattern, True) if len(lines) == 1 else ("\\r?\\n".join(map(_escape, lines)), False)
+    return (pattern, True) if len(lines) == 1 else ("\\r?\\n".join(map(_escape_regex, lines)), False)
 
 
-def _escape(text: str) -> str:
+def _escape_regex(text: str) -> str:
     """Return a regular expression of ripgrep that matches *text*."""
     return re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", lambda match: "\\" + match[0], text)
 

@@ -84,7 +84,7 @@ class Capture:
         missing = self._left_out + len(self._tail) - len(tail)
         return f"{self._head}\n[... {missing:,} characters were left out here ...]\n{tail}"
 
-    def take(self) -> str:
+    def pop_text(self) -> str:
         """Return the stored text, and clear it."""
         text = self.text()
         self._reset()

@@ -423,7 +423,7 @@ def _result_with_output(
 ) -> ToolResult:
     """Return a result with both streams, as long as the cap of results allows."""
     is_cut = process.out.is_cut or process.err.is_cut
-    texts = process.out.take(), process.err.take()
+    texts = process.out.pop_text(), process.err.pop_text()
     room = RESULT_CHARS - len(compact(frame)) - 100
     out, err = fit_texts(texts, room)
     value = {**frame, "stdout": out, **({"stderr": err} if err else {}), "truncated": is_cut or (out, err) != texts}
