@@ -165,11 +165,11 @@ def _list_parameters(tool: Tool) -> list[str]:
 
 
 def host_tools() -> list[Tool]:
-    """Return the tools that the command line has for agents; they are looked at, and never called."""
-    from stepengine.tools.bundled.bundled import uncalled_tools
+    """Return the tools that the command line has for agents, for their names and schemas; they are never called."""
+    from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     known = {one.name for one in reference.document_tools()}
-    return [tool for tool in uncalled_tools(Path.cwd().anchor) if tool.name in known]
+    return [tool for tool in list_all_workspace_tools(Path.cwd().anchor) if tool.name in known]
 
 
 # --- what is looked at ------------------------------------------------------------------------------------------------
@@ -258,7 +258,7 @@ class Example:
 
     def fail_each_effect(self) -> Simulated:
         """
-        Run the example, and again with one thing gone wrong at each of its effects in turn.
+        Run the example, then once per effect with a failure of this effect.
 
         Raises:
             SimulationFailed: at the first place where something that must hold for every run did not.

@@ -611,7 +611,7 @@ class TextRedactor:
         return f"{type(self).__name__}({len(self._index.spellings)} texts, shapes={self.shapes})"
 
     @property
-    def key(self) -> str:
+    def cache_key(self) -> str:
         """Equal for redactors with the same results now, ``""`` if nothing is redacted; it does not reveal the values."""
         keys = self._keys
         return f"{self._key}-{keys.count}" if keys is not None and keys.names else self._key
@@ -970,7 +970,7 @@ class RecordRedaction:
     def has_secrets(self, transcript: Transcript) -> bool:
         """Return whether any message of *transcript* contains a secret."""
         # Counted along the history, so that each message is searched once and not at every step.
-        return transcript.fold_on(("redaction", self._redactor.key), self._count_messages_with_secrets, 0) > 0
+        return transcript.fold_on(("redaction", self._redactor.cache_key), self._count_messages_with_secrets, 0) > 0
 
     def _count_messages_with_secrets(self, count: int, messages: Sequence[Message]) -> list[int]:
         if self.is_clean(tuple(messages)):

@@ -59,7 +59,7 @@ def argument_size(value: object) -> int:
 
 
 def shallow_byte_size(value: object) -> int:
-    """Return the least number of bytes of a value without its members; 0 for a small value."""
+    """Return a lower bound of the bytes of a value without its members; 0 for a small value."""
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, int):

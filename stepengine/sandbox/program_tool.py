@@ -228,7 +228,7 @@ class _RunSession(ProgramVariables):
         self._running: _ProgramRun | None = None
 
     def is_busy_else_claim(self, run: _ProgramRun, known: Any) -> bool:
-        """Note that a program runs, and return False; True if another one does, or did where this one is recorded."""
+        """Record that a program runs, and return False; True if another program runs, or did in the record."""
         if known is not None and known.get("refused") == BUSY:
             return True
         with _LOCK:
@@ -239,7 +239,7 @@ class _RunSession(ProgramVariables):
             return False
 
     def mark_ended(self, run: _ProgramRun) -> None:
-        """Note that a program does not run any more."""
+        """Record that a program has ended."""
         with _LOCK:
             if self._running is run:
                 self._running = None
@@ -510,7 +510,7 @@ class _ProgramRun(RunningProgram):
             self._kept.close()
 
     def release_session(self) -> None:
-        """Let the next program of the session begin."""
+        """Allow the next program of the session to start."""
         if self._kept is not None:
             self._kept.mark_ended(self)
 
@@ -637,7 +637,7 @@ class _ProgramRun(RunningProgram):
     # --- its end ------------------------------------------------------------------------------------------------------
 
     def finish_program(self, turn: Mapping[str, Any]) -> str:
-        """Return the result of the ended program, or raise its error."""
+        """Record the names that the ended program defined, and return its result or raise its error."""
         note = AFRESH if self._is_first and self._has_earlier_results() else ""
         if not {"refused", "lost"} & turn.keys():
             # Of one that failed nobody knows how far it came: what it may have set is no unknown name for the next one.

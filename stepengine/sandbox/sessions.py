@@ -290,7 +290,7 @@ class MontySandbox:
 
     def start_worker(self, checkout: Mapping[str, Any], is_closed: Callable[[], bool]) -> _SessionWorker:
         """
-        Start a worker for a turn and return it; ``rest`` or ``leave`` follows the turn.
+        Start a worker for a turn and return it; ``mark_idle`` or ``release_worker`` follows the turn.
 
         If there are too many workers, an idle one is ended, or the call waits for one until *is_closed* returns true.
         """
@@ -367,7 +367,7 @@ class MontySandbox:
         """
         End the turn of a worker, from any thread. Its caller gets a crash. An idle worker is released.
 
-        Whoever waits for one, as ``None`` says, looks again whether it still wants it.
+        ``None`` wakes the callers that wait for a worker, and they check whether they still need it.
         """
         if self._is_forked:
             return

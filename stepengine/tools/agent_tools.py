@@ -236,7 +236,7 @@ def _input_schema(definition: AgentDefinition) -> JsonDict:
     return JsonDict(freeze(whole))
 
 
-def _make_spec(name: str, description: str, schema: JsonDict) -> ToolSpec:
+def _make_agent_tool_spec(name: str, description: str, schema: JsonDict) -> ToolSpec:
     return ToolSpec(name, description, schema, category="agent", requires_permission=False)
 
 
@@ -254,7 +254,7 @@ def _make_spawn_tool(
     def repair(value: JsonDict) -> JsonDict:
         return _drop_invalid_fields(mend(value))
 
-    spec, runs = _make_spec(name, description, schema), Spawning(entries, shown, agents=agents)
+    spec, runs = _make_agent_tool_spec(name, description, schema), Spawning(entries, shown, agents=agents)
     validate = make_validator(name, _allow_any_params(schema))
     return Tool.for_binding(ToolBinding(spec, validate, repair, runs=runs, shorten_json=shorten_json))
 
@@ -411,14 +411,14 @@ def _inline_result(children: Sequence[ChildResult]) -> ToolResult:
     return ToolResult.json({"message": f"Agent {child.agent_id} ran in this conversation."})
 
 
-def _agents_schema(item: Mapping[str, object]) -> JsonDict:
+def _spawn_input_schema(item: Mapping[str, object]) -> JsonDict:
     agents = {"type": "array", "items": item, "description": "The agents to run."}
     return object_schema(("agents",), agents=agents)
 
 
 def _make_spawn_agents_tool() -> Tool:
-    spec = _make_spec("spawn_agents", SPAWN_AGENTS, _agents_schema(_AGENT))
-    check = make_validator(spec.name, _agents_schema({}))
+    spec = _make_agent_tool_spec("spawn_agents", SPAWN_AGENTS, _spawn_input_schema(_AGENT))
+    check = make_validator(spec.name, _spawn_input_schema({}))
 
     def validate(value: JsonDict) -> Validated:
         """Check all but the entries, which have their own results; one object is a list of one (generator-contract:L1)."""
@@ -433,7 +433,7 @@ def _make_spawn_agents_tool() -> Tool:
 
 
 def _make_spawn_inline_tool() -> Tool:
-    spec = _make_spec("spawn_agent_inline", SPAWN_AGENT_INLINE, object_schema(("agent_type",), **_ENTRY))
+    spec = _make_agent_tool_spec("spawn_agent_inline", SPAWN_AGENT_INLINE, object_schema(("agent_type",), **_ENTRY))
     return make_checked_tool(spec, Spawning(lambda value: [_make_child_request(value)], _inline_result, is_inline=True))
 
 

@@ -383,7 +383,7 @@ class Tool(Generic[P, R]):
         return self.body.fn
 
     def confine(self) -> None:
-        """Mark the tool as one of which the rules judge each file when it is opened."""
+        """Mark the tool as confined: the file rules are applied when it opens a file, not to its input."""
         self.spec = attrs.evolve(self.spec, confined=True)
         self._binding = attrs.evolve(self._binding, spec=self.spec)
 

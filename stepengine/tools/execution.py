@@ -99,7 +99,7 @@ async def _run_body_once(
         with mark:
             if tool.runs_inline:
                 return _call_body(bind_body(tool.body, ctx, arguments))
-            return await _choose_runner(tool, arguments, ctx, overrides, seconds)
+            return await _make_body_coroutine(tool, arguments, ctx, overrides, seconds)
     finally:
         if left := mark.find_unfinished_tasks():
             await cancel_leftover_tasks(left, tool.spec.name, ctx)
@@ -165,7 +165,7 @@ def _is_cancellation(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError)
 
 
-def _choose_runner(
+def _make_body_coroutine(
     tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, seconds: float
 ) -> Coroutine[Any, Any, Any]:
     """Return the coroutine that runs the body on the loop, in a thread or with its dependencies."""
@@ -229,7 +229,7 @@ async def _run_in_thread(
                 _run_with_dependencies, body, arguments, inside, overrides, _call_inline, _await_without_loop
             )
             return await _await_with_limit(
-                functools.partial(in_thread, functools.partial(_run_coroutine, whole)), limit
+                functools.partial(in_thread, functools.partial(_run_coroutine_without_loop, whole)), limit
             )
         guard = functools.partial(_await_with_limit, limit=limit)
         return await _run_with_dependencies(body, arguments, inside, overrides, in_thread, guard)
@@ -289,7 +289,7 @@ async def _await_without_loop(work: Callable[[], Awaitable[object]]) -> Any:
         return BodyFailure(error)
 
 
-def _run_coroutine(make: Callable[[], Coroutine[object, Any, object]]) -> Any:
+def _run_coroutine_without_loop(make: Callable[[], Coroutine[object, Any, object]]) -> Any:
     """Run a coroutine that never waits, and return its value."""
     coroutine = make()
     try:

@@ -453,7 +453,7 @@ class _Rules:
         else:
             words -= {"properties", "patternProperties"}
         steps = [(word, decide, schema[word]) for word, decide in self._keywords.items() if word in words]
-        if _lists_required_last(schema):
+        if _has_required_issues_last(schema):
             places = [word for word, _, _ in steps]
             steps.insert(places.index("additionalProperties"), steps.pop(places.index("required")))
         target = self._targets[schema["$ref"]] if isinstance(schema.get("$ref"), str) else None
@@ -487,7 +487,7 @@ class _Rules:
             return [f"{path}: {TOO_LONG}"]
         judge.left = MOST_WORK
         try:
-            said = _IssueReport(judge, path, {}).follow(value, _Target("#", schema))
+            said = _IssueReport(judge, path, {}).find_target_issues(value, _Target("#", schema))
         except _CheckLimitExceeded:
             return [f"{path}: {TOO_LONG}"]
         except RecursionError:
@@ -653,13 +653,13 @@ class _IssueReport:
                     is_said = True
                     yield from at._keyword_issues(word, value, instance, schema)
         if steps.target is not None:
-            yield from _IssueReport(self.judge, place, self._told, is_referred=True).follow(instance, steps.target)
+            yield from _IssueReport(self.judge, place, self._told, is_referred=True).find_target_issues(instance, steps.target)
 
     def member_names(self, instance: dict[str, Any]) -> Iterable[str]:
         """Return the names of an object's members, in the order of the object; below a reference, sorted as in journals."""
         return sorted(instance) if self.is_referred else instance
 
-    def follow(self, instance: object, target: _Target) -> Sequence[str]:
+    def find_target_issues(self, instance: object, target: _Target) -> Sequence[str]:
         """Return the sentences for a reference, once for each value and place."""
         key = (id(target.schema), id(instance), self.path)
         if key in self._told or self.judge.known.get(key[:2]):
@@ -730,11 +730,11 @@ class _Outline:
             if len(self.schemas) > MAX_SCHEMAS:
                 _raise_schema_error(self._where, at, f"it consists of more than {MAX_SCHEMAS:,} schemas")
             if isinstance(schema, dict):
-                self._visit_schema(schema, place)
+                self._record_references_and_patterns(schema, place)
                 for word, value in schema.items():
                     left.extend(find_subschemas(word, value, place))
 
-    def _visit_schema(self, schema: dict[str, Any], at: str) -> None:
+    def _record_references_and_patterns(self, schema: dict[str, Any], at: str) -> None:
         if unfollowed := [word for word in UNFOLLOWED if word in schema]:
             _raise_schema_error(
                 self._where,
@@ -820,7 +820,7 @@ def _count_work(value: object) -> int:
     return values + chars // CHARS
 
 
-def _lists_required_last(schema: dict[str, Any]) -> bool:
+def _has_required_issues_last(schema: dict[str, Any]) -> bool:
     """Return whether journals have the issues of ``required`` after those of ``additionalProperties``: if it has one name."""
     is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
     return is_closed and "properties" in schema and len(schema.get("required", ())) == 1

@@ -66,7 +66,7 @@ def _suggest_annotation(fn: Callable[..., object], parameter: inspect.Parameter)
     """Return a suggested annotation for a parameter that has none."""
     if parameter.name in {"ctx", "context"}:
         return (
-            f"{'StepContext' if inspect.isgeneratorfunction(_called_function(fn)) else 'ToolContext'} (from stepengine)"
+            f"{'StepContext' if inspect.isgeneratorfunction(_underlying_function(fn)) else 'ToolContext'} (from stepengine)"
         )
     return "str, for example"
 
@@ -91,7 +91,7 @@ def _split_parameters(
 
 def _check_context_parameter(fn: Callable[..., object], name: str, index: int, *, of_handler: bool) -> None:
     """Raise an error for a context that is not the first parameter, or of the wrong kind."""
-    yields = inspect.isgeneratorfunction(_called_function(fn))
+    yields = inspect.isgeneratorfunction(_underlying_function(fn))
     if of_handler and not yields:
         _raise_definition_error(
             fn, f"takes a StepContext as {name!r}, which is for tools that yield; it takes a ToolContext"
@@ -107,7 +107,7 @@ def _check_context_parameter(fn: Callable[..., object], name: str, index: int, *
         )
 
 
-def _called_function(fn: Callable[..., object]) -> Callable[..., object]:
+def _underlying_function(fn: Callable[..., object]) -> Callable[..., object]:
     return fn if inspect.isroutine(fn) or hasattr(fn, "func") else type(fn).__call__
 
 
@@ -119,7 +119,7 @@ def _generator_return_type(annotation: Any) -> Any:
 
 def _is_generator(fn: Callable[..., object], needs: Mapping[str, object]) -> bool:
     """Return whether a function is a generator; raise ``DefinitionError`` if it has dependencies, too."""
-    yields = inspect.isgeneratorfunction(_called_function(fn))
+    yields = inspect.isgeneratorfunction(_underlying_function(fn))
     if yields and needs:
         _raise_definition_error(
             fn,
@@ -131,7 +131,7 @@ def _is_generator(fn: Callable[..., object], needs: Mapping[str, object]) -> boo
 
 def _is_async(fn: Callable[..., object]) -> bool:
     """Return whether a function is a coroutine function; raise ``DefinitionError`` for an async generator."""
-    called = _called_function(fn)
+    called = _underlying_function(fn)
     if inspect.isasyncgenfunction(called):
         _raise_definition_error(
             fn,

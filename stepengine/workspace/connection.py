@@ -291,7 +291,7 @@ class ProgramConnection:
             while not self._why:
                 for fd, _ in waiting.poll():
                     if fd == self._out:
-                        self._receive()
+                        self._read_stdout()
                     elif fd == self._err and not self._read_stderr():
                         waiting.unregister(fd)
         except Exception as error:  # noqa: BLE001 - a listener's, too: without a reason the connection would look alive
@@ -299,7 +299,7 @@ class ProgramConnection:
         finally:
             self._end_program()
 
-    def _receive(self) -> None:
+    def _read_stdout(self) -> None:
         data = os.read(self._out, CHUNK_BYTES)
         if data:
             self._parse_and_handle_frames(data)

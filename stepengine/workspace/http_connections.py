@@ -184,7 +184,7 @@ class ConnectionWatch:
                 (self._table.mark_idle if self._is_known else self._table.mark_waiting)(self)
 
     def _watch_receive(self, receive: Receive) -> Receive:
-        """Return *receive*, which notes when the body is complete."""
+        """Return *receive*, which records when the body is complete."""
 
         async def received() -> Message:
             message = await receive()

@@ -170,7 +170,7 @@ def find_skills(folder: Path, *, user: bool) -> SkillCatalog:
     places = tuple(_skill_places(folder, user=user))
     known = _scans.get(places)
     if known is None or not known.is_current():
-        known = _scan_places(places)
+        known = _scan_skill_places(places)
         while len(_scans) >= KEPT_SCANS:
             _scans.pop(next(iter(_scans), places), None)
         if not _has_recent_change(known):
@@ -187,7 +187,7 @@ def _skill_places(folder: Path, *, user: bool) -> Iterator[Place]:
         yield from [(Path(home), place, "user") for place in PLACES[1:]] if home.startswith("/") else []
 
 
-def _scan_places(places: Iterable[Place]) -> _Scan:
+def _scan_skill_places(places: Iterable[Place]) -> _Scan:
     found, left, stamps = SkillCatalog(), WalkBudget(MAX_FOLDERS * 10, SCAN_SECONDS), dict[str, Stamp]()
     bases: dict[str, Path] = {}
     # Files that rules withhold from one call are removed from its result below; the scan serves all calls.

@@ -150,7 +150,7 @@ def kill_all_children(command: int) -> bool:
     """
     Kill the command's process group and then all other children; return whether none is left.
 
-    Return whether nothing is left; a fork bomb may win.
+    A fork bomb may outlast the attempts.
     """
     give_up = time.monotonic() + KILL_SECONDS
     with contextlib.suppress(ProcessLookupError, PermissionError):

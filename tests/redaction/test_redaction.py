@@ -187,7 +187,7 @@ def test_a_secret_of_invalid_text_causes_no_error():
 def test_a_redactor_learns_keys_registered_later():
     keys = KnownSecrets()
     redactor = Redactor({}, shapes=False, keys=keys)
-    before = redactor.key
+    before = redactor.cache_key
     assert KEY == redactor.text(KEY)
     assert not redactor.may_contain_secret(KEY)
     keys.add(KEY, "anthropic_api_key")
@@ -195,7 +195,7 @@ def test_a_redactor_learns_keys_registered_later():
 
     assert redactor.may_contain_secret(KEY)
     assert "<redacted:anthropic_api_key>" == redactor.text(KEY)
-    assert redactor.key not in ("", before)
+    assert redactor.cache_key not in ("", before)
     keys.add_from_environment({"MY_KEY": KEY, "HOME": "/home/somebody"})
     assert "<redacted:MY_KEY>" == redactor.text(KEY)
     assert "<redacted:OTHER>" == Redactor({KEY: "OTHER"}, shapes=False, keys=keys).text(KEY)

@@ -504,7 +504,7 @@ def rootless_tools(searxng: str | None = None) -> list[Tool]:
     return [*tools, *web_tools(search, SearchedDocs(search, fetcher), fetcher)]
 
 
-def uncalled_tools(root: Folder = "/") -> list[Tool]:
+def list_all_workspace_tools(root: Folder = "/") -> list[Tool]:
     """Return all tools that a workspace may offer, for their names and schemas only; they are never called."""
     place = Workspace(Path(root), write=True, shell=True)  # noqa: S604 - a permission, no subprocess
     return [*workspace_tools(place, allow_wide_root=True), *rootless_tools("http://localhost")]

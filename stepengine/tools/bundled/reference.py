@@ -149,12 +149,12 @@ def _bundled_specs() -> Mapping[str, ToolSpec]:
         file_tools,
         memory_tools,
         skill_tools,
-        uncalled_tools,
+        list_all_workspace_tools,
     )
     from stepengine.tools.bundled.changes import FileChangeHook
 
     made = [
-        *uncalled_tools(),
+        *list_all_workspace_tools(),
         *file_tools(Path("/"), write=True, delete=True, allow_wide_root=True),
         *change_hook_tools(Path("/"), [FileChangeHook("check", ["true"])], allow_wide_root=True),
         *skill_tools(),

@@ -224,7 +224,7 @@ class _FileReader:
     def read_entry(self) -> dict[str, Any]:
         wanted = self._wanted
         try:
-            self._check_room(has_room=self._left > 0)
+            self._raise_if_no_room(has_room=self._left > 0)
             opened = self._root.open_file(wanted.path)
             try:
                 entry = self._make_lines_entry(*self._read_lines(opened))
@@ -237,7 +237,7 @@ class _FileReader:
         except OSError as error:
             return {"path": wanted.path, "error": f"{wanted.path!r} cannot be read: {error.strerror}"}
 
-    def _check_room(self, *, has_room: bool) -> None:
+    def _raise_if_no_room(self, *, has_room: bool) -> None:
         if not has_room:
             msg = f"the {READ_CHARS:,} characters of this call are used up; read this file in another call"
             raise ToolError(msg)
@@ -287,7 +287,7 @@ class _FileReader:
         if self._line_numbers:
             lines = [f"{number:>6}\t{line}" for number, line in enumerate(lines, wanted.offset)]
         kept = self._count_fitting_lines(lines)
-        self._check_room(has_room=kept > 0 or not lines)
+        self._raise_if_no_room(has_room=kept > 0 or not lines)
         entry: dict[str, object] = {
             "path": wanted.path,
             "content": "".join(lines[:kept]),

@@ -29,7 +29,7 @@ from stepengine.workspace.guard import GUARD
 from stepengine.workspace.paths import display_path
 from stepengine.workspace.root import OpenedEntry, Root
 from stepengine.workspace.terminals import TerminalResult, Terminals
-from stepengine.workspace.workspace import resource_limits
+from stepengine.workspace.workspace import limits_by_rlimit_name
 
 COMMANDS_AT_ONCE = 16
 """Commands use whole cores; more at a time only slow each other down."""
@@ -97,7 +97,7 @@ def encode_limits(limits: Mapping[str, int]) -> str:
     Raises:
         DefinitionError: for a limit that is not known, or is no positive number.
     """
-    made = {"RLIMIT_CORE": 0, **resource_limits(limits)}
+    made = {"RLIMIT_CORE": 0, **limits_by_rlimit_name(limits)}
     return ",".join([f"{number}={value}" for number, value in made.items()])
 
 

@@ -259,7 +259,7 @@ class _LocalChild:
         self._env = env
 
     def forward_to(self, process: CommandProcess) -> None:
-        """Read from the event loop."""
+        """Forward the output and the supervisor's messages to *process* from the event loop."""
         out, err, line = self._fds
         self._out = _Pipe(out, lambda data: process.feed(process.out, data))
         self._err = _Pipe(err, lambda data: process.feed(process.err, data))
@@ -335,15 +335,15 @@ class _FarChild:
     # --- in the thread that reads ----
 
     def handle_output(self, stream: str, data: bytes) -> None:
-        """Process output of the command."""
+        """Pass output of the command to the event loop."""
         self._call_on_loop(self._feed_output, stream, data)
 
     def handle_end(self, stream: str) -> None:
-        """Process the end of a stream."""
+        """Pass the end of a stream to the event loop."""
         self._call_on_loop(self._end_stream, stream)
 
     def handle_exit(self, code: int | None) -> None:
-        """Pass on the exit code of the supervisor."""
+        """Pass the exit code of the supervisor to the event loop."""
         self._call_on_loop(self._handle_exit, code)
 
     def _call_on_loop(self, do: Callable[..., None], *args: object) -> None:
@@ -472,7 +472,7 @@ class CommandProcess:
         child.forward_to(self)
 
     def feed(self, capture: Capture, data: bytes) -> None:
-        """Process output of the command."""
+        """Store output, pass it to the callbacks, and kill a command that printed more than 64 MiB."""
         if self.flooded:
             return
         text = capture.feed(data)
@@ -491,7 +491,7 @@ class CommandProcess:
     # --- what the supervisor says ------------------------------------------------------------
 
     def handle_supervisor_output(self, data: bytes) -> None:
-        """Process the output of the supervisor."""
+        """Parse messages of the supervisor, and record the process id, the start error or the end of the command."""
         *lines, self._said = (self._said + data[:SAID_BYTES]).split(b"\n")
         for line in lines:
             what, _, number = line.decode("ascii", "replace").partition(" ")
