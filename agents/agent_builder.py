@@ -133,7 +133,7 @@ def check_draft(source: str, file: str) -> dict[str, Any]:
         source: The file's text.
         file: What it is called.
     """
-    from stepengine.drafts import load_draft_agents, list_permissions
+    from stepengine.drafts import list_permissions, load_draft_agents
 
     try:
         agents = load_draft_agents(source, file)

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from stepengine.journal import JournalLike
     from stepengine.tools.definition import Tool
 
-__all__ = ("Example", "agent_file_rules", "load_draft_agents", "list_permissions")
+__all__ = ("Example", "agent_file_rules", "list_permissions", "load_draft_agents")
 
 Said: TypeAlias = "str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | ModelReply"
 HOMES = (yields, definition, hooks, limits, messages, models, state, transcript, waits, children, calls, loader)

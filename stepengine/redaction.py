@@ -863,7 +863,9 @@ class Redactor(TextRedactor):
         if self._is_secret_member(name, value) and not is_piece_of_text(name, {name: value}):
             return self.make_named_placeholder(value, name, "member")
         return (
-            self.redact_json_text(value, level + 1) if level < NESTED_JSON and NEARLY_JSON.match(value) else self.text(value)
+            self.redact_json_text(value, level + 1)
+            if level < NESTED_JSON and NEARLY_JSON.match(value)
+            else self.text(value)
         )
 
     def find_secret_pointers(self, value: object, place: str = "") -> Iterator[tuple[str, str]]:
@@ -1095,7 +1097,8 @@ def find_secret_shapes(text: str) -> list[Span]:
     found = []
     if _may_have_shape(text):
         found += [
-            Span(*match.span(), str(match.lastgroup).replace("_", "-")) for match in _compile_shape_pattern().finditer(text)
+            Span(*match.span(), str(match.lastgroup).replace("_", "-"))
+            for match in _compile_shape_pattern().finditer(text)
         ]
     found += [
         Span(*match.span(2), name)

@@ -1154,7 +1154,9 @@ PLACES = (
     ),
     Place(
         "pattern of a search of several lines",
-        lambda text: [_pattern_for_any_line_end(text, SearchFlags(multiline=True, fixed=fixed)) for fixed in (True, False)],
+        lambda text: [
+            _pattern_for_any_line_end(text, SearchFlags(multiline=True, fixed=fixed)) for fixed in (True, False)
+        ],
         (of("["), of("[]"), of("[^\\n"), of("\\"), of("\\r"), of("\r"), of("\\n"), of("a\n."), of("[a]")),
         ("tools/bundled/search/ripgrep.py",),
     ),

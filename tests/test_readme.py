@@ -219,7 +219,13 @@ def test_the_tables_name_exactly_the_existing_tools(tmp_path: Path) -> None:
     hooks = change_hook_tools(tmp_path, [FileChangeHook("check", ["true"])])
     tools = {
         t.spec.name
-        for t in [*list_all_workspace_tools(tmp_path), *hooks, *child_tools(), sleep_tool(), *shell_tools(tmp_path, watch=True)]
+        for t in [
+            *list_all_workspace_tools(tmp_path),
+            *hooks,
+            *child_tools(),
+            sleep_tool(),
+            *shell_tools(tmp_path, watch=True),
+        ]
     }
 
     assert {*tools, *BUILT_IN} == named

@@ -168,7 +168,9 @@ def _make_steppers(
         with contextlib.suppress(DefinitionError):
             print_error(f"lines and variables come from {locate_agent(options.agent or agent_id, folders=folders)}")
         ours = make_engine_setup(options, agent, performs=False, recorded=history).engine
-        plain = Engine(find_agent_family(agent, options.agent, folders), list_all_workspace_tools(options.cwd.resolve()))
+        plain = Engine(
+            find_agent_family(agent, options.agent, folders), list_all_workspace_tools(options.cwd.resolve())
+        )
     except (StepEngineError, UsageProblem) as error:
         if wanted.agent:
             raise

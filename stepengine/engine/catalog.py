@@ -36,7 +36,13 @@ from stepengine.errors import AgentError, DataError, DefinitionError
 from stepengine.machine.child_effects import describe_substitution, find_matching_id
 from stepengine.machine.tool_search import add_search_tool
 from stepengine.runtime.logs import log_once
-from stepengine.tools.agent_tools import BUILT_IN, agents_of_tools, spawnable_agent_tool, params_schema, with_called_tools
+from stepengine.tools.agent_tools import (
+    BUILT_IN,
+    agents_of_tools,
+    params_schema,
+    spawnable_agent_tool,
+    with_called_tools,
+)
 from stepengine.tools.control import make_set_output_binding
 from stepengine.tools.makers import MAKERS, WORKSPACE_TOOLS, python_for_tools
 

@@ -443,7 +443,10 @@ class _WrittenFile:
         assert self.root is not None  # noqa: S101 - without one it has a problem
         fate = self.fate
         try:
-            with self.root.open_parent(self.path, create=fate == "created") as (folder, name), hold_file_lock(folder, name):
+            with (
+                self.root.open_parent(self.path, create=fate == "created") as (folder, name),
+                hold_file_lock(folder, name),
+            ):
                 info, now = self._read_file_state(folder, name)
                 self._set_fate(info, now)
                 if not self.problem and self.fate == fate:

@@ -371,7 +371,9 @@ class Journal(abc.ABC):
     def _needs_redaction(self, record: Record) -> bool:
         line = record.line
         return (
-            line is not None and self.redactor.may_contain_secret(to_compact_json(line)) and self.redactor.value(line) != line
+            line is not None
+            and self.redactor.may_contain_secret(to_compact_json(line))
+            and self.redactor.value(line) != line
         )
 
     def content(self) -> bytes:

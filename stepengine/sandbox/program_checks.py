@@ -502,7 +502,10 @@ class _Walk:
             self._judge_member(statement)
         inner = _NodePlace(scope, place.caught)
         keywords = [keyword.value for keyword in node.keywords]
-        return [*_pair_with_place([*node.decorator_list, *node.bases, *keywords], place), *_pair_with_place(node.body, inner)]
+        return [
+            *_pair_with_place([*node.decorator_list, *node.bases, *keywords], place),
+            *_pair_with_place(node.body, inner),
+        ]
 
     def _judge_member(self, statement: ast.stmt) -> None:
         match statement:
@@ -541,7 +544,10 @@ class _Walk:
         return [*_pair_with_place([node.target, node.iter, *node.orelse], place), *_pair_with_place(node.body, inner)]
 
     def _on_while(self, node: ast.While, place: _NodePlace) -> Inner:
-        return [*_pair_with_place([node.test, *node.orelse], place), *_pair_with_place(node.body, place._replace(is_in_loop=True))]
+        return [
+            *_pair_with_place([node.test, *node.orelse], place),
+            *_pair_with_place(node.body, place._replace(is_in_loop=True)),
+        ]
 
     def _on_break(self, node: ast.Break, place: _NodePlace) -> Inner:
         if not place.is_in_loop:
@@ -558,7 +564,10 @@ class _Walk:
         for kind in caught:
             self._mark_exempt(kind, node.body[0], node.body[-1])
         inner = place._replace(caught=place.caught | caught)
-        return [*_pair_with_place(node.body, inner), *_pair_with_place([*node.handlers, *node.orelse, *node.finalbody], place)]
+        return [
+            *_pair_with_place(node.body, inner),
+            *_pair_with_place([*node.handlers, *node.orelse, *node.finalbody], place),
+        ]
 
     def _on_excepthandler(self, node: ast.ExceptHandler, place: _NodePlace) -> Inner:
         if node.name is not None:

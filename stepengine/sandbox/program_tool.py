@@ -28,7 +28,7 @@ from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, StepE
 from stepengine.redaction import PLACEHOLDER
 from stepengine.sandbox.byte_counter import ANSWER_BYTES, byte_size, inner_values, shallow_byte_size
 from stepengine.sandbox.check_workers import STOPPED, StopSignal
-from stepengine.sandbox.program_checks import find_defined_names, format_problems, find_program_problems
+from stepengine.sandbox.program_checks import find_defined_names, find_program_problems, format_problems
 from stepengine.sandbox.sessions import (
     PRINTED,
     SLEEP,

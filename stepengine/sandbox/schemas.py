@@ -582,7 +582,11 @@ class _SchemaClassReader:
                 self._refuse(f"there are too many fields; {MAX_FIELDS} in a class are fine")
 
     def _config_arguments(self, node: ast.expr) -> Mapping[str | None, ast.expr]:
-        if isinstance(node, ast.Call) and self._resolve_binding(node.func).what == "pydantic.ConfigDict" and not node.args:
+        if (
+            isinstance(node, ast.Call)
+            and self._resolve_binding(node.func).what == "pydantic.ConfigDict"
+            and not node.args
+        ):
             return {word.arg: word.value for word in node.keywords}
         if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
             return {key.value: value for key, value in zip(node.keys, node.values, strict=True)}  # type: ignore[union-attr]

@@ -570,7 +570,9 @@ class _MontySession:
 
     def _claim_or_replace_worker(self) -> tuple[_SessionWorker, ProgramRaised | None]:
         seat = self._seat
-        return (seat, None) if seat is not None and self._sandbox.try_claim_worker(seat) else self._replay_in_new_worker()
+        return (
+            (seat, None) if seat is not None and self._sandbox.try_claim_worker(seat) else self._replay_in_new_worker()
+        )
 
     def _replay_in_new_worker(self) -> tuple[_SessionWorker, ProgramRaised | None]:
         """

@@ -19,7 +19,7 @@ from attrs import frozen
 from stepengine.data.yields import YIELDS
 from stepengine.errors import DefinitionError
 from stepengine.sandbox.prelude import ERRORS
-from stepengine.sandbox.program_checks import NO_STUBS, ProgramProblem, parse_program, find_program_problems
+from stepengine.sandbox.program_checks import NO_STUBS, ProgramProblem, find_program_problems, parse_program
 from stepengine.sandbox.sandbox import MODULES
 from stepengine.sandbox.schemas import SchemaClass, find_schemas
 

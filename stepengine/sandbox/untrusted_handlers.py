@@ -300,7 +300,9 @@ class _Definitions:
             case "spawnable_agents" if isinstance(value, list | tuple):
                 return [self._read_spawnable(one) for one in value]
             case "settings" | "limits":
-                return self._make_settings_or_limits(agent_id, field, value, ModelSettings if field == "settings" else Limits)
+                return self._make_settings_or_limits(
+                    agent_id, field, value, ModelSettings if field == "settings" else Limits
+                )
             case _:
                 return self._thaw_field(agent_id, field, value)
 
@@ -1147,10 +1149,16 @@ class _YieldReading:
 
     def _make_sleep(self, has: Mapping[str, Any]) -> Any:
         until = has.get("until")
-        return y.Sleep(self.decode_json(has.get("seconds")), until=None if until is None else datetime.fromisoformat(until))
+        return y.Sleep(
+            self.decode_json(has.get("seconds")), until=None if until is None else datetime.fromisoformat(until)
+        )
 
     def _make_receive(self, has: Mapping[str, Any]) -> Any:
-        return y.Receive(self.decode_json(has["topic"]), self.decode_json(has.get("timeout")), schema=self._decode_schema(has.get("schema")))
+        return y.Receive(
+            self.decode_json(has["topic"]),
+            self.decode_json(has.get("timeout")),
+            schema=self._decode_schema(has.get("schema")),
+        )
 
     def _decode_schema(self, form: Any) -> Any:
         if isinstance(form, Mapping) and form.get("object") == "_se_Schema":
@@ -1159,7 +1167,8 @@ class _YieldReading:
 
     def _make_start(self, has: Mapping[str, Any]) -> Any:
         return y.Start(
-            *[self.decode_yield(one) for one in self._decode_items(has["calls"])], on_return=self.decode_json(has["on_return"])
+            *[self.decode_yield(one) for one in self._decode_items(has["calls"])],
+            on_return=self.decode_json(has["on_return"]),
         )
 
     def _decode_ref(self, form: Any) -> Any:
@@ -1174,14 +1183,17 @@ class _YieldReading:
         )
 
     def _make_send(self, has: Mapping[str, Any]) -> Any:
-        return y.Send(self._decode_ref(has["ref"]), self.decode_json(has["value"]), topic=self.decode_json(has["topic"]))
+        return y.Send(
+            self._decode_ref(has["ref"]), self.decode_json(has["value"]), topic=self.decode_json(has["topic"])
+        )
 
     def _make_cancel(self, has: Mapping[str, Any]) -> Any:
         return y.Cancel(self._decode_ref(has["ref"]), self.decode_json(has["reason"]))
 
     def _make_stepwith(self, has: Mapping[str, Any]) -> Any:
         return y.StepWith(
-            **self._decode_fields(has, "model", "tools", "tool_choice"), settings=self._decode_settings(has.get("settings"))
+            **self._decode_fields(has, "model", "tools", "tool_choice"),
+            settings=self._decode_settings(has.get("settings")),
         )
 
     def _decode_settings(self, form: Any) -> Any:
@@ -1203,7 +1215,9 @@ class _YieldReading:
         messages = self.decode_json(has["messages"])
         given = messages if isinstance(messages, str) else list(AgentState.from_dicts(messages).message_history)
         return y.Complete(
-            given, **self._decode_fields(has, "model", "system_prompt"), settings=self._decode_settings(has.get("settings"))
+            given,
+            **self._decode_fields(has, "model", "system_prompt"),
+            settings=self._decode_settings(has.get("settings")),
         )
 
 

@@ -188,7 +188,9 @@ OPTIONS = {
     "results": FieldCheck(
         lambda value: value in TRUSTS or callable(value), "'trusted', 'names', 'untrusted' or a function of the input"
     ),
-    "destinations": allow_none(FieldCheck(_are_parameter_paths, 'a list of parameters such as ["to", "event.attendees"]')),
+    "destinations": allow_none(
+        FieldCheck(_are_parameter_paths, 'a list of parameters such as ["to", "event.attendees"]')
+    ),
     "texts": FieldCheck(_are_parameter_paths, 'a list of parameters such as ["subject", "body"]'),
     "about": allow_none(FieldCheck(_are_parameter_paths, 'a text or a list of texts such as "reports/{name}.csv"')),
 }

@@ -374,7 +374,9 @@ class _Draft:
             return shape
         if "$dynamicRef" in shape or shape.get("$ref") == "#":
             return self._a_schema
-        found = {word: self._resolve_shape_references(value, document) for word, value in shape.items() if word != "$ref"}
+        found = {
+            word: self._resolve_shape_references(value, document) for word, value in shape.items() if word != "$ref"
+        }
         if "$ref" in shape:
             name, _, pointer = shape["$ref"].partition("#")
             there = self._documents[name] if name else document
@@ -653,7 +655,9 @@ class _IssueReport:
                     is_said = True
                     yield from at._keyword_issues(word, value, instance, schema)
         if steps.target is not None:
-            yield from _IssueReport(self.judge, place, self._told, is_referred=True).find_target_issues(instance, steps.target)
+            yield from _IssueReport(self.judge, place, self._told, is_referred=True).find_target_issues(
+                instance, steps.target
+            )
 
     def member_names(self, instance: dict[str, Any]) -> Iterable[str]:
         """Return the names of an object's members, in the order of the object; below a reference, sorted as in journals."""

@@ -65,9 +65,7 @@ def _raise_definition_error(fn: Callable[..., object], problem: str) -> NoReturn
 def _suggest_annotation(fn: Callable[..., object], parameter: inspect.Parameter) -> str:
     """Return a suggested annotation for a parameter that has none."""
     if parameter.name in {"ctx", "context"}:
-        return (
-            f"{'StepContext' if inspect.isgeneratorfunction(_underlying_function(fn)) else 'ToolContext'} (from stepengine)"
-        )
+        return f"{'StepContext' if inspect.isgeneratorfunction(_underlying_function(fn)) else 'ToolContext'} (from stepengine)"
     return "str, for example"
 
 

@@ -143,7 +143,9 @@ class _PatternExpander:
         return self._names[folder]
 
 
-def _find_named_files(folder: Path, texts: Sequence[str], patterns: _PatternExpander, *, is_path: bool) -> Iterator[str]:
+def _find_named_files(
+    folder: Path, texts: Sequence[str], patterns: _PatternExpander, *, is_path: bool
+) -> Iterator[str]:
     """
     Yield the paths to existing files that texts name.
 

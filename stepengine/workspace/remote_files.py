@@ -441,7 +441,9 @@ class RemoteSystem:
         connection = self._connection
         if connection is not None and not connection.is_lost:
             with suppress(WorkspaceLost, OSError):
-                connection.wait_for_reply(connection.send_call("remove", path=folder, seconds=CALL_SECONDS), seconds=CALL_SECONDS)
+                connection.wait_for_reply(
+                    connection.send_call("remove", path=folder, seconds=CALL_SECONDS), seconds=CALL_SECONDS
+                )
 
     # --- programs ----------------------------------------------------------------------------------------------------
 

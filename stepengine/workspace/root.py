@@ -145,7 +145,9 @@ class Root:
         """
         if self.policy.cross_mounts:
             return True
-        return calls.fstat(fd).st_dev == self.info.st_dev and (current_file_guard() is None or self._is_on_root_mount(fd))
+        return calls.fstat(fd).st_dev == self.info.st_dev and (
+            current_file_guard() is None or self._is_on_root_mount(fd)
+        )
 
     @cached_property
     def _root_mount(self) -> str:
@@ -218,7 +220,9 @@ class Root:
         if not stat.S_ISREG(mode):
             msg = f"{path!r} is a {special_kind(mode)}, not a regular file"
             raise ToolError(msg)
-        is_alias = self.policy.cross_mounts and current_file_guard() is not None and not self._is_on_root_mount(opened.fd)
+        is_alias = (
+            self.policy.cross_mounts and current_file_guard() is not None and not self._is_on_root_mount(opened.fd)
+        )
         if opened.info.st_nlink > 1 or is_alias:
             self._check_hardlink(opened, path)
 

@@ -132,7 +132,10 @@ def list_children(command: int) -> list[int]:
     with contextlib.suppress(OSError), os.scandir("/proc") as entries:
         for entry in entries:
             with contextlib.suppress(OSError):  # it ended meanwhile
-                if entry.name.isdigit() and int(read_proc_file(f"/proc/{entry.name}/stat").rpartition(b")")[2].split()[1]) == me:
+                if (
+                    entry.name.isdigit()
+                    and int(read_proc_file(f"/proc/{entry.name}/stat").rpartition(b")")[2].split()[1]) == me
+                ):
                     found.add(int(entry.name))
     return list(found)
 

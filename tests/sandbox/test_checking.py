@@ -16,8 +16,8 @@ from stepengine.sandbox.program_checks import (
     ProgramProblem,
     check_with_monty,
     find_defined_names,
-    format_problems,
     find_program_problems,
+    format_problems,
 )
 from stepengine.sandbox.sandbox import ABSENT, BUILTINS, MODULES
 from stepengine.sandbox.stubs import ALIASES

@@ -140,7 +140,10 @@ def test_wrong_arguments_are_refused_in_pythons_own_words():
         function = ProgramFunction("find", "tool", "find", tuple(names), required=required)
         for positional, words in itertools.product(range(7), keywords):
             args, kwargs = range(positional), dict.fromkeys(words, 0)
-            expected, said = refusal(space["find"], *args, **kwargs), refusal(function.make_tool_input, tuple(args), kwargs)
+            expected, said = (
+                refusal(space["find"], *args, **kwargs),
+                refusal(function.make_tool_input, tuple(args), kwargs),
+            )
             # Later Pythons may add what was meant.
             assert said == expected or (said and expected and expected.startswith(said))
 

@@ -41,7 +41,7 @@ from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.journal import FileJournal, MemoryJournal
 from stepengine.tools.agent_tools import spawnable_agent_tool
 from stepengine.tools.conversion import encode
-from stepengine.workspace.http_connections import logging_once_per_second, report_verified_token, protocol_options
+from stepengine.workspace.http_connections import logging_once_per_second, protocol_options, report_verified_token
 from stepengine.workspace.installed import installed_version
 from stepengine.workspace.urls import MAX_PORT, is_loopback_host
 

@@ -132,7 +132,9 @@ def make_recall_tool() -> Tool:
             return f"There is no message {place}; {len(messages)} were left out."
         words = [_fold_case(word) for word in query.split()]
         shown = (
-            _search_messages(messages, words, place) if words else _format_messages_from(messages, place, offset - 1, limit)
+            _search_messages(messages, words, place)
+            if words
+            else _format_messages_from(messages, place, offset - 1, limit)
         )
         return "\n".join(shown)
 

@@ -147,9 +147,9 @@ def _bundled_specs() -> Mapping[str, ToolSpec]:
     from stepengine.tools.bundled.bundled import (
         change_hook_tools,
         file_tools,
+        list_all_workspace_tools,
         memory_tools,
         skill_tools,
-        list_all_workspace_tools,
     )
     from stepengine.tools.bundled.changes import FileChangeHook
 

@@ -28,8 +28,8 @@ from stepengine.workspace.text import (
     cut_line,
     decode_text,
     read_capped,
-    short_hash,
     read_line_range,
+    short_hash,
 )
 from stepengine.workspace.walk import TEMPORARY, WalkBudget
 
