@@ -1262,7 +1262,7 @@ PLACES = (
     # --- journals
     Place(
         "redaction of known values",
-        lambda text: Redactor(KNOWN, shapes=False).json_text(text),
+        lambda text: Redactor(KNOWN, shapes=False).redact_json_text(text),
         SECRET_SHAPES,
         ("redaction.py",),
     ),
@@ -1282,7 +1282,7 @@ PLACES = (
         ("adapters/mcp/stdio.py",),
         most=1 << 16,
     ),
-    Place("redaction in bytes", lambda text: Redactor(KNOWN, shapes=True).binary(text.encode()), SECRET_SHAPES),
+    Place("redaction in bytes", lambda text: Redactor(KNOWN, shapes=True).redact_binary(text.encode()), SECRET_SHAPES),
     Place(
         "search for secrets",
         scanned,
