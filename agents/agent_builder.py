@@ -162,7 +162,7 @@ def walk_draft(  # noqa: D417, PLR0917 - what stands here is what a model would 
     held = 0
     try:
         tried = Example(load_draft_agents(source, file), **example)
-        held += tried.fail_each_effect().runs
+        held += tried.fail_each().runs
         for start in range(seed, seed + worlds, AT_ONCE):
             if ctx.cancelled.is_set():
                 break
@@ -408,7 +408,7 @@ EXAMPLE = Example(
 
 
 def test_it_holds_whatever_goes_wrong_in_the_example():
-    EXAMPLE.fail_each_effect()
+    EXAMPLE.fail_each()
 
 
 def test_it_holds_in_worlds_where_things_go_wrong():

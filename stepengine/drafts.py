@@ -256,7 +256,7 @@ class Example:
         """
         return self._run_simulation(seeds=seeds, prompt=self.prompt, params=self.params)
 
-    def fail_each_effect(self) -> Simulated:
+    def fail_each(self) -> Simulated:
         """
         Run the example, then once per effect with a failure of this effect.
 
