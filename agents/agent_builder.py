@@ -133,13 +133,13 @@ def check_draft(source: str, file: str) -> dict[str, Any]:
         source: The file's text.
         file: What it is called.
     """
-    from stepengine.drafts import checked_agents, permissions_of
+    from stepengine.drafts import list_permissions, load_draft_agents
 
     try:
-        agents = checked_agents(source, file)
+        agents = load_draft_agents(source, file)
     except DefinitionError as error:
         return {"problem": error.message}
-    return {"problem": "", "id": agents[0].id, "permissions": permissions_of(agents)}
+    return {"problem": "", "id": agents[0].id, "permissions": list_permissions(agents)}
 
 
 @tool(idempotent=True, requires_permission=False, timeout=900, destinations=())
@@ -156,12 +156,12 @@ def walk_draft(  # noqa: D417, PLR0917 - what stands here is what a model would 
         worlds: How many are drawn.
         seed: What they depend on.
     """
-    from stepengine.drafts import Example, checked_agents
+    from stepengine.drafts import Example, load_draft_agents
     from stepengine.testing import SimulationFailed
 
     held = 0
     try:
-        tried = Example(checked_agents(source, file), **example)
+        tried = Example(load_draft_agents(source, file), **example)
         held += tried.fail_each().runs
         for start in range(seed, seed + worlds, AT_ONCE):
             if ctx.cancelled.is_set():
@@ -182,10 +182,10 @@ def try_draft(source: str, file: str, example: dict[str, Any]) -> dict[str, Any]
         file: What it is called.
         example: The example.
     """
-    from stepengine.drafts import Example, checked_agents
+    from stepengine.drafts import Example, load_draft_agents
 
     try:
-        result = Example(checked_agents(source, file), **example).run()
+        result = Example(load_draft_agents(source, file), **example).run()
     except (StepEngineError, LookupError, TypeError) as error:
         return {"problem": f"the example cannot be tried: {error}"}
     calls = [{"tool": one.tool_name, "input": one.input, "failed": one.is_error} for one in result.tool_calls]

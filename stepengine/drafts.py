@@ -45,7 +45,7 @@ if TYPE_CHECKING:
     from stepengine.journal import JournalLike
     from stepengine.tools.definition import Tool
 
-__all__ = ("Example", "agent_file_rules", "checked_agents", "permissions_of")
+__all__ = ("Example", "agent_file_rules", "list_permissions", "load_draft_agents")
 
 Said: TypeAlias = "str | Mapping[str, Any] | Sequence[Mapping[str, Any]] | ModelReply"
 HOMES = (yields, definition, hooks, limits, messages, models, state, transcript, waits, children, calls, loader)
@@ -107,7 +107,7 @@ def agent_file_rules() -> str:
             "pydantic's BaseModel, or a JSON Schema), `ctx.random` is chance.",
             "# What it may import",
             *[
-                f"- `{_format_call(name)}`: {about}"
+                f"- `{_format_signature(name)}`: {about}"
                 for name in sorted(KNOWN["stepengine"])
                 if (about := _docstring_summary(name))
             ],
@@ -138,7 +138,7 @@ def _docstring_summary(name: str) -> str:
     return _first_line(inspect.getdoc(found) or "") if is_told else ""
 
 
-def _format_call(name: str) -> str:
+def _format_signature(name: str) -> str:
     if name in {"STEP", "STEP_ALL", "AgentDefinition"}:
         return name
     parameters = [
@@ -165,17 +165,17 @@ def _list_parameters(tool: Tool) -> list[str]:
 
 
 def host_tools() -> list[Tool]:
-    """Return the tools that the command line has for agents; they are looked at, and never called."""
-    from stepengine.tools.bundled.bundled import uncalled_tools
+    """Return the tools that the command line has for agents, for their names and schemas; they are never called."""
+    from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     known = {one.name for one in reference.document_tools()}
-    return [tool for tool in uncalled_tools(Path.cwd().anchor) if tool.name in known]
+    return [tool for tool in list_all_workspace_tools(Path.cwd().anchor) if tool.name in known]
 
 
 # --- what is looked at ------------------------------------------------------------------------------------------------
 
 
-def checked_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
+def load_draft_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
     """
     Return a draft's agents, its own first; raise for unseen characters, or ids that are unusable or bundled.
 
@@ -200,7 +200,7 @@ def checked_agents(source: str, file: str) -> tuple[AgentDefinition, ...]:
     return agents
 
 
-def permissions_of(agents: Iterable[AgentDefinition]) -> list[dict[str, Any]]:
+def list_permissions(agents: Iterable[AgentDefinition]) -> list[dict[str, Any]]:
     """Return for each agent, nested ones too, its tools, agents, model, and the limits that differ from the defaults."""
     told = []
     for agent in _with_nested_agents(agents):
@@ -258,7 +258,7 @@ class Example:
 
     def fail_each(self) -> Simulated:
         """
-        Run the example, and again with one thing gone wrong at each of its effects in turn.
+        Run the example, then once per effect with a failure of this effect.
 
         Raises:
             SimulationFailed: at the first place where something that must hold for every run did not.

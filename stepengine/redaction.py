@@ -249,7 +249,7 @@ def digest_secret(value: str) -> str:
     return f"sha256:{hashlib.sha256(value.encode(errors='surrogatepass')).hexdigest()}"
 
 
-def _check_digests(values: Iterable[str]) -> frozenset[str]:
+def _parse_digests(values: Iterable[str]) -> frozenset[str]:
     digests = frozenset((values,) if isinstance(values, str) else values)
     for digest in digests:
         if not re.fullmatch(r"sha256:[0-9a-f]{64}", digest):
@@ -274,7 +274,7 @@ class RedactionRules:
     """
 
     given: tuple[RedactRule, ...] = attrs.field(default=(), converter=_to_rule_tuple)
-    allowed: frozenset[str] = attrs.field(default=frozenset(), converter=_check_digests)
+    allowed: frozenset[str] = attrs.field(default=frozenset(), converter=_parse_digests)
     machine: Mapping[str, str] = attrs.field(factory=dict)
 
     def __attrs_post_init__(self) -> None:
@@ -367,7 +367,7 @@ def _find_passwords(text: str) -> Iterator[str]:
             found.append(value)
     for password in found:
         yield password
-        yield _decode_escapes(password)
+        yield _decode_percent_escapes(password)
     yield from [value for _, value in find_secret_members(parse_if_json(text.strip()))]
 
 
@@ -381,7 +381,7 @@ def find_secret_members(tree: object) -> Iterator[tuple[str, str]]:
                 yield name, str(value)
 
 
-def _decode_escapes(text: str) -> str:
+def _decode_percent_escapes(text: str) -> str:
     """Return *text* with its percent-encoded characters decoded."""
     return ESCAPED_BYTES.sub(lambda run: bytes.fromhex(run[0].replace("%", "")).decode(errors="replace"), text)
 
@@ -485,7 +485,7 @@ class SecretIndex:
         found = sorted(
             [one for one in self.spellings if one.anchor in text], key=lambda one: len(one.text), reverse=True
         )
-        for match in _compile_spellings(tuple(found)).finditer(text):
+        for match in _compile_spelling_pattern(tuple(found)).finditer(text):
             if match.lastindex is not None:
                 yield Span(*match.span(), found[match.lastindex - 1].name)
 
@@ -611,7 +611,7 @@ class TextRedactor:
         return f"{type(self).__name__}({len(self._index.spellings)} texts, shapes={self.shapes})"
 
     @property
-    def key(self) -> str:
+    def cache_key(self) -> str:
         """Equal for redactors with the same results now, ``""`` if nothing is redacted; it does not reveal the values."""
         keys = self._keys
         return f"{self._key}-{keys.count}" if keys is not None and keys.names else self._key
@@ -635,7 +635,7 @@ class TextRedactor:
         spellings = keys.spellings if len(added) == len(keys.names) else _make_spellings(added)
         return SecretIndex({**spellings, **self._own_spellings}.values(), (*added, *self._own), self._places)
 
-    def suspicious(self, text: str) -> bool:
+    def may_contain_secret(self, text: str) -> bool:
         """Return whether *text*, plain or JSON, may contain a secret; a fast test that may return True for a clean text."""
         keys = self._keys
         # As `index`, without a call for each text.
@@ -660,10 +660,10 @@ class TextRedactor:
         text = self._replace_spans(text, index.find_values(text))
         text = self._replace_spans(text, index.find_masked(text))
         for pattern in self.rules.patterns:
-            text = pattern.regex.sub(lambda found, rule=pattern: self._hide_pattern(found[0], rule), text)  # type: ignore[misc]
+            text = pattern.regex.sub(lambda found, rule=pattern: self._make_pattern_placeholder(found[0], rule), text)  # type: ignore[misc]
         if self._machine is not None:
             text = self._machine.sub(lambda found: self.rules.machine[found[0]], text)
-        return self._replace_spans(text, find_shapes(text)) if self.shapes else text
+        return self._replace_spans(text, find_secret_shapes(text)) if self.shapes else text
 
     def is_harmless_piece(self, piece: str) -> bool:
         """
@@ -678,11 +678,11 @@ class TextRedactor:
         index = self._index if keys is None or keys.count == self._count else self.index
         return index.starts.search(piece) is None
 
-    def clean_beginning(self, text: str, limit: int) -> str:
+    def redact_beginning(self, text: str, limit: int) -> str:
         """Return the redacted beginning of *text*: at least *limit* characters, so that no secret is cut there."""
         return self.text(text[: limit + READ_AHEAD_CHARS])
 
-    def spans(self, text: str) -> list[Span]:
+    def find_spans(self, text: str) -> list[Span]:
         """
         Return the positions of the secrets in *text*, in order; overlapping ones are merged.
 
@@ -691,24 +691,24 @@ class TextRedactor:
         found = self.index.find(text)
         found += [Span(*m.span(), rule.name) for rule in self.rules.patterns for m in rule.regex.finditer(text) if m[0]]
         if self.shapes:
-            found += find_shapes(text)
+            found += find_secret_shapes(text)
             if "\\" in text:
-                found += find_shapes(ESCAPE.sub(lambda escape: " " * len(escape[0]), text))
+                found += find_secret_shapes(ESCAPE.sub(lambda escape: " " * len(escape[0]), text))
         return [span for span in _merge_spans(found) if not self._is_exempt(text[span.start : span.end])]
 
-    def secrets(self, text: str, level: int = 0) -> dict[str, str]:
+    def find_secrets(self, text: str, level: int = 0) -> dict[str, str]:
         """Return each secret in *text* with its rule; JSON is parsed, since an escape may hide the start of a key."""
         found = {text[start:end]: name for start, end, name in self.index.find(text)}
         for pattern in self.rules.patterns:
             found.update({match[0]: pattern.name for match in pattern.regex.finditer(text) if match[0]})
         if self.shapes and looks_secret(text):
-            found.update({text[start:end]: name for start, end, name in find_shapes(text)})
+            found.update({text[start:end]: name for start, end, name in find_secret_shapes(text)})
             tree = parse_if_json(text) if level < NESTED_JSON else text
             for inner in _find_strings(tree) if tree is not text else ():
-                found.update(self.secrets(inner, level + 1))
+                found.update(self.find_secrets(inner, level + 1))
         return {secret: name for secret, name in found.items() if not self._is_exempt(secret)}
 
-    def binary(self, data: bytes) -> bytes:
+    def redact_binary(self, data: bytes) -> bytes:
         """Return binary *data* with a placeholder for each known value; other rules do not apply to it."""
         text = data.decode(errors="surrogateescape")
         return self._replace_spans(text, self.index.find_values(text)).encode(errors="surrogateescape")
@@ -719,14 +719,14 @@ class TextRedactor:
         at = 0
         for start, end, name in spans:
             if start >= at:
-                made += (text[at:start], self._make_placeholder(text[start:end], name))
+                made += (text[at:start], self._replace_unless_exempt(text[start:end], name))
                 at = end
         return "".join([*made, text[at:]]) if made else text
 
-    def _make_placeholder(self, text: str, name: str) -> str:
-        return text if not text or self._is_exempt(text) else self.placeholder(text, name)
+    def _replace_unless_exempt(self, text: str, name: str) -> str:
+        return text if not text or self._is_exempt(text) else self.make_placeholder(text, name)
 
-    def placeholder(self, secret: str, name: str, *, may_differ: bool = True) -> str:
+    def make_placeholder(self, secret: str, name: str, *, may_differ: bool = True) -> str:
         """
         Return the placeholder for *secret* with this *name*.
 
@@ -736,14 +736,14 @@ class TextRedactor:
             return f"<redacted:{name}>"
         return f"<redacted:{name}{'~' if may_differ else '='}{self._mark(secret)}>"
 
-    def replace_by_name(self, secret: str, name: str, place: Place) -> str:
+    def make_named_placeholder(self, secret: str, name: str, place: Place) -> str:
         """Return the placeholder for *secret*, a value with a secret *name* in a *place* such as a member."""
         is_known = secret in self._configured or (self._keys is not None and secret in self._keys.names)
-        return self.placeholder(secret, name, may_differ=is_known or may_differ(name, secret, place))
+        return self.make_placeholder(secret, name, may_differ=is_known or may_differ(name, secret, place))
 
-    def _hide_pattern(self, text: str, rule: RedactPattern) -> str:
+    def _make_pattern_placeholder(self, text: str, rule: RedactPattern) -> str:
         """Return the placeholder for a match of a user's pattern; it is no known credential, so its mark always counts."""
-        return text if not text or self._is_exempt(text) else self.placeholder(text, rule.name, may_differ=False)
+        return text if not text or self._is_exempt(text) else self.make_placeholder(text, rule.name, may_differ=False)
 
     def _is_exempt(self, text: str) -> bool:
         allowed = self.rules.allowed
@@ -767,7 +767,7 @@ class Redactor(TextRedactor):
         if not known:
             return self
         made = Redactor({**self._own, **known}, shapes=self.shapes, rules=self.rules, keys=self._keys, mark=self._mark)
-        # A value of one message is not a configured credential; see `replace_by_name`.
+        # A value of one message is not a configured credential; see `make_named_placeholder`.
         made._configured = self._configured
         return made
 
@@ -783,15 +783,15 @@ class Redactor(TextRedactor):
             SecretFound: if a function of the user fails, because its secrets are then unknown.
         """
         for steps in self.rules.fields:
-            value = _redact_pointer(value, steps, self._hide_field)
-        return _apply_functions(self.rules.functions, self._redact_tree(value, 0))
+            value = _redact_pointer(value, steps, self._make_field_placeholder)
+        return _apply_redact_functions(self.rules.functions, self._redact_tree(value, 0))
 
-    def _hide_field(self, value: object, name: str) -> str:
+    def _make_field_placeholder(self, value: object, name: str) -> str:
         """Return the placeholder for a member that matches a user's pointer, with a value of any type."""
         if isinstance(value, str) and PLACEHOLDER.fullmatch(value):
             return value
-        text = value if isinstance(value, str) else _write_value(value)
-        return self.placeholder(text, name, may_differ=is_secret_name(name, "member"))
+        text = value if isinstance(value, str) else _encode_compact_json(value)
+        return self.make_placeholder(text, name, may_differ=is_secret_name(name, "member"))
 
     def redact_for_run(self, value: object) -> Any:
         """Return *value* without secrets, but with details of the local machine, as a run may see it."""
@@ -805,25 +805,25 @@ class Redactor(TextRedactor):
         rules = attrs.evolve(self.rules, machine={})
         return Redactor(self._own, shapes=self.shapes, rules=rules, keys=self._keys)
 
-    def json_text(self, text: str, level: int = 0) -> str:
+    def redact_json_text(self, text: str, level: int = 0) -> str:
         """Return *text* redacted as JSON if it is JSON, else as text."""
         tree = parse_if_json(text)
         if isinstance(tree, str):
             is_near = self.shapes and NEARLY_JSON.match(text) is not None and may_name_secret_member(text)
-            return self.text(self._redact_tokens(text, level) if is_near else text)
+            return self.text(self._redact_near_json(text, level) if is_near else text)
         clean = self._redact_tree(tree, level) if level else self.value(tree)
-        return text if clean == tree else write_changes(text, tree, clean)
+        return text if clean == tree else patch_json_text(text, tree, clean)
 
-    def member(self, name: str, value: object, level: int = 0) -> Any:
+    def redact_member(self, name: str, value: object, level: int = 0) -> Any:
         """Return the value of the member *name*, redacted completely if the name indicates a secret."""
         if isinstance(value, str) and self._is_secret_member(name, value):
-            return self.replace_by_name(value, name, "member")
+            return self.make_named_placeholder(value, name, "member")
         if isinstance(value, list | tuple):
-            return [self.member(name, one, level) for one in value]
-        if type(value) in (int, float) and self._is_secret_number(name, text := _write_value(value)):
-            return self.replace_by_name(text, name, "member")
+            return [self.redact_member(name, one, level) for one in value]
+        if type(value) in (int, float) and self._is_secret_number(name, text := _encode_compact_json(value)):
+            return self.make_named_placeholder(text, name, "member")
         if isinstance(value, Mapping) and any(self._is_secret_member(name, value.get(one)) for one in VALUE_WORDS):
-            value = {one: self.member(name, v, level) if one in VALUE_WORDS else v for one, v in value.items()}
+            value = {one: self.redact_member(name, v, level) if one in VALUE_WORDS else v for one, v in value.items()}
         return self._redact_tree(value, level)
 
     def _is_secret_number(self, name: str, text: str) -> bool:
@@ -831,7 +831,7 @@ class Redactor(TextRedactor):
         is_count = name.rstrip("0123456789_").lower().removesuffix("value").rstrip("_").endswith("token")
         return not is_count and JSON_NUMBER.fullmatch(text) is not None and self._is_secret_member(name, text)
 
-    def _redact_tokens(self, text: str, level: int) -> str:
+    def _redact_near_json(self, text: str, level: int) -> str:
         """Return a redacted text that resembles JSON: truncated, in a call, too deep, or with duplicate names."""
         made: list[str] = []
         at = 0
@@ -849,39 +849,41 @@ class Redactor(TextRedactor):
             elif piece == ":":
                 name = last
             else:
-                value = _decode_string(piece)
+                value = _decode_json_string(piece)
                 clean = self._redact_token(name or (lists[-1] if lists else ""), value, piece, level)
                 if clean != value:
-                    made += (text[at : token.start()], _write_string(piece, clean))
+                    made += (text[at : token.start()], _encode_string_like(piece, clean))
                     at = token.end()
-            last = _decode_string(piece) if piece[0] == '"' else ""
+            last = _decode_json_string(piece) if piece[0] == '"' else ""
         return "".join([*made, text[at:]])
 
     def _redact_token(self, name: str, value: str, piece: str, level: int) -> str:
         if piece[0] != '"':
-            return self.replace_by_name(value, name, "member") if self._is_secret_number(name, value) else value
+            return self.make_named_placeholder(value, name, "member") if self._is_secret_number(name, value) else value
         if self._is_secret_member(name, value) and not is_piece_of_text(name, {name: value}):
-            return self.replace_by_name(value, name, "member")
+            return self.make_named_placeholder(value, name, "member")
         return (
-            self.json_text(value, level + 1) if level < NESTED_JSON and NEARLY_JSON.match(value) else self.text(value)
+            self.redact_json_text(value, level + 1)
+            if level < NESTED_JSON and NEARLY_JSON.match(value)
+            else self.text(value)
         )
 
-    def findings(self, value: object, place: str = "") -> Iterator[tuple[str, str]]:
+    def find_secret_pointers(self, value: object, place: str = "") -> Iterator[tuple[str, str]]:
         """Yield the JSON pointer and the rule of each secret in a JSON value."""
         if isinstance(value, Mapping):
             for key, member in value.items():
                 inner = f"{place}/{key}"
                 if not is_piece_of_text(key, value) and any(
-                    self._is_secret_member(key, one) for one in _iterate_list(member)
+                    self._is_secret_member(key, one) for one in _flatten_list(member)
                 ):
                     yield inner, key
-                yield from ((f"{place} (a key)", rule) for rule in self.secrets(key).values())
-                yield from self.findings(member, inner)
+                yield from ((f"{place} (a key)", rule) for rule in self.find_secrets(key).values())
+                yield from self.find_secret_pointers(member, inner)
         elif isinstance(value, list | tuple):
             for index, member in enumerate(value):
-                yield from self.findings(member, f"{place}/{index}")
+                yield from self.find_secret_pointers(member, f"{place}/{index}")
         elif isinstance(value, str):
-            yield from ((place, rule) for rule in self.secrets(value).values())
+            yield from ((place, rule) for rule in self.find_secrets(value).values())
 
     def check_no_secrets(self, value: object, where: str) -> None:
         """
@@ -890,7 +892,7 @@ class Redactor(TextRedactor):
         Raises:
             SecretFound: with *where*, the JSON pointer and the rule, never the value.
         """
-        for place, rule in self.findings(value):
+        for place, rule in self.find_secret_pointers(value):
             msg = (
                 f"{where} contains a secret at {place or '/'} (rule {rule!r}); nothing was written. Remove it from the run, or "
                 "pass secrets={value: name} to replace it"
@@ -901,7 +903,7 @@ class Redactor(TextRedactor):
         if isinstance(value, Mapping):
             pieces = {k for k in value if is_piece_of_text(k, value)}
             return {
-                self.text(k): self._redact_tree(v, level) if k in pieces else self.member(k, v, level)
+                self.text(k): self._redact_tree(v, level) if k in pieces else self.redact_member(k, v, level)
                 for k, v in value.items()
             }
         if isinstance(value, list | tuple):
@@ -909,7 +911,7 @@ class Redactor(TextRedactor):
         if not isinstance(value, str):
             return value
         nested = level < NESTED_JSON and NEARLY_JSON.match(value) is not None
-        return self.json_text(value, level + 1) if nested else self.text(value)
+        return self.redact_json_text(value, level + 1) if nested else self.text(value)
 
     def _is_secret_member(self, name: str, value: object) -> bool:
         if not self.shapes or not isinstance(value, str) or not value or value.startswith("<redacted:"):
@@ -965,14 +967,14 @@ class RecordRedaction:
         if len(texts) == 1:
             return self._redact_text(texts[0]) is texts[0]
         text = "\n".join(texts)
-        return not (self._has_rules or index.may_hold(text)) or not self._redactor.suspicious(text)
+        return not (self._has_rules or index.may_hold(text)) or not self._redactor.may_contain_secret(text)
 
     def has_secrets(self, transcript: Transcript) -> bool:
         """Return whether any message of *transcript* contains a secret."""
         # Counted along the history, so that each message is searched once and not at every step.
-        return transcript.fold_on(("redaction", self._redactor.key), self._count_changes, 0) > 0
+        return transcript.fold_on(("redaction", self._redactor.cache_key), self._count_messages_with_secrets, 0) > 0
 
-    def _count_changes(self, count: int, messages: Sequence[Message]) -> list[int]:
+    def _count_messages_with_secrets(self, count: int, messages: Sequence[Message]) -> list[int]:
         if self.is_clean(tuple(messages)):
             return [count] * len(messages)
         return [count := count + (self.redact(message) is not message) for message in messages]
@@ -983,7 +985,7 @@ class RecordRedaction:
         if isinstance(value, Transcript):
             return Transcript([self.redact(message) for message in value]) if self.has_secrets(value) else value
         if isinstance(value, JsonDict | JsonList):
-            return freeze(self._redactor.value(value)) if self._redactor.suspicious(compact(value)) else value
+            return freeze(self._redactor.value(value)) if self._redactor.may_contain_secret(compact(value)) else value
         if isinstance(value, tuple):
             made = tuple([self._redact_value(member) for member in value])
             return value if all(map(is_, made, value)) else made
@@ -1004,7 +1006,7 @@ class RecordRedaction:
         clean = self._redactor.index.clean_texts
         if text in clean:
             return text
-        if self._redactor.suspicious(text):
+        if self._redactor.may_contain_secret(text):
             return self._redactor.text(text)
         if len(text) <= MAX_CLEAN_CHARS:
             if len(clean) >= MAX_CLEAN_TEXTS:
@@ -1077,31 +1079,32 @@ def _make_spellings(known: Mapping[str, str]) -> dict[str, Spelling]:
 
 
 @lru_cache(maxsize=256)
-def _compile_spellings(spellings: tuple[Spelling, ...]) -> re.Pattern[str]:
+def _compile_spelling_pattern(spellings: tuple[Spelling, ...]) -> re.Pattern[str]:
     """Return the expression for placeholders, without a group, and for each of *spellings* as a group."""
     return re.compile("|".join(["<redacted:[^<>]*>", *[f"({one.pattern})" for one in spellings]]))
 
 
 @cache
-def _compile_shapes() -> re.Pattern[str]:
+def _compile_shape_pattern() -> re.Pattern[str]:
     """Return the expression for all shapes; cached on first use, since it takes as long to compile as this module."""
     return re.compile("|".join([f"(?P<{name.replace('-', '_')}>{pattern})" for name, pattern in SHAPES]))
 
 
-def find_shapes(text: str) -> list[Span]:
+def find_secret_shapes(text: str) -> list[Span]:
     """Return the positions of the texts in *text* that look like keys, in order."""
     if not looks_secret(text):
         return []
     found = []
     if _may_have_shape(text):
         found += [
-            Span(*match.span(), str(match.lastgroup).replace("_", "-")) for match in _compile_shapes().finditer(text)
+            Span(*match.span(), str(match.lastgroup).replace("_", "-"))
+            for match in _compile_shape_pattern().finditer(text)
         ]
     found += [
         Span(*match.span(2), name)
         for kind in (QUERY_PAIR, NESTED_PAIR)
         for match in kind.finditer(text)
-        if may_differ(name := _decode_escapes(match[1]), _decode_escapes(match[2]), "parameter")
+        if may_differ(name := _decode_percent_escapes(match[1]), _decode_percent_escapes(match[2]), "parameter")
     ]
     found += [Span(*match.span(1), "password") for match in PASSWORD_SHAPE.finditer(text) if match[1].strip("*")]
     found += [Span(*match.span(1), "user") for match in USER_IN_ADDRESS.finditer(text) if looks_random(match[1])]
@@ -1153,7 +1156,7 @@ def _redact_pointer(
     return made if isinstance(value, Mapping) else [*made.values()]
 
 
-def _apply_functions(functions: Iterable[Callable[[Any], Any]], value: Any) -> Any:
+def _apply_redact_functions(functions: Iterable[Callable[[Any], Any]], value: Any) -> Any:
     for function in functions:
         name = getattr(function, "__qualname__", type(function).__qualname__)
         try:
@@ -1257,7 +1260,7 @@ def parse_if_json(text: str) -> object:
     return text if _is_nested_too_deeply(text, tree) else tree
 
 
-def _decode_string(piece: str) -> str:
+def _decode_json_string(piece: str) -> str:
     """Return the text of a JSON string, or any other *piece* of JSON unchanged."""
     if piece[:1] != '"':
         return piece
@@ -1267,29 +1270,29 @@ def _decode_string(piece: str) -> str:
         return piece.strip('"')
 
 
-def write_changes(text: str, old: object, new: object) -> str:
+def patch_json_text(text: str, old: object, new: object) -> str:
     """Return the JSON *text* of *old* changed to *new*; equal parts keep their spelling."""
     made: list[str] = []
     at = 0
-    for start, end, piece in _find_changes(JSON_TOKEN.finditer(text), old, new):
+    for start, end, piece in _find_json_changes(JSON_TOKEN.finditer(text), old, new):
         made += (text[at:start], piece)
         at = end
     return "".join([*made, text[at:]])
 
 
-def _find_changes(tokens: Iterator[re.Match[str]], old: object, new: object) -> Iterator[tuple[int, int, str]]:
+def _find_json_changes(tokens: Iterator[re.Match[str]], old: object, new: object) -> Iterator[tuple[int, int, str]]:
     """Yield the start, end and new text of each part that differs in *new*; *tokens* are those of *old*."""
     first = next(tokens)
     if isinstance(old, dict) and isinstance(new, Mapping) and len(old) == len(new) > 0:
         for (name, member), (new_name, new_member) in zip(old.items(), new.items(), strict=True):
             key, _colon = next(tokens), next(tokens)
             if name != new_name:
-                yield *key.span(), _write_string(key[0], new_name)
-            yield from _find_changes(tokens, member, new_member)
+                yield *key.span(), _encode_string_like(key[0], new_name)
+            yield from _find_json_changes(tokens, member, new_member)
             next(tokens)
     elif isinstance(old, list) and isinstance(new, list | tuple) and len(old) == len(new) > 0:
         for member, new_member in zip(old, new, strict=True):
-            yield from _find_changes(tokens, member, new_member)
+            yield from _find_json_changes(tokens, member, new_member)
             next(tokens)
     else:
         last, depth = first, int(first[0] in OPENING)
@@ -1297,21 +1300,21 @@ def _find_changes(tokens: Iterator[re.Match[str]], old: object, new: object) -> 
             last = next(tokens)
             depth += (last[0] in OPENING) - (last[0] in CLOSING)
         if old is not new and (type(old) is not type(new) or old != new):
-            piece = _write_string(first[0], new) if isinstance(new, str) else _write_value(new)
+            piece = _encode_string_like(first[0], new) if isinstance(new, str) else _encode_compact_json(new)
             yield first.start(), last.end(), piece
 
 
-def _write_string(piece: str, text: str) -> str:
+def _encode_string_like(piece: str, text: str) -> str:
     """Return *text* as a JSON string; where it equals the start and end of *piece*, the spelling of *piece* is used."""
     if piece[0] != '"' or not _is_json_string(piece):
-        return _write_value(text)
+        return _encode_compact_json(text)
     spelled = JSON_CHARACTER.findall(piece[1:-1])
     before = [json.loads(f'"{one}"') if one[0] == "\\" else one for one in spelled]
     most = min(len(before), len(text))
     same = next((at for at in range(most) if before[at] != text[at]), most)
     most -= same
     end = next((at for at in range(most) if before[-1 - at] != text[-1 - at]), most)
-    middle = _write_value(text[same : len(text) - end])[1:-1]
+    middle = _encode_compact_json(text[same : len(text) - end])[1:-1]
     return f'"{"".join(spelled[:same])}{middle}{"".join(spelled[len(spelled) - end :])}"'
 
 
@@ -1322,7 +1325,7 @@ def _is_json_string(piece: str) -> bool:
         return False
 
 
-def _write_value(value: object) -> str:
+def _encode_compact_json(value: object) -> str:
     """Return *value* as compact JSON, including numbers that are not finite."""
     text = json.dumps(value, ensure_ascii=False, separators=(",", ":"))
     return text if _is_encodable(text) else json.dumps(value, separators=(",", ":"))
@@ -1350,11 +1353,11 @@ def _is_nested_too_deeply(text: str, tree: Any) -> bool:
     return True
 
 
-def _iterate_list(value: object) -> Iterator[object]:
+def _flatten_list(value: object) -> Iterator[object]:
     """Yield *value*, or the items of a list at any depth."""
     if isinstance(value, list | tuple):
         for member in value:
-            yield from _iterate_list(member)
+            yield from _flatten_list(member)
     else:
         yield value
 

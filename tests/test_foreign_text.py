@@ -101,7 +101,7 @@ from stepengine.permissions.policy import Policy
 from stepengine.permissions.rules import Domain, Regex, Request
 from stepengine.permissions.rules import Path as PathRule
 from stepengine.redaction import Redactor, StreamRedactor, make_redactor, parse_if_json
-from stepengine.sandbox.program_checks import find_defined_names, problems
+from stepengine.sandbox.program_checks import find_defined_names, find_program_problems
 from stepengine.sandbox.program_checks import format_problems as program_shown
 from stepengine.sandbox.source_rewriter import rewrite_for_sandbox
 from stepengine.sandbox.stubs import make_stubs
@@ -133,7 +133,7 @@ from stepengine.tools.bundled.files.edits import TextReplacement, replace_all, u
 from stepengine.tools.bundled.memory import _parse_notes, _split_words
 from stepengine.tools.bundled.search.hits import SearchFlags, _cut_line, parse_flags
 from stepengine.tools.bundled.search.overview import rank_files
-from stepengine.tools.bundled.search.ripgrep import EXIT, _make_line_test, _match_any_line_end
+from stepengine.tools.bundled.search.ripgrep import EXIT, _make_line_test, _pattern_for_any_line_end
 from stepengine.tools.bundled.search.symbols import split_words, top_level_names
 from stepengine.tools.bundled.shell.output import Capture
 from stepengine.tools.bundled.web.fetcher import Fetched
@@ -149,12 +149,12 @@ from stepengine.workspace.contained_paths import contained_paths
 from stepengine.workspace.line_ends import keep_line_ends
 from stepengine.workspace.path_rules import PROTECTED, SECRETS, PathRules, possible_paths
 from stepengine.workspace.paths import printable_name
-from stepengine.workspace.patterns import GlobPattern, IgnorePattern, find_pattern_problem, safe_columns
+from stepengine.workspace.patterns import GlobPattern, IgnorePattern, find_pattern_problem, max_search_columns
 from stepengine.workspace.remote_files import RemotePlace as FarPlace
 from stepengine.workspace.remote_files import RemoteSystem, _parse_entry, _read_listing
 from stepengine.workspace.repository import _parse_status
 from stepengine.workspace.skills import _parse_head
-from stepengine.workspace.text import decode_text, stream_lines
+from stepengine.workspace.text import decode_text, read_line_range
 from stepengine.workspace.urls import parse_url, resolve_redirect
 
 PACKAGE = Path(stepengine.__file__).parent
@@ -343,7 +343,7 @@ def scanned(data: bytes) -> None:
 
 def streamed(data: bytes) -> None:
     with file_of(data) as path, path.open("rb") as file:
-        stream_lines(file.fileno(), 0, 100)
+        read_line_range(file.fileno(), 0, 100)
 
 
 def glimpse(line: bytes) -> None:
@@ -579,7 +579,7 @@ FUNCTIONS = make_stubs([ToolSpec("price")], (), ask=True)
 
 
 def looked_at(text: str) -> None:
-    program_shown(problems(text, FUNCTIONS), text)
+    program_shown(find_program_problems(text, FUNCTIONS), text)
     find_defined_names(text)
 
 
@@ -937,7 +937,7 @@ PLACES = (
     # --- searches
     Place(
         "pattern of a search",
-        safe_columns,
+        max_search_columns,
         (of("("), of("a*"), of("a?"), of("(?="), of("a|"), of("[\x01-\U0010ffff-]", "(?i)"), of("(?:a|"), of("a{9}")),
         ("workspace/patterns.py",),
         most=512,
@@ -1154,7 +1154,9 @@ PLACES = (
     ),
     Place(
         "pattern of a search of several lines",
-        lambda text: [_match_any_line_end(text, SearchFlags(multiline=True, fixed=fixed)) for fixed in (True, False)],
+        lambda text: [
+            _pattern_for_any_line_end(text, SearchFlags(multiline=True, fixed=fixed)) for fixed in (True, False)
+        ],
         (of("["), of("[]"), of("[^\\n"), of("\\"), of("\\r"), of("\r"), of("\\n"), of("a\n."), of("[a]")),
         ("tools/bundled/search/ripgrep.py",),
     ),
@@ -1260,7 +1262,7 @@ PLACES = (
     # --- journals
     Place(
         "redaction of known values",
-        lambda text: Redactor(KNOWN, shapes=False).json_text(text),
+        lambda text: Redactor(KNOWN, shapes=False).redact_json_text(text),
         SECRET_SHAPES,
         ("redaction.py",),
     ),
@@ -1280,7 +1282,7 @@ PLACES = (
         ("adapters/mcp/stdio.py",),
         most=1 << 16,
     ),
-    Place("redaction in bytes", lambda text: Redactor(KNOWN, shapes=True).binary(text.encode()), SECRET_SHAPES),
+    Place("redaction in bytes", lambda text: Redactor(KNOWN, shapes=True).redact_binary(text.encode()), SECRET_SHAPES),
     Place(
         "search for secrets",
         scanned,

@@ -211,7 +211,7 @@ def test_the_table_of_yieldables_is_complete() -> None:
 def test_the_tables_name_exactly_the_existing_tools(tmp_path: Path) -> None:
     from stepengine.tools.agent_tools import BUILT_IN
     from stepengine.tools.bundled import FileChangeHook, change_hook_tools, child_tools, shell_tools, sleep_tool
-    from stepengine.tools.bundled.bundled import uncalled_tools
+    from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     tables = BUNDLED.partition("## Agents")[0]
     cells = [row.split("|")[-2] for row in tables.splitlines() if row.startswith("|")]
@@ -219,7 +219,13 @@ def test_the_tables_name_exactly_the_existing_tools(tmp_path: Path) -> None:
     hooks = change_hook_tools(tmp_path, [FileChangeHook("check", ["true"])])
     tools = {
         t.spec.name
-        for t in [*uncalled_tools(tmp_path), *hooks, *child_tools(), sleep_tool(), *shell_tools(tmp_path, watch=True)]
+        for t in [
+            *list_all_workspace_tools(tmp_path),
+            *hooks,
+            *child_tools(),
+            sleep_tool(),
+            *shell_tools(tmp_path, watch=True),
+        ]
     }
 
     assert {*tools, *BUILT_IN} == named

@@ -37,7 +37,7 @@ MODULES = {
     "stepengine.adapters.external": "RemoteAgent",
     "stepengine.adapters.ag_ui": "ag_ui",
     "stepengine.adapters.otel": "Tracing",
-    "stepengine.drafts": "checked_agents",
+    "stepengine.drafts": "load_draft_agents",
     "stepengine.sandbox": "code_mode",
     "stepengine.server": "Tokens",
     "stepengine.adapters.vercel": "vercel",

@@ -130,7 +130,7 @@ def make_engine_setup(
     from stepengine.engine import Engine
     from stepengine.engine.agent_family import find_agent_family
     from stepengine.engine.packages import published_id
-    from stepengine.tools.bundled.bundled import uncalled_tools
+    from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     if not options.cwd.is_dir():
         msg = f"--cwd {str(options.cwd)!r} is not a folder"
@@ -167,7 +167,7 @@ def make_engine_setup(
     root = options.cwd.resolve()
     place = make_allowed_workspace(options, request) if performs else None
     given = (
-        merge_bundled_tools(beside, uncalled_tools(root))
+        merge_bundled_tools(beside, list_all_workspace_tools(root))
         if place is None
         else make_allowed_tools(options, request, place)
     )

@@ -23,7 +23,7 @@ def run_chaos(
     from stepengine.engine.agent_family import find_agent_family
     from stepengine.testing import SimulationFailed, simulate
     from stepengine.testing.faults import FAULTS
-    from stepengine.tools.bundled.bundled import uncalled_tools
+    from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     kinds = [kind.strip() for kind in faults.split(",") if kind.strip()]
     unknown = [kind for kind in kinds if kind not in FAULTS]
@@ -39,7 +39,7 @@ def run_chaos(
             range(seed, seed + runs),
             prompt=prompt,
             params=read_params(params),
-            tools=[tool for tool in uncalled_tools(options.cwd.resolve()) if tool.spec.name in named],
+            tools=[tool for tool in list_all_workspace_tools(options.cwd.resolve()) if tool.spec.name in named],
             results=read_params(results, "--results"),
             faults=kinds or None,
             agents=[one for one in known if one is not loaded],

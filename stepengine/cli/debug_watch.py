@@ -48,10 +48,10 @@ def watch_place(options: Options, at: str, *, prints: bool) -> Exit:
     from stepengine.debugging.desk import import_engine_libraries
     from stepengine.debugging.walks import find_fork_problem
     from stepengine.engine.tape import Tape
-    from stepengine.tools.bundled.bundled import uncalled_tools
+    from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     # Not by `make_engine_setup`: that would look for agents next to the one that was typed.
-    import_engine_libraries(tools=uncalled_tools(options.cwd), models=choose_models(options))
+    import_engine_libraries(tools=list_all_workspace_tools(options.cwd), models=choose_models(options))
     why = find_fork_problem()
     if why:
         msg = f"--watch needs a process for each look, and there is none here: {why}"

@@ -158,7 +158,7 @@ def _make_steppers(
     from stepengine.engine.agent_family import find_agent_family
     from stepengine.engine.loader import locate_agent
     from stepengine.journal.show import agent_id_of
-    from stepengine.tools.bundled.bundled import uncalled_tools
+    from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     options = options.with_settings()
     folders = options.settings.agent_folders
@@ -168,7 +168,9 @@ def _make_steppers(
         with contextlib.suppress(DefinitionError):
             print_error(f"lines and variables come from {locate_agent(options.agent or agent_id, folders=folders)}")
         ours = make_engine_setup(options, agent, performs=False, recorded=history).engine
-        plain = Engine(find_agent_family(agent, options.agent, folders), uncalled_tools(options.cwd.resolve()))
+        plain = Engine(
+            find_agent_family(agent, options.agent, folders), list_all_workspace_tools(options.cwd.resolve())
+        )
     except (StepEngineError, UsageProblem) as error:
         if wanted.agent:
             raise

@@ -138,9 +138,9 @@ def merge_bundled_tools(
 @cache
 def _load_bundled_specs() -> dict[str, ToolSpec]:
     """Return the specs of all bundled tools by name; they are the same for every root."""
-    from stepengine.tools.bundled.bundled import uncalled_tools
+    from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
-    return {tool.name: tool.spec for tool in uncalled_tools()}
+    return {tool.name: tool.spec for tool in list_all_workspace_tools()}
 
 
 def _make_journal_patterns(journal: str, root: Path) -> list[str]:

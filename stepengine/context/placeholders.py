@@ -46,7 +46,7 @@ def read_placeholders(names: Sequence[str]) -> dict[str, Any]:
 
 
 def _format_file_tree(folder: Path, tokens: int) -> str:
-    from stepengine.tools.bundled.search.overview import print_tree
+    from stepengine.tools.bundled.search.overview import format_file_tree
     from stepengine.workspace.guard import GUARD, project_guard
     from stepengine.workspace.path_policy import PathPolicy
     from stepengine.workspace.root import Root
@@ -56,7 +56,7 @@ def _format_file_tree(folder: Path, tokens: int) -> str:
     token = GUARD.set(project_guard(folder, find_project_root(folder), folder))
     try:
         with closing(Root(folder, PathPolicy(allow_wide_root=True))) as root:
-            tree = print_tree(root, tokens)
+            tree = format_file_tree(root, tokens)
     finally:
         GUARD.reset(token)
     return "\n".join(

@@ -64,7 +64,7 @@ class SafeTexts:
     def clean(self, text: str, limit: int | None = None, *, one_line: bool = False) -> str:
         """Redact secrets, escape control characters, with *one_line* line ends and tabs too, and cut *text* after *limit* characters."""
         part = text if limit is None else text[: limit + LONGEST]
-        shown = visible(self._redactor.text(part) if self._redactor.suspicious(part) else part, strict=one_line)
+        shown = visible(self._redactor.text(part) if self._redactor.may_contain_secret(part) else part, strict=one_line)
         return shown if limit is None or (len(shown) <= limit and len(part) == len(text)) else f"{shown[:limit]}{MORE}"
 
     def format_value(self, value: Any, *, limit: int = WIDTH) -> str:
@@ -92,7 +92,7 @@ class SafeTexts:
         if not text:
             return False
         named = name not in ("key", "pat") and is_secret_name(name, "variable")
-        return named or self._redactor.member(name, text) == f"<redacted:{name}>"
+        return named or self._redactor.redact_member(name, text) == f"<redacted:{name}>"
 
     def _format_member(self, name: str, value: object, depth: int, room: int) -> str:
         key = name.rstrip("=: ").strip("'")
@@ -161,7 +161,7 @@ class SafeTexts:
 
     def _format_string(self, value: str) -> str:
         part = value[:LONGEST]
-        cleaned = self._redactor.text(part) if self._redactor.suspicious(part) else part
+        cleaned = self._redactor.text(part) if self._redactor.may_contain_secret(part) else part
         more = MORE if len(value) > len(part) or len(cleaned) > WIDTH else ""
         quoted = cleaned[:WIDTH].replace("\\", "\\\\").replace("'", "\\'")
         return f"'{visible(quoted, strict=True)}'{more}"

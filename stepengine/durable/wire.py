@@ -263,7 +263,7 @@ def encode_outcome(seq: int, outcome: Single, redactor: Redactor, *, attempts: S
         members = to_portable_json(outcome_members(Failure(StepEngineError(msg))))
     form: dict[str, object] = {"seq": seq, "at": outcome.at, **members}
     form |= {"attempts": to_portable_json({"": list(attempts)})[""]} if attempts else {}
-    if redactor.suspicious(compact(form)):
+    if redactor.may_contain_secret(compact(form)):
         form = dict(redactor.value(form))
     return form
 

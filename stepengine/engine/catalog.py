@@ -36,8 +36,14 @@ from stepengine.errors import AgentError, DataError, DefinitionError
 from stepengine.machine.child_effects import describe_substitution, find_matching_id
 from stepengine.machine.tool_search import add_search_tool
 from stepengine.runtime.logs import log_once
-from stepengine.tools.agent_tools import BUILT_IN, agents_of_tools, direct_tool, params_schema, with_called_tools
-from stepengine.tools.control import set_output_binding
+from stepengine.tools.agent_tools import (
+    BUILT_IN,
+    agents_of_tools,
+    params_schema,
+    spawnable_agent_tool,
+    with_called_tools,
+)
+from stepengine.tools.control import make_set_output_binding
 from stepengine.tools.makers import MAKERS, WORKSPACE_TOOLS, python_for_tools
 
 if TYPE_CHECKING:
@@ -412,7 +418,7 @@ class Catalog:
         # The tool is made for each agent, since its parameters are the agent's own output schema: a provider can hold
         # the model to it then.
         if schemas.output_schema is not None:
-            tools["set_output"] = set_output_binding(schemas.output_schema)
+            tools["set_output"] = make_set_output_binding(schemas.output_schema)
             _check_references(definition, {"set_output": tools["set_output"].spec})
         specs = JsonDict({name: tools[name].spec for name in offered})
         _check_references(definition, specs)
@@ -654,7 +660,7 @@ def _make_agent_tools(
     for key, child in children.items() if "spawn_agents" in definition.tool_names else ():
         # The definitions are all that is needed, so one may be offered whose own `Agent` is not made yet: families have
         # circles.
-        tool = direct_tool(child.definition if isinstance(child, Agent) else child, key if "/" in key else "")
+        tool = spawnable_agent_tool(child.definition if isinstance(child, Agent) else child, key if "/" in key else "")
         name = tool.spec.name
         if name in known:
             msg = (

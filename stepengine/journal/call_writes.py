@@ -38,6 +38,6 @@ class CallWrites:
         forms = list[Mapping[str, Any]]()
         for write in self.pending.pop(item.address, ()):
             # Done twice, a call that is like one done once finds its own work, or nothing of it.
-            doubtful = again and (write.was == write.after or not is_repeatable(item))
-            forms.append(attrs.evolve(remove_secret_content(write, self._redactor), doubtful=doubtful).form())
+            doubtful = again and (write.hash_before == write.after or not is_repeatable(item))
+            forms.append(attrs.evolve(remove_secret_content(write, self._redactor), doubtful=doubtful).to_json())
         return forms

@@ -486,7 +486,7 @@ class Encoder:
         """Return the members of a record's lines, or their text, without secrets and long texts; its blobs first."""
         members, kind = self._record_members(record), record.kind
         text = compact(members)
-        if self._redactor.suspicious(text):
+        if self._redactor.may_contain_secret(text):
             members = self._redact(members, kind)
             text = compact(members)
         # A journal that keeps long texts in place takes the same values as others: where they would make a line too long, they are
@@ -590,7 +590,7 @@ class Encoder:
         for name, fp in shared.items():
             if fp not in self._blobs:
                 data = request.system_prompt if name == "system_prompt" else [describe_tool(t) for t in request.tools]
-                clean = self._redactor.value(data) if self._redactor.suspicious(compact(data)) else data
+                clean = self._redactor.value(data) if self._redactor.may_contain_secret(compact(data)) else data
                 yield from self._encode_new_blob(fp, clean)
 
 
@@ -708,7 +708,7 @@ def remove_secret_content(write: FileWrite, redactor: Redactor) -> FileWrite:
     if old is None or old.content is None:
         return write
     text = old.content.decode("latin-1")
-    is_secret = redactor.suspicious(text) and redactor.value(text) != text
+    is_secret = redactor.may_contain_secret(text) and redactor.value(text) != text
     return attrs.evolve(write, before=old.without_content()) if is_secret else write
 
 

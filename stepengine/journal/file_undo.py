@@ -29,7 +29,7 @@ from stepengine.journal.records import Address, Intent, Result, format_address
 from stepengine.journal.sources import JournalLike, as_journal
 from stepengine.journal.store import Journal
 from stepengine.workspace import calls
-from stepengine.workspace.atomic import lock_for, replace_file, stat_target
+from stepengine.workspace.atomic import hold_file_lock, replace_file, stat_regular_file
 from stepengine.workspace.calls import FILE, Fd
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Missing, OpenedEntry, Root
@@ -246,7 +246,7 @@ def _list_paths_by_fate(files: Iterable[_WrittenFile], fate: Fate) -> tuple[str,
 def _remove_empty_folders(files: Iterable[_WrittenFile]) -> Iterator[str]:
     """Remove the empty folders created for the files, the deepest first, and yield them."""
     for root, folder in _list_created_folders(files):
-        yield from root.remove_empty([folder])
+        yield from root.remove_empty_folders([folder])
 
 
 def _find_folders_to_remove(files: Sequence[_WrittenFile]) -> Iterator[str]:
@@ -363,13 +363,13 @@ class _WrittenFile:
         self.folders = list(first.folders)
         self._before: OldFile | None = first.before
         # All that the run left there: after a part of it was undone the file may hold any of these.
-        self._states = [first.was, first.after]
+        self._states = [first.hash_before, first.after]
         if first.doubtful:
             self.problem = self.problem or DOUBTFUL
 
     def add(self, write: FileWrite) -> None:
         """Add a further write, which must start from the content that the one before left, unless it is doubtful."""
-        if write.was != self._states[-1] and not write.doubtful:
+        if write.hash_before != self._states[-1] and not write.doubtful:
             self.problem = self.problem or BETWEEN
         self._states.append(write.after)
         self.folders += write.folders
@@ -393,7 +393,7 @@ class _WrittenFile:
         if self.problem or self.root is None:
             return
         try:
-            with self.root.parent(self.path, create=False) as (folder, name), lock_for(folder, name):
+            with self.root.open_parent(self.path, create=False) as (folder, name), hold_file_lock(folder, name):
                 self._set_fate(*self._read_file_state(folder, name))
         except Missing:
             self._set_fate(None, None)
@@ -420,12 +420,12 @@ class _WrittenFile:
     def _read_file_state(self, folder: Fd, name: str) -> tuple[os.stat_result | None, str | None]:
         """Return the file's status and the hash of its content; ``""`` is the hash of one that is too large."""
         assert self.root is not None  # noqa: S101 - without one it has a problem
-        info = stat_target(folder, name, self.path)
+        info = stat_regular_file(folder, name, self.path)
         if info is None:
             return None, None
         fd = calls.open_at(name, FILE, folder)
         try:
-            self.root.check_file(OpenedEntry(fd, self.root.parts(self.path), calls.fstat(fd)), self.path)
+            self.root.check_readable_file(OpenedEntry(fd, self.root.parts(self.path), calls.fstat(fd)), self.path)
             data = read_capped(fd)
         finally:
             calls.close(fd)
@@ -443,7 +443,10 @@ class _WrittenFile:
         assert self.root is not None  # noqa: S101 - without one it has a problem
         fate = self.fate
         try:
-            with self.root.parent(self.path, create=fate == "created") as (folder, name), lock_for(folder, name):
+            with (
+                self.root.open_parent(self.path, create=fate == "created") as (folder, name),
+                hold_file_lock(folder, name),
+            ):
                 info, now = self._read_file_state(folder, name)
                 self._set_fate(info, now)
                 if not self.problem and self.fate == fate:

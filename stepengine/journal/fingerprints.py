@@ -74,8 +74,8 @@ class Fingerprints:
     def __init__(self, redactor: Redactor) -> None:
         self.redactor = redactor
         # Memos travel with messages through many runs: equal rules must mean equal keys.
-        self._digest_key = ("journal.digest", redactor.key)
-        self._chain_key = ("journal.chain", redactor.key)
+        self._digest_key = ("journal.digest", redactor.cache_key)
+        self._chain_key = ("journal.chain", redactor.cache_key)
         self._kept: dict[int, tuple[Any, str]] = {}
         self._last_parts: tuple[Any, ...] | None = None
         self._last_rest: Mapping[str, Any] = {}
@@ -159,7 +159,7 @@ class Fingerprints:
 
     def _to_redacted_text(self, value: object) -> str:
         text = canonical(value)
-        return canonical(self.redactor.value(value)) if self.redactor.suspicious(text) else text
+        return canonical(self.redactor.value(value)) if self.redactor.may_contain_secret(text) else text
 
     def _memoize(self, thing: object, known: str) -> str:
         if len(self._kept) >= KEPT_FINGERPRINTS:

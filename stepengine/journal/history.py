@@ -363,7 +363,7 @@ class History:
             JournalCorrupt: when that cannot be read, or a blob of it is missing.
         """
         with self.report_damage(result):
-            return [FileWrite.of_form(form) for form in self.extras(result).get("writes", ())]
+            return [FileWrite.from_json(form) for form in self.extras(result).get("writes", ())]
 
     def extras(self, result: Result) -> Mapping[str, Any]:
         """

@@ -130,7 +130,7 @@ def _find_secrets(records: list[Record], allowed: Iterable[str]) -> Iterator[str
     for number, record in enumerate(records, 1):
         # One that cannot be read stands among the problems.
         with contextlib.suppress(JournalError, RecursionError):
-            for place, rule in redactor.findings(record.line):
+            for place, rule in redactor.find_secret_pointers(record.line):
                 yield f"record {number} {place}: {rule}"
 
 

@@ -219,14 +219,14 @@ def summarize_journal(journal: Journal, name: str) -> dict[str, object]:
 
 def make_title(prompt: str) -> str:
     """Return the beginning of a prompt as one line, with secrets redacted."""
-    return one_line(ANY.clean_beginning(prompt, TITLE_CHARS), TITLE_CHARS)
+    return one_line(ANY.redact_beginning(prompt, TITLE_CHARS), TITLE_CHARS)
 
 
 def question_to_dict(question: Any) -> dict[str, str]:
     """Return a question in the form of a companion."""
     return {
         "id": question.id,
-        "text": truncate_text(ANY.clean_beginning(question.text, QUESTION_CHARS), QUESTION_CHARS),
+        "text": truncate_text(ANY.redact_beginning(question.text, QUESTION_CHARS), QUESTION_CHARS),
     }
 
 

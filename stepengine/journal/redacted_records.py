@@ -36,7 +36,7 @@ def _redact_record(history: History, requests: RecordedRequests, record: Record,
                 form = CallModel(record.seq, requests.get(record), form["purpose"])
             return attrs.evolve(record, given=form, fp="", read_from=None)
         case Result():
-            writes = [remove_secret_content(write, redactor).form() for write in history.writes(record)]
+            writes = [remove_secret_content(write, redactor).to_json() for write in history.writes(record)]
             extras = {**history.extras(record), "writes": writes} if writes else history.extras(record)
             return attrs.evolve(record, given=history.outcome(record), extras=extras, read_from=None)
         case Input():

@@ -105,7 +105,7 @@ def _find_leaks(file: Path, texts: Redactor, others: Redactor) -> Iterator[Secre
     is_text = b"\0" not in data[:TEXT_TEST_BYTES]
     text = data.decode("utf-8" if is_text else "latin-1", errors="replace")
     line, counted = int(is_text), 0
-    for start, end, rule in (texts if is_text else others).spans(text):
+    for start, end, rule in (texts if is_text else others).find_spans(text):
         if is_text:
             line, counted = line + text.count("\n", counted, start), start
         secret = text[start:end]

@@ -371,7 +371,9 @@ class Journal(abc.ABC):
     def _needs_redaction(self, record: Record) -> bool:
         line = record.line
         return (
-            line is not None and self.redactor.suspicious(to_compact_json(line)) and self.redactor.value(line) != line
+            line is not None
+            and self.redactor.may_contain_secret(to_compact_json(line))
+            and self.redactor.value(line) != line
         )
 
     def content(self) -> bytes:
@@ -656,7 +658,7 @@ class Commits:
                 self._writer.commit()  # what was left is stored: there is nothing to wait for, only to be told
                 tell(None, None)
             else:
-                self._get_thread_pool().begin("journal", self._writer.commit, tell)
+                self._get_thread_pool().start_with_callback("journal", self._writer.commit, tell)
         except (RuntimeError, JournalError) as error:  # the system gives no thread, or what was left is lost
             tell(None, error)
 

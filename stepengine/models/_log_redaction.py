@@ -58,4 +58,4 @@ def install_secret_filter() -> None:
 
 
 def _remove_secrets(text: str) -> str:
-    return ANY.text(text) if ANY.suspicious(text) else text
+    return ANY.text(text) if ANY.may_contain_secret(text) else text

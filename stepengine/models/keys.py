@@ -208,5 +208,5 @@ def register_url_password(provider: str, url: str) -> None:
 
 def make_safe_excerpt(text: str, limit: int) -> str:
     """Return *text* for a quotation in a message: on one line, without secrets, and cut to *limit* characters."""
-    text = CONTROL.sub(" ", ANY.clean_beginning(text, limit)).strip()
+    text = CONTROL.sub(" ", ANY.redact_beginning(text, limit)).strip()
     return cut_after(text, limit)

@@ -247,10 +247,10 @@ class EventRedactor:
         # One that holds a secret holds it at every step. Made anew at each of them, 3,000 steps took half a minute.
         key, seen, clean = self._histories.pop(path, NO_HISTORY)
         known = history.shared_prefix(seen)
-        if known < len(seen) or key != KNOWN.key:
+        if known < len(seen) or key != KNOWN.cache_key:
             known, clean = 0, Transcript()
         clean = clean.extend([KNOWN_RECORDS.redact(message) for message in history.messages_from(known)])
-        self._histories[path] = KNOWN.key, history, clean
+        self._histories[path] = KNOWN.cache_key, history, clean
         if len(self._histories) > MAX_HISTORIES:
             del self._histories[next(iter(self._histories))]
         return clean
@@ -502,7 +502,7 @@ class TreeLogger:
         """Write a log line to the engine's logger, without showing an event."""
         label = self._labels.get(event.path) or RunLabel("", "")
         # A cheap look for the beginnings of what is known; the thorough one copies, and hardly a line needs it.
-        if KNOWN.suspicious(f"{event.message} {data!r}"):
+        if KNOWN.may_contain_secret(f"{event.message} {data!r}"):
             event, data = KNOWN_RECORDS.redact(event), KNOWN.value(plain(data))
         context = {"run_id": label.run_id, "agent_id": label.agent_id, "path": event.path, "step": step}
         try:

@@ -50,7 +50,7 @@ def argument_size(value: object) -> int:
         if id(one) in counted:
             continue
         counted[id(one)] = one
-        size += least_size(one)
+        size += shallow_byte_size(one)
         inner = inner_values(one)
         if inner is not None:
             size += len(inner)
@@ -58,8 +58,8 @@ def argument_size(value: object) -> int:
     return size
 
 
-def least_size(value: object) -> int:
-    """Return the least number of bytes of a value without its members; 0 for a small value."""
+def shallow_byte_size(value: object) -> int:
+    """Return a lower bound of the bytes of a value without its members; 0 for a small value."""
     if isinstance(value, str | bytes):
         return len(value)
     if isinstance(value, int):

@@ -49,7 +49,7 @@ class StopSignal:
                 self._end()
 
     @contextlib.contextmanager
-    def ending(self, end: Callable[[], None]) -> Iterator[None]:
+    def call_when_sent(self, end: Callable[[], None]) -> Iterator[None]:
         """Call *end* if the signal is sent inside the block or was sent before; never after the block."""
         with self._lock:
             self._end = end
@@ -93,10 +93,10 @@ class CheckWorkers:
         with self._lock:
             self.count += 1
         try:
-            session = self._open(stop, options)
+            session = self._open_session(stop, options)
             pid = session.worker_pid  # not known while it works
             try:
-                with stop.ending(lambda: _kill(pid)):
+                with stop.call_when_sent(lambda: _kill(pid)):
                     yield session
             finally:
                 with contextlib.suppress(Exception):  # a worker that has crashed already
@@ -107,15 +107,15 @@ class CheckWorkers:
             if stop.is_sent:
                 raise ToolError(STOPPED)
 
-    def _open(self, stop: StopSignal, options: dict[str, Any]) -> Any:
+    def _open_session(self, stop: StopSignal, options: dict[str, Any]) -> Any:
         while not stop.is_sent:
-            session = self._get_pool().checkout(**options)
+            session = self._get_or_start_pool().checkout(**options)
             with contextlib.suppress(TimeoutError):  # every worker is taken
                 session.__enter__()
                 return session
         raise ToolError(STOPPED)
 
-    def _get_pool(self) -> Any:
+    def _get_or_start_pool(self) -> Any:
         with self._lock:
             if self._pool is None:
                 self._pool = self._start_pool(checkout_timeout=POLL_SECONDS)

@@ -67,7 +67,7 @@ class ProgramProblem:
     text: str
 
 
-def problems(code: str, stubs: Stubs, known: Collection[str] = ()) -> tuple[ProgramProblem, ...]:
+def find_program_problems(code: str, stubs: Stubs, known: Collection[str] = ()) -> tuple[ProgramProblem, ...]:
     """
     Return the certain problems of a program, in line order.
 
@@ -152,7 +152,7 @@ def parse_program(code: str) -> ast.Module | ProgramProblem | None:
             warnings.simplefilter("ignore")
             return ast.parse(code)
     except SyntaxError as error:
-        if _may_be_newer(error, code):
+        if _may_need_newer_python(error, code):
             return _find_nesting_problem(code)
         return ProgramProblem(error.lineno or 1, max(1, error.offset or 1), f"syntax error: {error.msg}")
     except (RecursionError, MemoryError):
@@ -176,7 +176,7 @@ def _find_nesting_problem(code: str) -> ProgramProblem | None:
     return None
 
 
-def _may_be_newer(error: SyntaxError, code: str) -> bool:
+def _may_need_newer_python(error: SyntaxError, code: str) -> bool:
     version = sys.version_info[:2]
     if version >= NEWEST_VERSION:
         return False
@@ -214,7 +214,7 @@ class _Scope:
     def bind(self, name: str, binding: _Binding) -> None:
         self.bindings.setdefault(name, []).append(binding)
 
-    def resolved(self, name: str) -> tuple[_Scope, list[_Binding]] | None:
+    def resolve(self, name: str) -> tuple[_Scope, list[_Binding]] | None:
         """Return the scope and the bindings that a name refers to. Bindings of a class are visible only in its body."""
         scope: _Scope | None = self
         is_direct = True
@@ -225,7 +225,7 @@ class _Scope:
             scope = scope.parent
         return None
 
-    def names(self) -> Iterator[str]:
+    def visible_names(self) -> Iterator[str]:
         scope: _Scope | None = self
         while scope is not None:
             yield from scope.bindings
@@ -310,7 +310,7 @@ class _Walk:
         """The kind, start and end of each span where such a problem is harmless: in annotations, and where errors are caught."""
         for name in known:
             self.module.bind(name, _Binding("known"))
-        self._collect(tree)
+        self._collect_uses(tree)
 
     def find_problems(self) -> tuple[ProgramProblem, ...]:
         """Return the problems of the program in order."""
@@ -323,7 +323,7 @@ class _Walk:
                 self._judge_nonlocal(node, place)
             for name, place in self._loads:
                 self._judge_name(name, place)
-        return _in_order(self._problems)
+        return _sort_distinct_problems(self._problems)
 
     def has_stub(self, name: str) -> bool:
         """Return True if a module-level name refers to the stub function of that name."""
@@ -338,7 +338,7 @@ class _Walk:
 
     _is_too_deep = False
 
-    def _collect(self, tree: ast.Module) -> None:
+    def _collect_uses(self, tree: ast.Module) -> None:
         waiting: list[tuple[ast.AST, _NodePlace, int]] = [(tree, _NodePlace(self.module, frozenset()), 0)]
         while waiting:
             node, place, depth = waiting.pop()
@@ -351,7 +351,7 @@ class _Walk:
             if kind in REFUSED:
                 self._add_problem(node, REFUSED[kind])
             visit = getattr(self, f"_on_{kind.lower()}", None)
-            inner = visit(node, place) if visit is not None else _at_place(ast.iter_child_nodes(node), place)
+            inner = visit(node, place) if visit is not None else _pair_with_place(ast.iter_child_nodes(node), place)
             waiting += [(child, there, depth + 1) for child, there in inner]
 
     def _add_problem(self, node: ast.AST, text: str) -> None:
@@ -393,17 +393,17 @@ class _Walk:
         for target in node.targets:
             if isinstance(target, ast.Name):
                 self._values[id(target)] = node.value
-        return _at_place([*node.targets, node.value], place)
+        return _pair_with_place([*node.targets, node.value], place)
 
     def _on_annassign(self, node: ast.AnnAssign, place: _NodePlace) -> Inner:
         self._mark_exempt("name", node.annotation)
-        return _at_place([node.target, *([node.value] if node.value is not None else [])], place)
+        return _pair_with_place([node.target, *([node.value] if node.value is not None else [])], place)
 
     def _on_augassign(self, node: ast.AugAssign, place: _NodePlace) -> Inner:
         if isinstance(node.op, ast.MatMult):
             self._add_problem(node, "programs have no `@=`")
         self._record_unawaited(node.value, "computed with")
-        return _at_place([node.target, node.value], place)
+        return _pair_with_place([node.target, node.value], place)
 
     def _on_import(self, node: ast.Import, place: _NodePlace) -> Inner:
         for alias in node.names:
@@ -472,14 +472,14 @@ class _Walk:
         for parameter in getattr(node, "type_params", ()):
             inner.scope.bind(parameter.name, _Binding("other", parameter))
         return [
-            *_at_place(node.decorator_list, place),
-            *_at_place(_default_values(node.args), place),
-            *_at_place(node.body, inner),
+            *_pair_with_place(node.decorator_list, place),
+            *_pair_with_place(_default_values(node.args), place),
+            *_pair_with_place(node.body, inner),
         ]
 
     def _on_lambda(self, node: ast.Lambda, place: _NodePlace) -> Inner:
         inner = self._bind_parameters(node.args, place)
-        return [*_at_place(_default_values(node.args), place), (node.body, inner)]
+        return [*_pair_with_place(_default_values(node.args), place), (node.body, inner)]
 
     def _bind_parameters(self, args: ast.arguments, place: _NodePlace) -> _NodePlace:
         scope = _Scope("function", place.scope)
@@ -502,7 +502,10 @@ class _Walk:
             self._judge_member(statement)
         inner = _NodePlace(scope, place.caught)
         keywords = [keyword.value for keyword in node.keywords]
-        return [*_at_place([*node.decorator_list, *node.bases, *keywords], place), *_at_place(node.body, inner)]
+        return [
+            *_pair_with_place([*node.decorator_list, *node.bases, *keywords], place),
+            *_pair_with_place(node.body, inner),
+        ]
 
     def _judge_member(self, statement: ast.stmt) -> None:
         match statement:
@@ -525,23 +528,26 @@ class _Walk:
             self._record_unawaited(generator.iter, "looped over")
             yield generator.iter, inner if number else place
             yield generator.target, inner
-            yield from _at_place(generator.ifs, inner)
+            yield from _pair_with_place(generator.ifs, inner)
         parts = [node.key, node.value] if isinstance(node, ast.DictComp) else [node.elt]
-        yield from _at_place(parts, inner)
+        yield from _pair_with_place(parts, inner)
 
     _on_listcomp = _on_setcomp = _on_dictcomp = _on_generatorexp = _enter_comprehension
 
     def _on_for(self, node: ast.For, place: _NodePlace) -> Inner:
         self._record_unawaited(node.iter, "looped over")
         inner = place._replace(is_in_loop=True)
-        return [*_at_place([node.target, node.iter, *node.orelse], place), *_at_place(node.body, inner)]
+        return [*_pair_with_place([node.target, node.iter, *node.orelse], place), *_pair_with_place(node.body, inner)]
 
     def _on_asyncfor(self, node: ast.AsyncFor, place: _NodePlace) -> Inner:
         inner = place._replace(is_in_loop=True)
-        return [*_at_place([node.target, node.iter, *node.orelse], place), *_at_place(node.body, inner)]
+        return [*_pair_with_place([node.target, node.iter, *node.orelse], place), *_pair_with_place(node.body, inner)]
 
     def _on_while(self, node: ast.While, place: _NodePlace) -> Inner:
-        return [*_at_place([node.test, *node.orelse], place), *_at_place(node.body, place._replace(is_in_loop=True))]
+        return [
+            *_pair_with_place([node.test, *node.orelse], place),
+            *_pair_with_place(node.body, place._replace(is_in_loop=True)),
+        ]
 
     def _on_break(self, node: ast.Break, place: _NodePlace) -> Inner:
         if not place.is_in_loop:
@@ -558,7 +564,10 @@ class _Walk:
         for kind in caught:
             self._mark_exempt(kind, node.body[0], node.body[-1])
         inner = place._replace(caught=place.caught | caught)
-        return [*_at_place(node.body, inner), *_at_place([*node.handlers, *node.orelse, *node.finalbody], place)]
+        return [
+            *_pair_with_place(node.body, inner),
+            *_pair_with_place([*node.handlers, *node.orelse, *node.finalbody], place),
+        ]
 
     def _on_excepthandler(self, node: ast.ExceptHandler, place: _NodePlace) -> Inner:
         if node.name is not None:
@@ -567,7 +576,7 @@ class _Walk:
         self._mark_exempt("name", node.type)
         self._mark_exempt("attribute", node.type)
         types = place._replace(caught=place.caught | {"name", "attribute"})
-        return [*([(node.type, types)] if node.type is not None else []), *_at_place(node.body, place)]
+        return [*([(node.type, types)] if node.type is not None else []), *_pair_with_place(node.body, place)]
 
     def _on_matchas(self, node: ast.MatchAs, place: _NodePlace) -> Inner:
         if node.name is not None:
@@ -582,7 +591,7 @@ class _Walk:
     def _on_matchmapping(self, node: ast.MatchMapping, place: _NodePlace) -> Inner:
         if node.rest is not None:
             place.scope.bind(node.rest, _Binding("other", node))
-        return _at_place([*node.keys, *node.patterns], place)
+        return _pair_with_place([*node.keys, *node.patterns], place)
 
     # --- how calls are used
 
@@ -614,16 +623,16 @@ class _Walk:
 
     def _on_subscript(self, node: ast.Subscript, place: _NodePlace) -> Inner:
         self._record_unawaited(node.value, "asked for an item")
-        return _at_place([node.value, node.slice], place)
+        return _pair_with_place([node.value, node.slice], place)
 
     def _on_binop(self, node: ast.BinOp, place: _NodePlace) -> Inner:
         self._record_unawaited(node.left, "computed with")
         self._record_unawaited(node.right, "computed with")
-        return _at_place([node.left, node.right], place)
+        return _pair_with_place([node.left, node.right], place)
 
     def _on_formattedvalue(self, node: ast.FormattedValue, place: _NodePlace) -> Inner:
         self._record_unawaited(node.value, "printed")
-        return _at_place([node.value, *([node.format_spec] if node.format_spec is not None else [])], place)
+        return _pair_with_place([node.value, *([node.format_spec] if node.format_spec is not None else [])], place)
 
     def _on_call(self, node: ast.Call, place: _NodePlace) -> Inner:
         self._calls.append((node, place))
@@ -633,14 +642,14 @@ class _Walk:
                 for argument in node.args:
                     self._record_unawaited(argument, f"given to `{called}`")
             self.runs_text = self.runs_text or called == "exec"
-        return _at_place(ast.iter_child_nodes(node), place)
+        return _pair_with_place(ast.iter_child_nodes(node), place)
 
     # --- judging
 
     def _judge_name(self, node: ast.Name, place: _NodePlace) -> None:
         name = node.id
         is_there = name in BUILTINS or name in ALIASES or name in self._stubs.functions
-        if is_there or "name" in place.caught or self.runs_text or place.scope.resolved(name) is not None:
+        if is_there or "name" in place.caught or self.runs_text or place.scope.resolve(name) is not None:
             return
         self._add_problem(node, self._unknown_name_text(name, place))
 
@@ -654,7 +663,7 @@ class _Walk:
             return f"there is no `{name}`; the function is called `{called[0]}`"
         if len(self._problems) > MOST_SHOWN:
             return f"there is no `{name}`"
-        names = sorted({*self._stubs.functions, *islice(place.scope.names(), MAX_COMPARED_NAMES), *BUILTINS})
+        names = sorted({*self._stubs.functions, *islice(place.scope.visible_names(), MAX_COMPARED_NAMES), *BUILTINS})
         near = find_nearest(name[:MAX_NAME_CHARS], names, n=1)
         return f"there is no `{name}`{f'; did you mean `{near[0]}`?' if near else ''}"
 
@@ -668,7 +677,7 @@ class _Walk:
 
     def _find_module(self, node: ast.expr, place: _NodePlace) -> str | None:
         """Return the module to which an expression certainly refers."""
-        found = place.scope.resolved(node.id) if isinstance(node, ast.Name) else None
+        found = place.scope.resolve(node.id) if isinstance(node, ast.Name) else None
         if found is None:
             return None
         kinds = {(binding.kind, binding.of) for binding in found[1]}
@@ -676,7 +685,7 @@ class _Walk:
         return of if not kinds and kind == "module" and of in MODULES else None
 
     def _judge_call(self, node: ast.Call, place: _NodePlace) -> None:
-        of_asyncio = self._asyncio_function(node.func, place)
+        of_asyncio = self._asyncio_function_name(node.func, place)
         how = self._unawaited.get(id(node))
         if of_asyncio is not None:
             if of_asyncio in AWAITED and how is not None:
@@ -688,16 +697,16 @@ class _Walk:
         elif isinstance(node.func, ast.Name):
             self._judge_function_call(node, node.func.id, how, place)
 
-    def _asyncio_function(self, func: ast.expr, place: _NodePlace) -> str | None:
+    def _asyncio_function_name(self, func: ast.expr, place: _NodePlace) -> str | None:
         if isinstance(func, ast.Attribute):
             return func.attr if self._find_module(func.value, place) == "asyncio" else None
-        found = place.scope.resolved(func.id) if isinstance(func, ast.Name) else None
+        found = place.scope.resolve(func.id) if isinstance(func, ast.Name) else None
         if found is None or {(b.kind, b.of.partition(".")[0]) for b in found[1]} != {("member", "asyncio")}:
             return None
         return found[1][0].of.partition(".")[2]
 
     def _judge_function_call(self, node: ast.Call, name: str, how: str | None, place: _NodePlace) -> None:
-        found = place.scope.resolved(name)
+        found = place.scope.resolve(name)
         if found is not None:
             scope, bindings = found
             is_async = {binding.kind for binding in bindings} == {"async"}
@@ -715,7 +724,7 @@ class _Walk:
             self._add_problem(node, _missing_await_text(name, how))
         is_whole = not any(isinstance(a, ast.Starred) for a in node.args) and all(k.arg for k in node.keywords)
         if is_whole and "arguments" not in place.caught:
-            fault = stub.fault(len(node.args), [k.arg for k in node.keywords if k.arg])
+            fault = stub.find_call_error(len(node.args), [k.arg for k in node.keywords if k.arg])
             if fault:
                 self._add_problem(node, fault)
 
@@ -760,7 +769,7 @@ SCOPES = (
 Inner = Iterable[tuple[ast.AST, _NodePlace]]
 
 
-def _at_place(nodes: Iterable[ast.AST], place: _NodePlace) -> list[tuple[ast.AST, _NodePlace]]:
+def _pair_with_place(nodes: Iterable[ast.AST], place: _NodePlace) -> list[tuple[ast.AST, _NodePlace]]:
     return [(node, place) for node in nodes]
 
 
@@ -859,7 +868,7 @@ def check_with_monty(checkout: Checkout, code: str, stubs: Stubs, known: Collect
     """
     Check a program in separate sandbox sessions that stop before its first line.
 
-    It takes tens of milliseconds and a worker: not for a loop's thread. What is too long for ``problems`` is not for
+    It takes tens of milliseconds and a worker: not for a loop's thread. What is too long for ``find_program_problems`` is not for
     here either.
 
     Args:
@@ -980,10 +989,10 @@ def _make_checked_program(
             refused.append(problem)
         elif rating == "may fail":
             told.append(ProgramProblem(problem.line, problem.column, f"{problem.text} ({kind})"))
-    return CheckedProgram(_in_order(refused), _in_order(told))
+    return CheckedProgram(_sort_distinct_problems(refused), _sort_distinct_problems(told))
 
 
-def _in_order(found: Iterable[ProgramProblem]) -> tuple[ProgramProblem, ...]:
+def _sort_distinct_problems(found: Iterable[ProgramProblem]) -> tuple[ProgramProblem, ...]:
     distinct = dict.fromkeys(sorted(found, key=lambda problem: (problem.line, problem.column)))
     return tuple(distinct)[:MOST_PROBLEMS]
 

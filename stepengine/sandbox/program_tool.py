@@ -26,9 +26,9 @@ from stepengine.data.tools import ToolSpec, has_timed_out
 from stepengine.data.yields import AgentCall, Ask, Member, Sleep, StepResult, Steps, ToolCall, parallel_from_program
 from stepengine.errors import BadYield, DefinitionError, ReplayDivergence, StepEngineError, ToolError, ToolInputError
 from stepengine.redaction import PLACEHOLDER
-from stepengine.sandbox.byte_counter import ANSWER_BYTES, byte_size, inner_values, least_size
+from stepengine.sandbox.byte_counter import ANSWER_BYTES, byte_size, inner_values, shallow_byte_size
 from stepengine.sandbox.check_workers import STOPPED, StopSignal
-from stepengine.sandbox.program_checks import find_defined_names, format_problems, problems
+from stepengine.sandbox.program_checks import find_defined_names, find_program_problems, format_problems
 from stepengine.sandbox.sessions import (
     PRINTED,
     SLEEP,
@@ -227,8 +227,8 @@ class _RunSession(ProgramVariables):
         self.other: ReplayDivergence | None = None
         self._running: _ProgramRun | None = None
 
-    def is_busy(self, run: _ProgramRun, known: Any) -> bool:
-        """Note that a program runs, and return False; True if another one does, or did where this one is recorded."""
+    def is_busy_else_claim(self, run: _ProgramRun, known: Any) -> bool:
+        """Record that a program runs, and return False; True if another program runs, or did in the record."""
         if known is not None and known.get("refused") == BUSY:
             return True
         with _LOCK:
@@ -238,13 +238,13 @@ class _RunSession(ProgramVariables):
             self._running = run
             return False
 
-    def end(self, run: _ProgramRun) -> None:
-        """Note that a program does not run any more."""
+    def mark_ended(self, run: _ProgramRun) -> None:
+        """Record that a program has ended."""
         with _LOCK:
             if self._running is run:
                 self._running = None
 
-    def catch_up(self, programs: _Programs) -> ProgramSession:
+    def replay_recorded_turns(self, programs: _Programs) -> ProgramSession:
         """
         Return the session after executing the recorded programs that did not run in this process.
 
@@ -268,7 +268,7 @@ class _RunSession(ProgramVariables):
         session, recalled, self.recalled = self.session, self.recalled, []
         for run, ask, known in recalled:
             try:
-                run.check_same(known, ask(session), session)
+                run.check_matches_record(known, ask(session), session)
             except ReplayDivergence as error:
                 self.other = error
                 raise
@@ -286,7 +286,7 @@ class _RunSession(ProgramVariables):
         return []
 
     def variables(self) -> Mapping[str, str]:
-        session = self.looked_at()
+        session = self.open_for_inspection()
         looked: Any = getattr(session, "variables", None)  # what stands in for the sandbox may have none to look at
         try:
             found: Mapping[str, str] = {} if looked is None else looked(sorted(self.names))
@@ -294,13 +294,13 @@ class _RunSession(ProgramVariables):
             return {}
         return found
 
-    def looked_at(self) -> ProgramSession | None:
+    def open_for_inspection(self) -> ProgramSession | None:
         """Return the session after executing its recorded programs, for inspection; ``None`` if that is impossible."""
         if self.programs is None or (self.session is None and not self.recalled):
             return None
         # A page that shows a run has nothing to do with a sandbox that is missing, or that comes to something else.
         try:
-            return self.catch_up(self.programs)
+            return self.replay_recorded_turns(self.programs)
         except StepEngineError:  # not installed, a forked process, or another sandbox, which comes to something else
             return None
 
@@ -318,14 +318,14 @@ class _Programs:
         run = _ProgramRun(self, ctx, code)
         turn: Mapping[str, Any] = {"calls": ()}
         try:
-            turn = yield from run.begin(restart=restart)
+            turn = yield from run.start_program(restart=restart)
             while "calls" in turn:
-                turn = yield from run.answer_calls(turn)
+                turn = yield from run.perform_and_answer_calls(turn)
         finally:
             if "calls" in turn:  # it was left in its middle, and nobody goes on with it here
                 run.close()
-            run.leave()
-        return run.ended(turn)
+            run.release_session()
+        return run.finish_program(turn)
 
 
 class _ProgramRun(RunningProgram):
@@ -357,14 +357,14 @@ class _ProgramRun(RunningProgram):
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
-    def begin(self, *, restart: bool) -> Steps[Mapping[str, Any]]:
+    def start_program(self, *, restart: bool) -> Steps[Mapping[str, Any]]:
         # Recorded time. The sandbox has no clock: a program that is run again over its records sees the times that it
         # saw.
         now = self._ctx.now()
 
         def work(keeps: RunObjects, known: Any) -> Mapping[str, Any]:
             kept: _RunSession = keeps.get(self._programs, _RunSession)
-            if kept.is_busy(self, known):
+            if kept.is_busy_else_claim(self, known):
                 return {"refused": BUSY}
             self._kept, kept.programs = kept, self._programs
             self._is_first, kept.is_new = kept.is_new and not restart, False
@@ -384,7 +384,7 @@ class _ProgramRun(RunningProgram):
 
         return (yield from self._compute_turn(work))
 
-    def answer_calls(self, waiting: Mapping[str, Any]) -> Steps[Mapping[str, Any]]:
+    def perform_and_answer_calls(self, waiting: Mapping[str, Any]) -> Steps[Mapping[str, Any]]:
         """Perform the calls for which the program waits, and send it the results."""
         self._told = waiting.get("told", self._told)
         self.line = waiting["line"]
@@ -434,7 +434,7 @@ class _ProgramRun(RunningProgram):
         programs = self._programs
         # First the look at the text, which is quick and needs no worker; what only the sandbox knows comes second
         # (programs:PG24).
-        wrong = problems(self.code, programs.stubs, kept.names)
+        wrong = find_program_problems(self.code, programs.stubs, kept.names)
         if not wrong:
             checked = programs.sandbox.check(self.code, programs.stubs, kept.names, self._check)
             wrong = checked.refused
@@ -458,7 +458,7 @@ class _ProgramRun(RunningProgram):
                 kept.recalled.append(_RecordedTurn(self, ask, known))
             return cast("Mapping[str, Any]", known)
         try:
-            session = kept.catch_up(self._programs)
+            session = kept.replay_recorded_turns(self._programs)
             if self._is_closed:  # while there was nothing yet to be closed
                 raise ToolError(STOPPED)  # noqa: TRY301
             turn = ask(session)
@@ -487,7 +487,7 @@ class _ProgramRun(RunningProgram):
             return f"the values of its calls have more than {limits.total:,} bytes"
         return ""
 
-    def check_same(self, known: Mapping[str, Any], turn: ProgramTurn, session: ProgramSession) -> None:
+    def check_matches_record(self, known: Mapping[str, Any], turn: ProgramTurn, session: ProgramSession) -> None:
         """Raise ``ReplayDivergence`` if a turn differs from its record. Redacted values are not compared."""
         now = freeze(self._turn_as_json(turn, session))
         known = {name: value for name, value in known.items() if name != "told"}
@@ -509,16 +509,16 @@ class _ProgramRun(RunningProgram):
         if self._kept is not None:
             self._kept.close()
 
-    def leave(self) -> None:
-        """Let the next program of the session begin."""
+    def release_session(self) -> None:
+        """Allow the next program of the session to start."""
         if self._kept is not None:
-            self._kept.end(self)
+            self._kept.mark_ended(self)
 
     # --- what is seen of it -------------------------------------------------------------------------------------------
 
     def printed(self) -> str | None:
         """Return the output so far; ``None`` without a sandbox that reports it."""
-        session = None if self._kept is None else self._kept.looked_at()
+        session = None if self._kept is None else self._kept.open_for_inspection()
         return None if session is None else session.printed
 
     # --- what stands in a record --------------------------------------------------------------------------------------
@@ -537,7 +537,7 @@ class _ProgramRun(RunningProgram):
             f"line {call.line}: {call.name}(...) was called and never awaited, so it did not run"
             for call in turn.unawaited
         ]
-        value = "" if turn.value is None else _write_value(turn.value, self._programs.limits.value)
+        value = "" if turn.value is None else _format_last_value(turn.value, self._programs.limits.value)
         said = "\n".join([part for part in (session.printed.rstrip("\n"), value, *forgotten) if part])
         return {"said": mended(said)}
 
@@ -545,7 +545,7 @@ class _ProgramRun(RunningProgram):
         form: dict[str, Any] = {"id": call.id, "name": call.name, "line": call.line}
         try:
             given = {} if call.is_cut else self._bind_arguments(call)
-            self._room -= self._check_size(given)
+            self._room -= self._check_json_size(given)
             if call.is_cut or self._room < 0:
                 msg = f"what is given to calls at once has more than {self._programs.limits.memory:,} bytes"
                 raise ValueError(msg)  # noqa: TRY301 - answered as any other wrong argument
@@ -568,7 +568,7 @@ class _ProgramRun(RunningProgram):
         if function is None:
             msg = f"name {call.name!r} is not defined"
             raise _NoFunction(msg)
-        return function.input_of(call.args, call.kwargs)
+        return function.make_tool_input(call.args, call.kwargs)
 
     # --- calls --------------------------------------------------------------------------------------------------------
 
@@ -603,10 +603,10 @@ class _ProgramRun(RunningProgram):
             case _ as never:
                 assert_never(never)
 
-    def _check_size(self, value: object) -> int:
+    def _check_json_size(self, value: object) -> int:
         """Return the size of a value as JSON, after checking it against the limit."""
         most = self._programs.limits.value
-        check_bounds(value, most)
+        check_depth_and_size(value, most)
         size = len(json.dumps(value, ensure_ascii=False, default=_raise_not_json).encode(errors="replace"))
         if size > most:
             msg = f"a value of {size:,} bytes; one may have {most:,}"
@@ -629,16 +629,16 @@ class _ProgramRun(RunningProgram):
         # What a call gives is bounded as well: a tool that returns a gigabyte would be copied into the worker, whose
         # own limit would end it without saying which call it was.
         try:
-            self._check_size(value)
+            self._check_json_size(value)
         except ValueError as error:
             return CallAnswer(f"the call gave {error}", "ToolError")
         return CallAnswer(value)
 
     # --- its end ------------------------------------------------------------------------------------------------------
 
-    def ended(self, turn: Mapping[str, Any]) -> str:
-        """Return the result of the ended program, or raise its error."""
-        note = AFRESH if self._is_first and self._has_earlier() else ""
+    def finish_program(self, turn: Mapping[str, Any]) -> str:
+        """Record the names that the ended program defined, and return its result or raise its error."""
+        note = AFRESH if self._is_first and self._has_earlier_results() else ""
         if not {"refused", "lost"} & turn.keys():
             # Of one that failed nobody knows how far it came: what it may have set is no unknown name for the next one.
             cast("_RunSession", self._kept).names |= find_defined_names(self.code)
@@ -648,7 +648,7 @@ class _ProgramRun(RunningProgram):
             raise ToolError(msg)
         return f"{turn['said'] or 'The program ended; it printed nothing, and its last line has no value.'}{note}"
 
-    def _has_earlier(self) -> bool:
+    def _has_earlier_results(self) -> bool:
         """Return True if the conversation has results of earlier programs."""
         name = self._programs.name
         messages = self._ctx.agent_state.message_history
@@ -720,7 +720,7 @@ def _thaw(value: Any) -> Any:
     return value if isinstance(value, str | int | float | bool) or value is None else str(value)
 
 
-def check_bounds(value: object, most: int) -> None:
+def check_depth_and_size(value: object, most: int) -> None:
     """
     Raise an error for a value that is nested too deeply or certainly larger than *most* bytes, without encoding it.
 
@@ -733,7 +733,7 @@ def check_bounds(value: object, most: int) -> None:
         below: dict[int, tuple[Any, int]] = {}
         for holder, times in level.values():
             members = [*holder, *holder.values()] if isinstance(holder, Mapping) else holder
-            size += times * (2 * len(members) + sum(map(_least_digits, members)))
+            size += times * (2 * len(members) + sum(map(_min_written_chars, members)))
             for one in members:
                 if (inner := inner_values(one)) is not None:
                     below[id(one)] = inner, times + below.get(id(one), (None, 0))[1]
@@ -747,19 +747,19 @@ def check_bounds(value: object, most: int) -> None:
     raise ValueError(msg)
 
 
-def _least_digits(value: object) -> int:
+def _min_written_chars(value: object) -> int:
     """Return how many characters a value has at least when it is written, without the values inside."""
     if isinstance(value, int):
         return value.bit_length() * 3 // 10  # log10(2) is above 0.3
-    return least_size(value)
+    return shallow_byte_size(value)
 
 
-def _write_value(value: Any, most: int) -> str:
+def _format_last_value(value: Any, most: int) -> str:
     """Return the value of the last line for the model: text unchanged, JSON, else its Python form."""
     if isinstance(value, str):
         return value
     try:
-        check_bounds(value, most)
+        check_depth_and_size(value, most)
     except ValueError as error:
         return f"The value of its last line is not shown: {error}."
     try:

@@ -11,30 +11,30 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 
-def _words(text: str) -> frozenset[str]:
+def _word_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-def _errors(text: str) -> frozenset[str]:
+def _error_names(text: str) -> frozenset[str]:
     return frozenset([f"{name}Error" for name in text.split()])
 
 
-BUILTINS = _errors("""
+BUILTINS = _error_names("""
     Arithmetic Assertion Attribute FileExists FileNotFound Import Index IsADirectory Key Lookup Memory
     ModuleNotFound Name NotADirectory NotImplemented OS Overflow Permission Recursion Runtime Syntax Timeout
     Type UnboundLocal UnicodeDecode UnicodeEncode Value ZeroDivision
-""") | _words("""
+""") | _word_set("""
     BaseException Ellipsis Exception False KeyboardInterrupt None NotImplemented StopIteration SystemExit True
     abs all any bin bool bytes chr complex dict divmod enumerate eval exec filter float format frozenset getattr
     hasattr hash hex id int isinstance iter len list locals map max min next object oct open ord pow print
     property range repr reversed round set setattr slice sorted str sum tuple type zip __annotations__ __debug__
     __doc__ __file__ __name__ __package__ __spec__
 """)
-ABSENT = _errors("""
+ABSENT = _error_names("""
     BlockingIO BrokenPipe Buffer ChildProcess Connection ConnectionAborted ConnectionRefused ConnectionReset EOF
     Environment FloatingPoint IO Indentation Interrupted ProcessLookup PythonFinalization Reference System Tab
     Unicode UnicodeTranslate
-""") | _words("""
+""") | _word_set("""
     BaseExceptionGroup BytesWarning DeprecationWarning EncodingWarning ExceptionGroup FutureWarning
     GeneratorExit ImportWarning PendingDeprecationWarning ResourceWarning RuntimeWarning StopAsyncIteration
     SyntaxWarning UnicodeWarning UserWarning Warning aiter anext ascii breakpoint bytearray callable classmethod
@@ -130,6 +130,6 @@ _MEMBERS = {
     """,
 }
 MODULES: Mapping[str, frozenset[str]] = MappingProxyType(
-    {module: _words(members) for module, members in _MEMBERS.items()}
+    {module: _word_set(members) for module, members in _MEMBERS.items()}
 )
 """The public members of each module that can be imported."""

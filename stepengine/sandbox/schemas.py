@@ -150,7 +150,7 @@ def find_schemas(tree: ast.Module, file: str) -> Mapping[str, SchemaClass]:
     Raises:
         DefinitionError: with file and line, for what is not plainly a schema.
     """
-    return _SchemaClassReader(tree, file).result()
+    return _SchemaClassReader(tree, file).read_classes()
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ class _Names:
                 for one in names:
                     self._bind(one.asname or one.name.split(".")[0], one.name if one.asname else one.name.split(".")[0])
             case ast.ImportFrom(names=names):
-                self._import_from(node)
+                self._bind_import_from(node)
             case ast.ClassDef(name=name):
                 self._bind(name, CLASS if id(node) in self._top else UNKNOWN, node)
                 return [*node.decorator_list, *node.bases, *(word.value for word in node.keywords)]
@@ -224,7 +224,7 @@ class _Names:
                 self._bind(name, UNKNOWN)
         return ast.iter_child_nodes(node)
 
-    def _import_from(self, node: ast.ImportFrom) -> None:
+    def _bind_import_from(self, node: ast.ImportFrom) -> None:
         module = "" if node.level else node.module or ""
         module = "typing" if module == "typing_extensions" else module
         for one in node.names:
@@ -319,10 +319,10 @@ class _SchemaClassReader:
         self._definitions: dict[str, _Definition | None] = {}
         """``None`` as long as it is read."""
 
-    def result(self) -> Mapping[str, SchemaClass]:
+    def read_classes(self) -> Mapping[str, SchemaClass]:
         classes = self._sorted_classes()
         for node in classes:
-            self._declare(node)
+            self._read_class(node)
         self._check_patterns()
         made = {}
         for node in classes:
@@ -332,7 +332,7 @@ class _SchemaClassReader:
 
     def _make_class(self, node: ast.ClassDef, names: Sequence[str]) -> SchemaClass:
         fields = self._fields[node.name]
-        extras = self._extras_below(node.name, names)
+        extras = self._extra_rules_by_typed_dict(node.name, names)
         defined = {name: self._get_definition(name).schema for name in names}
         for name, extra in extras.items():
             if extra is not None and name in defined:
@@ -351,7 +351,7 @@ class _SchemaClassReader:
             node.end_lineno or node.lineno,
         )
 
-    def _extras_below(self, top: str, names: Sequence[str]) -> dict[str, bool | None]:
+    def _extra_rules_by_typed_dict(self, top: str, names: Sequence[str]) -> dict[str, bool | None]:
         """
         Return the rule of a model for additional members of its typed dicts, as pydantic applies it.
 
@@ -363,7 +363,7 @@ class _SchemaClassReader:
             if owner != top and self._kinds.get(owner) != "model":
                 continue
             extra = self._extras[owner]
-            reached = self._reached_in_place(self._get_definition(owner).refers)
+            reached = self._reachable_through(self._get_definition(owner).refers)
             self._spend_shown(len(reached))
             for name in reached:
                 if self._kinds.get(name) == "typed_dict" and found.setdefault(name, extra) != extra:
@@ -380,7 +380,7 @@ class _SchemaClassReader:
     def _field_shape(self, node: ast.ClassDef, field: _ClassField) -> str:
         """Return the shape of the schema classes in the value of a field; ``""`` if there are none."""
         if UNENDING in field.shape:
-            if self._reached_in_place(field.refers, through=()) & self._kinds.keys():
+            if self._reachable_through(field.refers, through=()) & self._kinds.keys():
                 self._line, self._where = field.line, f"class {node.name!r}"
                 self._refuse(
                     "a type alias that holds itself cannot hold schema classes; a schema class that holds itself would be fine"
@@ -388,7 +388,7 @@ class _SchemaClassReader:
             return ""
         return "" if field.shape == LEFT_OUT else field.shape
 
-    def _reached_in_place(self, names: Iterable[str], *, through: Collection[str] = ("typed_dict",)) -> set[str]:
+    def _reachable_through(self, names: Iterable[str], *, through: Collection[str] = ("typed_dict",)) -> set[str]:
         """Return the definitions *names* and those to which they lead through aliases and the class kinds in *through*."""
         found: set[str] = set()
         left = [*names]
@@ -485,7 +485,7 @@ class _SchemaClassReader:
     def _base_name(self, node: ast.AST) -> str:
         """Return the dotted name of a base that was imported, or the name of a class of this file; ``""`` for others."""
         for _ in range(MAX_DEPTH_LEVELS):
-            bound = self._bound(node)
+            bound = self._resolve_binding(node)
             if bound.what == CLASS:
                 return str(bound.node.name)
             if bound.what != ASSIGNED:
@@ -493,7 +493,7 @@ class _SchemaClassReader:
             node = bound.node
         return ""
 
-    def _bound(self, node: ast.AST) -> _Bound:
+    def _resolve_binding(self, node: ast.AST) -> _Bound:
         """Return the binding of a dotted name."""
         parts: list[str] = []
         while isinstance(node, ast.Attribute) and len(parts) < MAX_DEPTH_LEVELS:
@@ -510,7 +510,7 @@ class _SchemaClassReader:
 
     # --- what a class says
 
-    def _declare(self, node: ast.ClassDef) -> None:
+    def _read_class(self, node: ast.ClassDef) -> None:
         name, kind = node.name, self._kinds[node.name]
         self._line, self._where = node.lineno, f"class {name!r}"
         self._seen = set()
@@ -527,7 +527,7 @@ class _SchemaClassReader:
         if words and kind == "typed_dict":
             self._refuse(f"{next(iter(words))!r} is not read here; total=False would be fine")
         self._extras[name] = self._read_extra_setting(words, extra=self._extras.get(base))
-        self._own = frozenset(_valued(node))
+        self._own = frozenset(_names_with_values(node))
         for at, statement in enumerate(node.body):
             self._line, self._where = statement.lineno, f"class {name!r}"
             self._read_statement(node, statement, fields, is_total=is_total, is_first=at == 0)
@@ -560,7 +560,7 @@ class _SchemaClassReader:
                 )
             case ast.AnnAssign(target=ast.Name(id=name)):
                 self._where = f"class {node.name!r}, field {name!r}"
-                self._check_name(node, name, fields)
+                self._check_field_name(node, name, fields)
                 fields[name] = self._read_field(statement, self._kinds[node.name], is_total=is_total)
             case ast.FunctionDef() | ast.AsyncFunctionDef():
                 self._refuse(f"{statement.name!r} is code, which is not run here; fields alone would be fine")
@@ -569,7 +569,7 @@ class _SchemaClassReader:
                     f"{_name_of_node(statement)} is not read; fields such as `name: str`, a docstring and model_config are fine"
                 )
 
-    def _check_name(self, node: ast.ClassDef, name: str, fields: Mapping[str, _ClassField]) -> None:
+    def _check_field_name(self, node: ast.ClassDef, name: str, fields: Mapping[str, _ClassField]) -> None:
         is_private = name.startswith("_" if self._kinds[node.name] == "model" else "__")
         if is_private or name == "model_config":
             self._refuse("this is no name of a field; one without '_' at its beginning would be fine")
@@ -582,7 +582,11 @@ class _SchemaClassReader:
                 self._refuse(f"there are too many fields; {MAX_FIELDS} in a class are fine")
 
     def _config_arguments(self, node: ast.expr) -> Mapping[str | None, ast.expr]:
-        if isinstance(node, ast.Call) and self._bound(node.func).what == "pydantic.ConfigDict" and not node.args:
+        if (
+            isinstance(node, ast.Call)
+            and self._resolve_binding(node.func).what == "pydantic.ConfigDict"
+            and not node.args
+        ):
             return {word.arg: word.value for word in node.keywords}
         if isinstance(node, ast.Dict) and all(isinstance(key, ast.Constant) for key in node.keys):
             return {key.value: value for key, value in zip(node.keys, node.values, strict=True)}  # type: ignore[union-attr]
@@ -620,16 +624,16 @@ class _SchemaClassReader:
         if marks:
             self._refuse("Required and NotRequired are for a TypedDict; a default would be fine")
         if node.value is not None:
-            read = self._valued(read, node.value)
+            read = self._with_default(read, node.value)
         default = read.given.get("default", NOTHING)
         is_shown = default is not NOTHING and not read.given["is_made"]
         schema = {**read.schema, "default": default} if is_shown else read.schema
         alias = read.given.get("alias", "")
         return _ClassField(schema, read.shape, default is NOTHING, default, alias, refers, node.lineno)
 
-    def _valued(self, read: _Read, value: ast.expr) -> _Read:
+    def _with_default(self, read: _Read, value: ast.expr) -> _Read:
         """Return a field type with the default or ``Field(...)`` after its ``=``."""
-        if isinstance(value, ast.Call) and self._bound(value.func).what == "pydantic.Field":
+        if isinstance(value, ast.Call) and self._resolve_binding(value.func).what == "pydantic.Field":
             return self._apply_field_call(read, value)
         return attrs.evolve(
             read, given={**read.given, "default": self._evaluate_literal(_At(value, 0)), "is_made": False}
@@ -638,18 +642,18 @@ class _SchemaClassReader:
     def _split_required_markers(self, at: _At) -> tuple[list[str], _At]:
         """Return the ``Required`` and ``NotRequired`` markers of a TypedDict field, and the annotation inside them."""
         marks: list[str] = []
-        at = self._unwrap(at)
+        at = self._resolve_quotes_and_aliases(at)
         while isinstance(at.node, ast.Subscript):
-            what = self._bound(at.node.value).what
+            what = self._resolve_binding(at.node.value).what
             if what not in {"typing.Required", "typing.NotRequired"}:
                 break
             marks.append(what)
-            at = self._unwrap(_At(at.node.slice, at.depth + 1))
+            at = self._resolve_quotes_and_aliases(_At(at.node.slice, at.depth + 1))
         return marks, at
 
     def _apply_field_call(self, read: _Read, call: ast.Call) -> _Read:
         """Return a type with the constraints of a ``Field(...)``."""
-        self._check_own(call.func)
+        self._refuse_own_field_name(call.func)
         words = {word.arg: word.value for word in call.keywords}
         if len(call.args) > 1 or any(isinstance(one, ast.Starred) for one in call.args) or None in words:
             self._refuse("what Field is given is not plain; one default and keywords would be fine")
@@ -672,7 +676,7 @@ class _SchemaClassReader:
             is_required = isinstance(default, ast.Constant) and default.value is ...
             given = {"default": NOTHING if is_required else self._evaluate_literal(_At(default, 0)), "is_made": False}
         if "default_factory" in words:
-            made = FACTORIES.get(self._bound(words["default_factory"]).what)
+            made = FACTORIES.get(self._resolve_binding(words["default_factory"]).what)
             if made is None or given:
                 self._refuse(
                     "default_factory is `list` or `dict`, without a default beside it; a literal default would be fine, too"
@@ -767,7 +771,7 @@ class _SchemaClassReader:
         reads: list[_Read] = []
         for one in members:
             if one not in nulls:
-                read = self._read_single(one)
+                read = self._read_non_union(one)
                 if len(members) > 1 and read.given:
                     self._refuse("a member of a union has no default and no alias; the whole field may have them")
                 reads.append(read)
@@ -788,7 +792,7 @@ class _SchemaClassReader:
         found: list[_At] = []
         left = [at]
         while left:
-            now = self._unwrap(left.pop())
+            now = self._resolve_quotes_and_aliases(left.pop())
             parts = self._union_parts(now)
             if parts is None:
                 found.append(now)
@@ -805,14 +809,14 @@ class _SchemaClassReader:
         if isinstance(node, ast.BinOp) and isinstance(node.op, ast.BitOr):
             return [_At(node.left, at.depth), _At(node.right, at.depth)]
         if isinstance(node, ast.Subscript):
-            what = self._bound(node.value).what
+            what = self._resolve_binding(node.value).what
             if what == "typing.Optional":
                 return [_At(node.slice, at.depth + 1), _At(ast.Constant(None), at.depth + 1)]
             if what == "typing.Union":
                 return [_At(one, at.depth + 1) for one in _tuple_items(node.slice)]
         return None
 
-    def _unwrap(self, at: _At) -> _At:
+    def _resolve_quotes_and_aliases(self, at: _At) -> _At:
         """Return an annotation without quotes and with plain aliases resolved."""
         while True:
             self._spend()
@@ -824,8 +828,8 @@ class _SchemaClassReader:
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 at = _At(self._parse_quoted(node.value), at.depth + 1)
                 continue
-            self._check_own(node)
-            bound = self._bound(node)
+            self._refuse_own_field_name(node)
+            bound = self._resolve_binding(node)
             if bound.what != ASSIGNED:
                 return at
             at = _At(bound.node, at.depth + 1)
@@ -838,7 +842,7 @@ class _SchemaClassReader:
         except (SyntaxError, ValueError, RecursionError, MemoryError):
             return self._refuse(f"what stands in quotes is no type; these are fine: {TYPES_HERE}")
 
-    def _check_own(self, node: ast.AST) -> None:
+    def _refuse_own_field_name(self, node: ast.AST) -> None:
         """Raise an error for a name that refers to a field of its own class."""
         for _ in range(MAX_DEPTH_LEVELS):
             if not isinstance(node, ast.Attribute):
@@ -847,17 +851,17 @@ class _SchemaClassReader:
         if isinstance(node, ast.Name) and node.id in self._own:
             self._refuse(f"{node.id!r} stands for the field of that name here; another name of the field would be fine")
 
-    def _read_single(self, at: _At) -> _Read:
+    def _read_non_union(self, at: _At) -> _Read:
         node = at.node
         if isinstance(node, ast.Name | ast.Attribute):
             return self._read_name(node, at.depth)
         if isinstance(node, ast.Subscript):
-            self._check_own(node.value)
+            self._refuse_own_field_name(node.value)
             return self._read_subscript(node, at.depth + 1)
         return self._refuse(f"{_name_of_node(node)} is no type; these are fine: {TYPES_HERE}")
 
     def _read_name(self, node: ast.Name | ast.Attribute, depth: int) -> _Read:
-        bound = self._bound(node)
+        bound = self._resolve_binding(node)
         what = bound.what
         if what == "decimal.Decimal":
             return _Read({"anyOf": [{"type": "number"}, {"type": "string"}]}, "decimal")
@@ -872,7 +876,7 @@ class _SchemaClassReader:
             return self._read_type_alias(bound.node, depth + 1)
         if what == CLASS and bound.node.name in self._kinds:
             return self._make_reference(bound.node.name, bound.node.name)
-        if what == CLASS and any(self._bound(base).what in ENUMS for base in bound.node.bases):
+        if what == CLASS and any(self._resolve_binding(base).what in ENUMS for base in bound.node.bases):
             self._read_enum(bound.node)
             return self._make_reference(bound.node.name, LEFT_OUT)
         return self._refuse(f"{_name_of_node(node)} is no type that is read here; these are: {TYPES_HERE}")
@@ -882,7 +886,7 @@ class _SchemaClassReader:
         return _Read({"$ref": f"#/$defs/{name}"}, "other", shape)
 
     def _read_subscript(self, node: ast.Subscript, depth: int) -> _Read:
-        what, items = self._bound(node.value).what, _tuple_items(node.slice)
+        what, items = self._resolve_binding(node.value).what, _tuple_items(node.slice)
         if what == "typing.Literal":
             return _Read(_enum_schema(self._read_literals(items, depth)))
         if what == "typing.Annotated":
@@ -932,7 +936,7 @@ class _SchemaClassReader:
     def _read_annotated(self, items: Sequence[ast.expr], depth: int) -> _Read:
         read = self._read_annotation(_At(items[0], depth)) if items else _Read({})
         for node in items[1:]:
-            if not isinstance(node, ast.Call) or self._bound(node.func).what != "pydantic.Field":
+            if not isinstance(node, ast.Call) or self._resolve_binding(node.func).what != "pydantic.Field":
                 self._refuse(
                     f"Annotated[..., {_name_of_node(node)}] is not read; Annotated[..., Field(...)] would be fine"
                 )
@@ -961,7 +965,7 @@ class _SchemaClassReader:
             return self._enums[node.name]
         kept = self._line, self._where, self._own
         self._line, self._where, self._own = node.lineno, f"class {node.name!r}", frozenset()
-        bases = tuple(self._bound(base).what for base in node.bases)
+        bases = tuple(self._resolve_binding(base).what for base in node.bases)
         if bases not in OF_ENUMS or node.keywords or node.decorator_list:
             self._refuse("this Enum is not read; one of Enum, StrEnum, IntEnum as its only base would be fine")
         values: dict[str, Any] = {}
@@ -1013,9 +1017,9 @@ class _SchemaClassReader:
             at = left.pop()
             node = at.node
             if isinstance(node, ast.Name | ast.Attribute):
-                at = self._unwrap(at)
+                at = self._resolve_quotes_and_aliases(at)
                 node = at.node
-            if isinstance(node, ast.Subscript) and self._bound(node.value).what == "typing.Literal":
+            if isinstance(node, ast.Subscript) and self._resolve_binding(node.value).what == "typing.Literal":
                 left.extend(_At(one, at.depth + 1) for one in reversed(_tuple_items(node.slice)))
                 continue
             is_value = isinstance(node, ast.Constant | ast.UnaryOp)
@@ -1059,13 +1063,13 @@ class _SchemaClassReader:
 
     def _evaluate_constant(self, node: ast.Name | ast.Attribute, depth: int) -> Any:
         """Return the value of a constant of the file, or of a member of one of its Enums."""
-        self._check_own(node)
-        bound = self._bound(node)
+        self._refuse_own_field_name(node)
+        bound = self._resolve_binding(node)
         if bound.what == ASSIGNED and not any(isinstance(one, ast.List | ast.Dict) for one in ast.walk(bound.node)):
             return self._evaluate_literal(_At(bound.node, depth + 1))
         if isinstance(node, ast.Attribute):
-            owner = self._bound(node.value)
-            if owner.what == CLASS and any(self._bound(base).what in ENUMS for base in owner.node.bases):
+            owner = self._resolve_binding(node.value)
+            if owner.what == CLASS and any(self._resolve_binding(base).what in ENUMS for base in owner.node.bases):
                 values = self._read_enum(owner.node)
                 if node.attr in values:
                     return values[node.attr]
@@ -1111,7 +1115,7 @@ def _tuple_items(node: ast.expr) -> list[ast.expr]:
     return node.elts if isinstance(node, ast.Tuple) else [node]
 
 
-def _valued(node: ast.ClassDef) -> Iterator[str]:
+def _names_with_values(node: ast.ClassDef) -> Iterator[str]:
     """Yield the names that a class binds to values."""
     for one in node.body:
         if isinstance(one, ast.AnnAssign) and one.value is not None and isinstance(one.target, ast.Name):

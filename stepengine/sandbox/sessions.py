@@ -290,7 +290,7 @@ class MontySandbox:
 
     def start_worker(self, checkout: Mapping[str, Any], is_closed: Callable[[], bool]) -> _SessionWorker:
         """
-        Start a worker for a turn and return it; ``rest`` or ``leave`` follows the turn.
+        Start a worker for a turn and return it; ``mark_idle`` or ``release_worker`` follows the turn.
 
         If there are too many workers, an idle one is ended, or the call waits for one until *is_closed* returns true.
         """
@@ -312,9 +312,9 @@ class MontySandbox:
             seat = _SessionWorker(self._pool.checkout(**checkout))
             self._seats.append(seat)
         try:
-            seat.begin()
+            seat.start()
         except BaseException as error:
-            self.leave(seat)
+            self.release_worker(seat)
             if not isinstance(error, self.monty.MontyError):
                 raise
             msg = f"no worker could be started for a program: {error}"
@@ -351,7 +351,7 @@ class MontySandbox:
             pool.__exit__(None, None, None)
         self.checks.close()
 
-    def take(self, seat: _SessionWorker) -> bool:
+    def try_claim_worker(self, seat: _SessionWorker) -> bool:
         """Claim the worker of a session for a turn; return False if it was ended for another session or has died."""
         self._raise_if_forked()
         with self._changed:
@@ -360,14 +360,14 @@ class MontySandbox:
             seat.is_busy = True
         if seat.is_alive:
             return True
-        self.leave(seat)
+        self.release_worker(seat)
         return False
 
-    def stop(self, seat: _SessionWorker | None) -> None:
+    def stop_turn(self, seat: _SessionWorker | None) -> None:
         """
         End the turn of a worker, from any thread. Its caller gets a crash. An idle worker is released.
 
-        Whoever waits for one, as ``None`` says, looks again whether it still wants it.
+        ``None`` wakes the callers that wait for a worker, and they check whether they still need it.
         """
         if self._is_forked:
             return
@@ -378,7 +378,7 @@ class MontySandbox:
                 seat.kill()
             self._changed.notify_all()
         if seat is not None and not is_busy:
-            self.leave(seat)
+            self.release_worker(seat)
 
     def mark_idle(self, seat: _SessionWorker) -> None:
         """Mark a worker as idle; it keeps its session until another session needs its place."""
@@ -391,7 +391,7 @@ class MontySandbox:
                 self._seats.append(seat)
             self._changed.notify()
 
-    def leave(self, seat: _SessionWorker) -> None:
+    def release_worker(self, seat: _SessionWorker) -> None:
         """End a worker's session, so that another session may start."""
         if self._is_forked:
             return
@@ -411,7 +411,7 @@ class _SessionWorker:
         self.is_busy = True
         self.pid = 0
 
-    def begin(self) -> None:
+    def start(self) -> None:
         self.session.__enter__()
         self.pid = self.session.worker_pid
 
@@ -513,7 +513,7 @@ class _MontySession:
         """
         if self._waits:
             return {}
-        seat, lost = self._get_worker()
+        seat, lost = self._claim_or_replace_worker()
         try:
             if lost is not None:
                 raise ToolError(lost.text)
@@ -527,7 +527,7 @@ class _MontySession:
             copy.session.load_session(copied)
             return self._read_variables(copy.session, names)
         finally:
-            self._sandbox.leave(copy)
+            self._sandbox.release_worker(copy)
 
     def _read_variables(self, session: Any, names: Sequence[str]) -> dict[str, str]:
         monty, found = self._sandbox.monty, dict[str, str]()
@@ -548,7 +548,7 @@ class _MontySession:
         with self._lock:
             self._is_closed = True
             seat = self._seat
-        self._sandbox.stop(seat)
+        self._sandbox.stop_turn(seat)
 
     # --- the worker ---------------------------------------------------------------------------------------------------
 
@@ -556,21 +556,23 @@ class _MontySession:
         """Run a turn on the worker, and always release the worker for other sessions."""
         turn: ProgramTurn | None = None
         try:
-            seat, turn = self._get_worker()
+            seat, turn = self._claim_or_replace_worker()
             if turn is None:
                 turn = do(seat)
             self._waits = isinstance(turn, ProgramWaiting)
         finally:
             if self._seat is not None:
-                leaves = turn is None or self._try_condense(self._seat, turn)
-                (self._sandbox.leave if leaves else self._sandbox.mark_idle)(self._seat)
+                leaves = turn is None or self._try_snapshot_history(self._seat, turn)
+                (self._sandbox.release_worker if leaves else self._sandbox.mark_idle)(self._seat)
         if self._is_closed or (isinstance(turn, ProgramRaised) and turn.is_fatal):
             self.close()  # also where it was closed behind its end: nobody goes on with it
         return turn
 
-    def _get_worker(self) -> tuple[_SessionWorker, ProgramRaised | None]:
+    def _claim_or_replace_worker(self) -> tuple[_SessionWorker, ProgramRaised | None]:
         seat = self._seat
-        return (seat, None) if seat is not None and self._sandbox.take(seat) else self._replay_in_new_worker()
+        return (
+            (seat, None) if seat is not None and self._sandbox.try_claim_worker(seat) else self._replay_in_new_worker()
+        )
 
     def _replay_in_new_worker(self) -> tuple[_SessionWorker, ProgramRaised | None]:
         """
@@ -582,7 +584,7 @@ class _MontySession:
         with self._lock:
             self._seat = seat
             is_closed = self._is_closed
-        turn = GONE if is_closed else self._run_until_waiting(lambda: self._open_seat(seat), BEFORE)
+        turn = GONE if is_closed else self._run_until_waiting(lambda: self._load_initial_state(seat), BEFORE)
         for told in self._told:
             for given, at in [(None, told.now), *told.answers]:
                 if isinstance(turn, ProgramRaised) and turn.is_fatal:
@@ -590,7 +592,7 @@ class _MontySession:
                 turn = self._feed_program(seat, told) if given is None else self._resume_with(given, at)
         return seat, self._explain_lost_replay(turn) if isinstance(turn, ProgramRaised) and turn.is_fatal else None
 
-    def _open_seat(self, seat: _SessionWorker) -> Any:
+    def _load_initial_state(self, seat: _SessionWorker) -> Any:
         if self._base is None:
             return seat.session.feed_start(PRELUDE)
         seat.session.load_session(self._base)
@@ -602,7 +604,7 @@ class _MontySession:
         said = f"the variables of earlier programs could not be brought back, since one of these did not end again: {turn.text}"
         return ProgramRaised(turn.kind, said, 0, is_fatal=True)
 
-    def _try_condense(self, seat: _SessionWorker, turn: ProgramTurn) -> bool:
+    def _try_snapshot_history(self, seat: _SessionWorker, turn: ProgramTurn) -> bool:
         """
         Replace the history of the session by a snapshot, and return True if this worked.
 
@@ -676,10 +678,10 @@ class _MontySession:
             return snapshot.resume() if known is None else snapshot.resume(value=known)
         name = str(snapshot.function_name)
         if snapshot.is_os_function and name != SLEEP:
-            clock = _read_clock(name, snapshot.args, now)
+            clock = _recorded_clock_value(name, snapshot.args, now)
             return snapshot.resume_not_handled() if clock is None else snapshot.resume({"return_value": clock})
         if name == HOST and self._host is not None:
-            return snapshot.resume(_answer_to_dict(self._answer_at_once(snapshot.args)))
+            return snapshot.resume(_answer_to_dict(self._answer_from_host(snapshot.args)))
         calls.append(self._make_call(snapshot, name))
         return snapshot.resume({"future": ...})
 
@@ -695,7 +697,7 @@ class _MontySession:
             raise TooManyBytes(msg)
         return ProgramCall(snapshot.call_id, name, (), {}, line, is_cut=True)
 
-    def _answer_at_once(self, args: Sequence[Any]) -> CallAnswer:
+    def _answer_from_host(self, args: Sequence[Any]) -> CallAnswer:
         """Return the host's immediate answer; while a session is replayed, its earlier one."""
         said = cast("_ProgramInputs", self._telling).said
         if self._heard == len(said):
@@ -765,7 +767,7 @@ def _answer_to_dict(answer: CallAnswer) -> dict[str, Any]:
     return {"exception": RAISED.get(answer.error, RuntimeError)(answer.value)}
 
 
-def _read_clock(name: str, args: Sequence[Any], now: datetime) -> Any:
+def _recorded_clock_value(name: str, args: Sequence[Any], now: datetime) -> Any:
     """Return the value of a clock function of the program, from the recorded time of the run; ``None`` for other functions."""
     if name == "datetime.now":
         zone = args[0] if args else None

@@ -19,7 +19,7 @@ from attrs import frozen
 from stepengine.data.yields import YIELDS
 from stepengine.errors import DefinitionError
 from stepengine.sandbox.prelude import ERRORS
-from stepengine.sandbox.program_checks import NO_STUBS, ProgramProblem, parse_program, problems
+from stepengine.sandbox.program_checks import NO_STUBS, ProgramProblem, find_program_problems, parse_program
 from stepengine.sandbox.sandbox import MODULES
 from stepengine.sandbox.schemas import SchemaClass, find_schemas
 
@@ -151,8 +151,8 @@ def rewrite_for_sandbox(text: str, file: str) -> AgentText:
         _refuse(file, 1, "this Python cannot read it; it is written for a later one")
     schemas = find_schemas(tree, file)
     work = _Rewriting(source, tree, file, schemas)
-    code = work.result()
-    for problem in problems(code, NO_STUBS, PRELUDE_NAMES):
+    code = work.rewrite()
+    for problem in find_program_problems(code, NO_STUBS, PRELUDE_NAMES):
         _refuse(file, problem.line, problem.text)
     return AgentText(code, source, file, work.lines, schemas, work.params_of, work.holds, work.holds_at)
 
@@ -216,14 +216,14 @@ class _Rewriting:
         self.holds = ""
         self.holds_at = 1
 
-    def result(self) -> str:
-        self._find_holder()
-        self._find_generators()
+    def rewrite(self) -> str:
+        self._record_agent_variable()
+        self._record_generators()
         for seen in self._all:
             if id(seen.node) not in self._gone:
                 self._visit(seen)
         for schema in self._schemas.values():
-            self._blank_class(schema)
+            self._replace_schema_class(schema)
         pieces: list[bytes] = []
         at = 0
         for edit in sorted(self._edits):
@@ -233,7 +233,7 @@ class _Rewriting:
 
     # --- what it holds --------------------------------------------------------------------------------------------------
 
-    def _find_holder(self) -> None:
+    def _record_agent_variable(self) -> None:
         for node in self._tree.body:
             targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
             for target in targets:
@@ -242,7 +242,7 @@ class _Rewriting:
                         self._refuse(node, "it holds both `agent` and `agents`; one of them would be fine")
                     self.holds, self.holds_at = target.id, node.lineno
 
-    def _find_generators(self) -> None:
+    def _record_generators(self) -> None:
         plain: dict[str, ast.AST] = {}
         for seen in self._all:
             node = seen.node
@@ -272,7 +272,7 @@ class _Rewriting:
 
     def _visit(self, seen: _SeenNode) -> None:  # noqa: C901, PLR0912, PLR0915 - one case for each kind of node
         node = seen.node
-        self._check_names(node)
+        self._check_reserved_names(node)
         if seen.in_text and _is_replaced(node):
             # Before Python 3.12 nobody knows where it stands.
             self._refuse(node, "this stands inside of an f-string, where it cannot be replaced; give it a name before")
@@ -287,7 +287,7 @@ class _Rewriting:
                 self._rewrite_import_from(node)
             case ast.FunctionDef() if id(node) in self._yielding:
                 self._insert_at(self._span(node)[0], b"async ")
-            case ast.YieldFrom() if self._is_own_call(node.value):
+            case ast.YieldFrom() if self._is_generator_call(node.value):
                 self._wrap(node, YIELD_FROM, b"await (", b")")
             case ast.YieldFrom():
                 self._wrap(node, YIELD_FROM, b"_se_value(await _se_from((", b")))")
@@ -299,7 +299,7 @@ class _Rewriting:
             case ast.Yield():
                 self._wrap(node, re.compile(b"yield"), b"_se_got(await _se_yield((", b")))")
             case ast.Attribute() if _is_replaced(node):
-                self._make_lazy(node)
+                self._rewrite_lazy_attribute(node)
             case ast.Attribute():
                 self._wrap_method_value(seen, node)
             case ast.Name():
@@ -309,7 +309,7 @@ class _Rewriting:
             case ast.Call(
                 func=ast.Name("AgentDefinition" | "Receive") | ast.Subscript(value=ast.Name("AgentDefinition"))
             ):
-                self._name_schemas(node)
+                self._rewrite_agent_arguments(node)
             case ast.Call(func=ast.Name("cast"), args=[kind, _]):
                 self._replace_node(kind, b"None")
             case ast.AugAssign(op=ast.Add()):
@@ -339,12 +339,12 @@ class _Rewriting:
             f"{node.id!r} yields: its call stands only directly after `yield from`, as in `found = yield from {node.id}(...)`",
         )
 
-    def _is_own_call(self, value: ast.expr) -> bool:
+    def _is_generator_call(self, value: ast.expr) -> bool:
         if not (isinstance(value, ast.Call) and isinstance(value.func, ast.Name)):
             return False
         return value.func.id in self.lines or self._imported.get(value.func.id) in GENERATORS
 
-    def _make_lazy(self, node: ast.Attribute) -> None:
+    def _rewrite_lazy_attribute(self, node: ast.Attribute) -> None:
         start, end = self._span(node)
         dot = self._find_dot(self._span(node.value)[1])
         lines = self._data[dot:end].count(b"\n")
@@ -393,7 +393,7 @@ class _Rewriting:
         self._insert_at(start, b"(iter" if end == self._span(call)[1] else b"iter(")
         self._edits.append(_Edit(end, -self._count, end, b")"))
 
-    def _name_schemas(self, call: ast.Call) -> None:
+    def _rewrite_agent_arguments(self, call: ast.Call) -> None:
         named = {one.arg: one.value.id for one in call.keywords if isinstance(one.value, ast.Name)}
         if named.get("input_schema") in self._schemas:
             self.params_of[named.get("handle_steps", "")] = named["input_schema"]
@@ -424,21 +424,21 @@ class _Rewriting:
         if any(name == "*" for name, _ in names):
             self._refuse(node, f"`from {module} import *` does not say what is used; name it")
         if module in KNOWN:
-            made = [self._import_known(node, module, name, as_) for name, as_ in names]
+            made = [self._known_import_text(node, module, name, as_) for name, as_ in names]
         elif module in DROPPED:
             self._of_types |= {as_ for _, as_ in names}
-            made = [self._import_type(name, as_) for name, as_ in names]
+            made = [self._type_import_text(name, as_) for name, as_ in names]
         elif module == "string":
             made = [f"{as_} = {self._read_string_constant(node, name)}" for name, as_ in names]
         elif node.level == 1 and "." not in (node.module or "."):
-            made = [self._import_sibling(node, str(node.module), name, as_) for name, as_ in names]
+            made = [self._sibling_import_text(node, str(node.module), name, as_) for name, as_ in names]
         elif module in MODULES:
             return
         else:
             self._refuse(node, _unknown_module_text(module))
         self._replace_node(node, "; ".join(filter(None, made)).encode() or b"pass")
 
-    def _import_known(self, node: ast.AST, module: str, name: str, as_: str) -> str:
+    def _known_import_text(self, node: ast.AST, module: str, name: str, as_: str) -> str:
         if name not in KNOWN[module]:
             why = NOT_HERE.get(
                 name, f"{module} has it, and files in the sandbox do not: they may import {_join_sorted(KNOWN[module])}"
@@ -447,12 +447,12 @@ class _Rewriting:
         self._imported[as_] = name
         return f"{as_} = {name}" if as_ != name else ""
 
-    def _import_type(self, name: str, as_: str) -> str:
+    def _type_import_text(self, name: str, as_: str) -> str:
         if name in OF_TYPING or name in ABSTRACT:
             return f"{as_} = {name}" if as_ != name else ""
         return f"{as_} = object" if as_ in self._used and name in OF_ALIASES else ""
 
-    def _import_sibling(self, node: ast.AST, module: str, name: str, as_: str) -> str:
+    def _sibling_import_text(self, node: ast.AST, module: str, name: str, as_: str) -> str:
         if name != "agent":
             self._refuse(
                 node,
@@ -468,7 +468,7 @@ class _Rewriting:
             )
         return repr(value)
 
-    def _blank_class(self, schema: SchemaClass) -> None:
+    def _replace_schema_class(self, schema: SchemaClass) -> None:
         made = "dict" if schema.kind == "typed_dict" else f"_se_class({schema.name!r})"
         start, end = self._starts[schema.line - 1], self._line_end(schema.end_line)
         lines = schema.end_line - schema.line
@@ -507,7 +507,7 @@ class _Rewriting:
         self._count += 1
         self._edits.append(_Edit(start, self._count, end, text))
 
-    def _check_names(self, node: ast.AST) -> None:
+    def _check_reserved_names(self, node: ast.AST) -> None:
         """Raise an error for reserved names in any position, such as imports, keywords and match patterns."""
         if isinstance(node, ast.Constant):
             return

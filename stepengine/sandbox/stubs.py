@@ -113,7 +113,7 @@ class ProgramFunction:
     required: int = attrs.field(default=0, kw_only=True)
     more: bool = attrs.field(default=False, kw_only=True)
 
-    def fault(self, given: int, names: Collection[str]) -> str:
+    def find_call_error(self, given: int, names: Collection[str]) -> str:
         """Return Python's error message for a call with *given* positional arguments and these keywords; ``""`` if it is valid."""
         for name in names:
             if name not in self.parameters:
@@ -122,27 +122,27 @@ class ProgramFunction:
             elif self.parameters.index(name) < given:
                 return f"{self.name}() got multiple values for argument {name!r}"
         if given > len(self.parameters):
-            return self._too_many_text(given)
+            return self._too_many_arguments_text(given)
         missing = [repr(name) for name in self.parameters[given : self.required] if name not in names]
         if not missing:
             return ""
         plural = "" if len(missing) == 1 else "s"
         return f"{self.name}() missing {len(missing)} required positional argument{plural}: {_join_names(missing)}"
 
-    def _too_many_text(self, given: int) -> str:
+    def _too_many_arguments_text(self, given: int) -> str:
         most = len(self.parameters)
         takes = f"{most}" if self.required == most else f"from {self.required} to {most}"
         plural = "" if most == 1 and self.required == most else "s"
         return f"{self.name}() takes {takes} positional argument{plural} but {given} {'was' if given == 1 else 'were'} given"
 
-    def input_of(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    def make_tool_input(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
         """
         Return the arguments of a call as the input of the function's tool, without defaults.
 
         Raises:
             TypeError: in Python's own words, when they do not fit the parameters.
         """
-        if fault := self.fault(len(args), kwargs):
+        if fault := self.find_call_error(len(args), kwargs):
             raise TypeError(fault)
         given = {**dict(zip(self.parameters, args, strict=False)), **kwargs}
         if not self.takes_args:
@@ -194,7 +194,7 @@ class Stubs:
             score = sum([2 * (word in called) + (word in said) for word in words])
             if score:
                 found.append((-score, place, name))
-        return [self._line(name) for _, _, name in sorted(found)[:MAX_FOUND_FUNCTIONS]]
+        return [self._format_summary_line(name) for _, _, name in sorted(found)[:MAX_FOUND_FUNCTIONS]]
 
     def describe(self, name: str) -> str:
         """Return the stub of one function, or the nearest names for an unknown one."""
@@ -203,7 +203,7 @@ class Stubs:
         near = find_nearest(name[:MAX_NAME_CHARS], self.functions, n=3)
         return f"There is no function of this name{'; there is ' + _join_names(near) if near else ''}."
 
-    def _line(self, name: str) -> str:
+    def _format_summary_line(self, name: str) -> str:
         tree = ast.parse(self.declarations[name]).body[-1]
         signature = ast.unparse(tree).partition("\n")[0].removesuffix(":")
         return f"{signature}  # {self.summaries[name]}" if self.summaries[name] else signature
@@ -334,7 +334,7 @@ def _find_free_name(name: str, taken: Collection[str]) -> str:
     return next(f"{name}_{n}" for n in count(2) if f"{name}_{n}" not in taken)
 
 
-def _is_parameter(name: object) -> bool:
+def _can_be_parameter(name: object) -> bool:
     """Return True if a member of an input can be a parameter: a valid and normalized identifier."""
     return (
         isinstance(name, str)
@@ -363,12 +363,12 @@ class _Parameter(NamedTuple):
 
 def _declare_function(source: _StubSource, name: str, taken: set[str]) -> _Declared:
     """Return the stub of one function; it is simplified if its text cannot be parsed back to the same."""
-    summary = _line(source.description.strip().partition("\n")[0], PARAMETER_CHARS)
+    summary = _to_single_line(source.description.strip().partition("\n")[0], PARAMETER_CHARS)
     for is_documented, is_typed in ((True, True), (False, True), (False, False)):
         used = set(taken)
         made = _StubBuilder(source, name, used, is_typed=is_typed)
-        function, tree = made.function(_make_docstring(source) if is_documented else "")
-        text = _unparse_body([*made.classes, tree])
+        function, tree = made.build_function(_make_docstring(source) if is_documented else "")
+        text = _unparse_if_stable([*made.classes, tree])
         if text:
             taken |= used
             return _Declared(function, text, summary)
@@ -377,7 +377,7 @@ def _declare_function(source: _StubSource, name: str, taken: set[str]) -> _Decla
     raise AssertionError(msg)
 
 
-def _unparse_body(body: list[ast.stmt]) -> str:
+def _unparse_if_stable(body: list[ast.stmt]) -> str:
     tree = ast.fix_missing_locations(ast.Module(body, []))
     try:
         text = ast.unparse(tree)
@@ -398,13 +398,13 @@ class _StubBuilder:
     def classes(self) -> list[ast.stmt]:
         return [*self.types.classes, *self.output.classes]
 
-    def function(self, docstring: str) -> tuple[ProgramFunction, ast.stmt]:
-        schema = self.types.resolved(self.source.schema)
+    def build_function(self, docstring: str) -> tuple[ProgramFunction, ast.stmt]:
+        schema = self.types.resolve_reference(self.source.schema)
         found = _input_parameters(schema)
         if found is None:
-            made, arguments = self._with_whole_input(schema)
+            made, arguments = self._build_with_whole_input(schema)
         else:
-            made, arguments = self._with_parameters(schema, found)
+            made, arguments = self._build_with_parameters(schema, found)
         returns = self.output.annotation(self.source.output, f"{_to_camel_case(self.name)}Result")
         body: list[ast.stmt] = [ast.Expr(ast.Constant(docstring))] if docstring else []
         body.append(ast.Expr(ast.Constant(...)))
@@ -415,7 +415,7 @@ class _StubBuilder:
             tree.type_params = []  # type: ignore[attr-defined,unused-ignore]
         return made, tree
 
-    def _with_whole_input(self, schema: Mapping[str, Any]) -> tuple[ProgramFunction, ast.arguments]:
+    def _build_with_whole_input(self, schema: Mapping[str, Any]) -> tuple[ProgramFunction, ast.arguments]:
         """Return a function with one parameter, the whole input."""
         is_needed = bool(_required_names(schema.get("required")))
         kind = self.types.annotation({**schema, "type": "object"}, f"{_to_camel_case(self.name)}Args")
@@ -425,7 +425,7 @@ class _StubBuilder:
         defaults: list[ast.expr] = [] if is_needed else [ast.Dict([], [])]
         return function, _make_arguments([ast.arg("args", kind)], defaults)
 
-    def _with_parameters(
+    def _build_with_parameters(
         self, schema: Mapping[str, Any], found: list[_Parameter]
     ) -> tuple[ProgramFunction, ast.arguments]:
         made = [
@@ -463,7 +463,7 @@ def _input_parameters(schema: Mapping[str, Any]) -> list[_Parameter] | None:
         return None
     required = _required_names(schema.get("required"))
     members = {**properties, **{name: {} for name in required if name not in properties}}
-    if len(members) > MAX_PARAMETERS or not all(_is_parameter(name) for name in members):
+    if len(members) > MAX_PARAMETERS or not all(_can_be_parameter(name) for name in members):
         return None
     found = [_Parameter(name, member, name in required) for name, member in members.items()]
     return sorted(found, key=lambda parameter: not parameter.is_required)
@@ -507,7 +507,7 @@ class _Types:
         self._left -= 1
         if self._left < 0 or depth > MAX_DEPTH_LEVELS:
             return _make_name(ANY)
-        schema = self.resolved(schema)
+        schema = self.resolve_reference(schema)
         forms = _union_schemas(schema)
         if forms is not None:
             return self._make_union([self.annotation(form, hint, depth + 1) for form in forms])
@@ -517,7 +517,7 @@ class _Types:
             return self.annotation(schema["allOf"][0], hint, depth + 1)
         return self._annotate_plain(schema, hint, depth)
 
-    def resolved(self, schema: Any) -> Mapping[str, Any]:
+    def resolve_reference(self, schema: Any) -> Mapping[str, Any]:
         """Return the schema that *schema* refers to; an empty one for an unresolvable reference or a non-object."""
         for _ in range(MAX_DEPTH_LEVELS):
             if not isinstance(schema, Mapping):
@@ -559,7 +559,7 @@ class _Types:
         self._taken.add(called)
         base = _make_name("TypedDict")
         # Names that begin with two underscores would get the class's name before them.
-        if all(_is_parameter(name) and not name.startswith("__") for name in fields):
+        if all(_can_be_parameter(name) and not name.startswith("__") for name in fields):
             body: list[ast.stmt] = [
                 ast.AnnAssign(ast.Name(name, ast.Store()), field, None, 1) for name, field in fields.items()
             ]
@@ -659,7 +659,7 @@ def _remove_unprintable(text: str) -> str:
     return "".join([char for char in text if char.isprintable()])
 
 
-def _line(text: Any, most: int) -> str:
+def _to_single_line(text: Any, most: int) -> str:
     """Return an untrusted text as one line of at most *most* characters."""
     words = " ".join(text[: 4 * most].split()) if isinstance(text, str) else ""
     line = _remove_unprintable(words)
@@ -667,12 +667,12 @@ def _line(text: Any, most: int) -> str:
 
 
 def _make_docstring(source: _StubSource) -> str:
-    lines = [_line(source.description, DESCRIPTION_CHARS)]
-    properties = _Types(source.schema, set(), 0).resolved(source.schema).get("properties")
+    lines = [_to_single_line(source.description, DESCRIPTION_CHARS)]
+    properties = _Types(source.schema, set(), 0).resolve_reference(source.schema).get("properties")
     for name, member in properties.items() if isinstance(properties, Mapping) else ():
-        said = _line(member.get("description"), PARAMETER_CHARS) if isinstance(member, Mapping) else ""
+        said = _to_single_line(member.get("description"), PARAMETER_CHARS) if isinstance(member, Mapping) else ""
         if said:
-            lines.append(f"{_line(name, MAX_NAME_CHARS)}: {said}")
+            lines.append(f"{_to_single_line(name, MAX_NAME_CHARS)}: {said}")
     return _cut_lines([line for line in lines if line])
 
 

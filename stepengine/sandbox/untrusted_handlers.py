@@ -46,7 +46,7 @@ from stepengine.errors import BadYield, DefinitionError, HandlerError, LimitReac
 from stepengine.machine.author import MAX_CLOSE_ATTEMPTS
 from stepengine.sandbox.byte_counter import ByteBudget, TooManyBytes
 from stepengine.sandbox.prelude import ERRORS, PRELUDE
-from stepengine.sandbox.program_tool import ProgramLimits, check_bounds, shared_sandbox
+from stepengine.sandbox.program_tool import ProgramLimits, check_depth_and_size, shared_sandbox
 from stepengine.sandbox.schemas import SchemaClass
 from stepengine.sandbox.sessions import (
     BEFORE,
@@ -153,10 +153,10 @@ def load_source(
         _refuse_host_call, seconds=limits.seconds, memory=limits.memory, printed=limits.printed, seed=0
     )
     try:
-        _begin(session, known, BEFORE, limits)
+        _run_prelude_and_file(session, known, BEFORE, limits)
         turn = session.feed(known.holds, BEFORE)
         value = _value_of_last_line(turn, known, limits)
-        check_bounds(value, limits.value)
+        check_depth_and_size(value, limits.value)
     except (ToolError, ValueError) as error:
         msg = f"{file}:{known.line}: {error}"
         raise DefinitionError(msg) from error
@@ -171,7 +171,7 @@ def _default_sandbox() -> MontySandbox:
     return sandbox
 
 
-def _begin(session: ProgramSession, known: AgentText, now: datetime, limits: ProgramLimits) -> None:
+def _run_prelude_and_file(session: ProgramSession, known: AgentText, now: datetime, limits: ProgramLimits) -> None:
     """Run the prelude and the agent file in a session."""
     fields = {
         name: {
@@ -296,11 +296,13 @@ class _Definitions:
             case "handle_steps":
                 return self._make_handler(agent_id, value)
             case "input_schema" | "output_schema":
-                return self._schema(agent_id, field, value)
+                return self._read_schema(agent_id, field, value)
             case "spawnable_agents" if isinstance(value, list | tuple):
                 return [self._read_spawnable(one) for one in value]
             case "settings" | "limits":
-                return self._make_object(agent_id, field, value, ModelSettings if field == "settings" else Limits)
+                return self._make_settings_or_limits(
+                    agent_id, field, value, ModelSettings if field == "settings" else Limits
+                )
             case _:
                 return self._thaw_field(agent_id, field, value)
 
@@ -312,13 +314,13 @@ class _Definitions:
             )
         return make_sandboxed_handler(self._known, name, limits=self._limits, sandbox=self._sandbox)
 
-    def _schema(self, agent_id: str, field: str, value: Any) -> Any:
+    def _read_schema(self, agent_id: str, field: str, value: Any) -> Any:
         if value is None:
             return None
         if isinstance(value, Mapping):
             return {
-                str(key): self._schema(agent_id, field, one)
-                if _is_object(one)
+                str(key): self._read_schema(agent_id, field, one)
+                if _is_sandbox_object(one)
                 else self._thaw_field(agent_id, field, one)
                 for key, one in value.items()
             }
@@ -342,7 +344,7 @@ class _Definitions:
             return _id_or_short_repr(fields.get("id"))
         return self._make_agent(value)
 
-    def _make_object(self, agent_id: str, field: str, value: Any, kind: type) -> Any:
+    def _make_settings_or_limits(self, agent_id: str, field: str, value: Any, kind: type) -> Any:
         if value is None:
             return None
         name, fields = _split_object(value)
@@ -351,7 +353,7 @@ class _Definitions:
             self._refuse(f"agent {agent_id!r}: {field} is {kind.__name__}(...), not {_short_repr(value)}")
         plain = {str(key): self._thaw_field(agent_id, field, one) for key, one in given.items()}
         try:
-            return _settings(plain) if kind is ModelSettings else OwnLimits(**plain)
+            return _make_model_settings(plain) if kind is ModelSettings else OwnLimits(**plain)
         except (StepEngineError, TypeError, ValueError) as error:
             self._refuse(f"agent {agent_id!r}: {error}")
 
@@ -398,7 +400,7 @@ NOT_OF_STRANGERS: Mapping[str, str] = MappingProxyType(
 )
 
 
-def _settings(fields: Mapping[str, Any]) -> ModelSettings:
+def _make_model_settings(fields: Mapping[str, Any]) -> ModelSettings:
     for name, why in NOT_OF_STRANGERS.items():
         if fields.get(name):
             msg = f"ModelSettings(...) of a file in the sandbox has no {name!r}: {why}"
@@ -433,15 +435,15 @@ def _check_number(value: Any) -> Any:
     return value
 
 
-def _mended(value: Any) -> Any:
+def _mend_texts(value: Any) -> Any:
     if isinstance(value, dict):
-        return {mended(key): _mended(one) for key, one in value.items()}
+        return {mended(key): _mend_texts(one) for key, one in value.items()}
     if isinstance(value, list):
-        return [_mended(one) for one in value]
+        return [_mend_texts(one) for one in value]
     return mended(value) if isinstance(value, str) else value
 
 
-def _is_object(value: object) -> bool:
+def _is_sandbox_object(value: object) -> bool:
     return bool(_split_object(value)[0])
 
 
@@ -482,7 +484,7 @@ def make_sandboxed_handler(
     """Return a handler that runs the function *name* of an agent file in the sandbox."""
 
     def handle_steps(ctx: StepContext[Any]) -> Generator[Any, Any, Any]:
-        return (yield from _HandlerRun(known, name, ctx, limits, sandbox or _default_sandbox()).steps())
+        return (yield from _HandlerRun(known, name, ctx, limits, sandbox or _default_sandbox()).run())
 
     handle_steps.__name__ = handle_steps.__qualname__ = name
     # Whoever asks where it is defined, or for its source, is told of the file; what it waits for has places of its own.
@@ -542,19 +544,19 @@ class _HandlerRun(RunningProgram):
 
     # --- turns --------------------------------------------------------------------------------------------------------
 
-    def steps(self) -> Generator[Any, Any, Any]:
+    def run(self) -> Generator[Any, Any, Any]:
         try:
-            turn = yield from self._compute_turn(self._begin)
+            turn = yield from self._compute_turn(self._start_handler)
             while "asked" in turn:
                 try:
                     sent = yield from self._perform_yield(turn)
                     turn = yield from self._compute_turn(partial(self._resume, sent))
                 except GeneratorExit:
-                    last = self._close_inside()
+                    last = self._close_sandboxed_handler()
                     if last is None:
                         raise
                     turn = last
-            return self._result(turn)
+            return self._return_or_raise(turn)
         finally:
             self._is_over = True
             self._stop()
@@ -562,14 +564,14 @@ class _HandlerRun(RunningProgram):
     def _compute_turn(self, work: Callable[[], Mapping[str, Any]]) -> Generator[Any, Any, Mapping[str, Any]]:
         self._now = self._ctx.now()
         turn: Mapping[str, Any] = (yield Compute(lambda _, __: work(), self._stop, self)).value
-        self._log_notes()
+        self._flush_log()
         self.line = turn.get("line") or self.line
         return turn
 
     def _perform_yield(self, turn: Mapping[str, Any]) -> Generator[Any, Any, _SentToHandler]:
         """Perform a yield of the handler, and return the value or the error to send."""
         try:
-            step = _YieldReading(self._known, self._states[-1].tool_definitions).step(turn["asked"])
+            step = _YieldReading(self._known, self._states[-1].tool_definitions).decode_yield(turn["asked"])
             if turn["how"] == "yield from":
                 return _SentToHandler(self._encode_for_sandbox((yield from step)))
             if turn["how"] == "yield":
@@ -580,7 +582,7 @@ class _HandlerRun(RunningProgram):
             error.__traceback__ = None
             return _SentToHandler(error=error)
 
-    def _begin(self) -> Mapping[str, Any]:
+    def _start_handler(self) -> Mapping[str, Any]:
         limits = self._limits
         # Where its chance begins; the run's own is left as it is, for `ctx.random`.
         seed = zlib.crc32(repr(self._ctx.random.getstate()).encode())
@@ -591,7 +593,7 @@ class _HandlerRun(RunningProgram):
         if self._is_stopped:
             session.close()
         try:
-            _begin(session, self._known, self._now, self._limits)
+            _run_prelude_and_file(session, self._known, self._now, self._limits)
         except DefinitionError as error:
             return {"raised": "HandlerError", "text": error.message}
         return self._run_turn(
@@ -627,8 +629,8 @@ class _HandlerRun(RunningProgram):
                 "lost": turn.is_fatal,
             }
         try:
-            check_bounds(turn.value, self._limits.value)
-            encoded = _to_form(turn.value)
+            check_depth_and_size(turn.value, self._limits.value)
+            encoded = _sandbox_value_to_json(turn.value)
             # A list inside of itself comes out of the sandbox as such a text; only the sandbox can tell it from one of the handler.
             if any(text in compact(encoded) for text in CYCLE_TEXTS) and self._is_result_cyclic():
                 return {"raised": "HandlerError", "text": "what it returned is not JSON: it contains itself"}
@@ -651,8 +653,8 @@ class _HandlerRun(RunningProgram):
             return {"raised": "HandlerError", "text": text, "line": turn.line}
         self._asked = call.id
         try:
-            check_bounds(call.args[0], self._limits.value)
-            asked = _to_form(call.args[0])
+            check_depth_and_size(call.args[0], self._limits.value)
+            asked = _sandbox_value_to_json(call.args[0])
             self._bytes.add(asked)
         except TooManyBytes as error:
             self._is_over = True
@@ -666,7 +668,7 @@ class _HandlerRun(RunningProgram):
         if self._session is not None:
             self._session.close()
 
-    def _close_inside(self) -> Mapping[str, Any] | None:
+    def _close_sandboxed_handler(self) -> Mapping[str, Any] | None:
         """
         Ask the handler to end at once, and return its last turn; ``None`` if it has ended.
 
@@ -701,13 +703,13 @@ class _HandlerRun(RunningProgram):
             )
         finally:
             timer.cancel()
-        self._log_notes()
+        self._flush_log()
         self.line = turn.get("line") or self.line
         return None if turn.get("raised") == "SystemExit" or turn.get("lost") or "returned" in turn else turn
 
-    def _result(self, turn: Mapping[str, Any]) -> Any:
+    def _return_or_raise(self, turn: Mapping[str, Any]) -> Any:
         if "returned" in turn:
-            return _YieldReading(self._known).json(turn["returned"])
+            return _YieldReading(self._known).decode_json(turn["returned"])
         kind, text, thrown = turn["raised"], turn["text"], self._thrown
         if thrown is not None and _sandbox_error(thrown) == (text, kind):
             raise thrown
@@ -719,7 +721,7 @@ class _HandlerRun(RunningProgram):
         own = getattr(builtins, kind, None)
         if isinstance(own, type) and issubclass(own, Exception) and not issubclass(own, UnicodeError | StopIteration):
             # The others are not made of words, or would end the generator here.
-            raise own(_key(text) if own is KeyError else text)
+            raise own(_parse_key_error_text(text) if own is KeyError else text)
         msg = f"{kind}: {text}"
         raise RuntimeError(msg)
 
@@ -728,45 +730,45 @@ class _HandlerRun(RunningProgram):
     def _encode_for_sandbox(self, value: Any) -> Any:
         if isinstance(value, y.StepResult):
             return ["StepResult", self._result_fields(value)]
-        return _encode_value(value, self._state_number)
+        return _encode_value(value, self._register_state)
 
     def _result_fields(self, result: y.StepResult) -> dict[str, Any]:
         last = result.tool_result
         return {
-            "agent_state": _encode_value(result.agent_state, self._state_number),
+            "agent_state": _encode_value(result.agent_state, self._register_state),
             "tool_results": _encode_value(result.tool_results),
             "tool_result": _encode_value(last),
             "steps_complete": ["json", result.steps_complete],
             "n_responses": _encode_value(result.n_responses),
-            "value": _encode_value(result.value, self._state_number),
+            "value": _encode_value(result.value, self._register_state),
             "output": _encode_value(result.output),
             "text": ["json", result.text],
         }
 
-    def _state_number(self, state: AgentState) -> int:
+    def _register_state(self, state: AgentState) -> int:
         if self._states[-1] is not state:
             self._states.append(state)
         return len(self._states) - 1
 
-    def _add_note(self, tell: Callable[[], None]) -> None:
+    def _queue_log_call(self, tell: Callable[[], None]) -> None:
         """Store a message for the end of the turn, since a run may only be notified in its own thread."""
         if len(self._notes) >= MAX_NOTES:
             msg = f"more than {MAX_NOTES:,} lines are logged between two yields"
             raise ValueError(msg)
         self._notes.append(tell)
 
-    def _check_note(self, message: Any, data: Any) -> tuple[str, Any]:
+    def _check_log_data(self, message: Any, data: Any) -> tuple[str, Any]:
         """Return text and data of a note, after checking the size of all notes of the turn."""
         text = message if isinstance(message, str) else json.dumps(thaw_plain(message))
-        check_bounds(data, self._limits.value)
+        check_depth_and_size(data, self._limits.value)
         given = thaw_plain(data)
         self._noted += len(text) + len(json.dumps(given))
         if self._noted > self._limits.value:
             msg = f"more than {self._limits.value:,} characters are logged between two yields"
             raise ValueError(msg)
-        return mended(text), freeze(_mended(given))
+        return mended(text), freeze(_mend_texts(given))
 
-    def _log_notes(self) -> None:
+    def _flush_log(self) -> None:
         """Log the notes and the output of a turn, without control characters for a terminal."""
         notes, self._notes, self._noted = self._notes, [], 0
         for tell in notes:
@@ -780,9 +782,9 @@ class _HandlerRun(RunningProgram):
         """Answer a call of the handler that is not a yield."""
         try:
             # Before anything is made of it: a few lists that hold each other twice are written without end.
-            check_bounds(args, self._limits.value)
+            check_depth_and_size(args, self._limits.value)
             what, *given = args
-            answer = self._answer_call(str(what), given)
+            answer = self._perform_host_call(str(what), given)
             self._bytes.add(answer)
             return CallAnswer(answer)
         except TooManyBytes:
@@ -792,7 +794,7 @@ class _HandlerRun(RunningProgram):
             self._bytes.add(words)
             return CallAnswer(words, "ValueError")
 
-    def _answer_call(self, what: str, given: Sequence[Any]) -> Any:  # noqa: C901 - one for each thing that may be asked
+    def _perform_host_call(self, what: str, given: Sequence[Any]) -> Any:  # noqa: C901 - one for each thing that may be asked
         ctx = self._ctx
         match what:
             case "begin":
@@ -800,9 +802,9 @@ class _HandlerRun(RunningProgram):
             case "now":
                 return ["time", self._now.isoformat()]
             case "message_history" | "view":
-                return self._new_messages(getattr(self._states[given[0]], what))
+                return self._encode_new_messages(getattr(self._states[given[0]], what))
             case "inherited_messages" | "prompt_messages":
-                return self._new_messages(getattr(ctx, what))
+                return self._encode_new_messages(getattr(ctx, what))
             case "context" | "system_prompt":
                 return ["json", thaw(getattr(self._states[given[0]], what))]
             case "tool_definitions":
@@ -811,13 +813,13 @@ class _HandlerRun(RunningProgram):
             case "log":
                 level, message, data = given
                 tell = getattr(ctx.logger, {"debug": "debug", "info": "info", "warning": "warning"}.get(level, "error"))
-                message, data = self._check_note(message, dict(data))
-                return self._add_note(
+                message, data = self._check_log_data(message, dict(data))
+                return self._queue_log_call(
                     lambda: tell(message, **{key: one for key, one in data.items() if key != "message"})
                 )
             case "notify":
-                message, data = self._check_note(*given)
-                return self._add_note(lambda: ctx.notify(message, data))
+                message, data = self._check_log_data(*given)
+                return self._queue_log_call(lambda: ctx.notify(message, data))
             case "random":
                 return _draw_random(ctx.random, *given)
             case _:
@@ -835,12 +837,12 @@ class _HandlerRun(RunningProgram):
         return {
             "prompt": ["json", ctx.prompt],
             "params": told,
-            "agent_state": _encode_value(ctx.agent_state, self._state_number),
+            "agent_state": _encode_value(ctx.agent_state, self._register_state),
             "model": ["json", ctx.model],
             "is_asked": ["json", ctx.is_asked],
         }
 
-    def _new_messages(self, messages: Iterable[Message]) -> list[Any]:
+    def _encode_new_messages(self, messages: Iterable[Message]) -> list[Any]:
         """Return the number of leading messages that the sandbox already has, and the messages after them."""
         now = list(messages)
         same = 0
@@ -852,7 +854,7 @@ class _HandlerRun(RunningProgram):
         return [same, [_encode_value(message) for message in now[same:]]]
 
 
-def _key(text: str) -> Any:
+def _parse_key_error_text(text: str) -> Any:
     """Return the key of a ``KeyError``, parsed from its text."""
     if len(text) > MAX_KEY_CHARS:
         return text
@@ -873,9 +875,9 @@ def _draw_random(random: Random, how: Any, args: Any) -> Any:
         case "choice":
             return random.choice(range(args[0]))
         case "sample":
-            return random.sample(range(args[0]), _check_count(args[1]))
+            return random.sample(range(args[0]), _check_draw_count(args[1]))
         case "shuffle":
-            order = list(range(_check_count(args[0])))
+            order = list(range(_check_draw_count(args[0])))
             random.shuffle(order)
             return order
         case _:
@@ -883,7 +885,7 @@ def _draw_random(random: Random, how: Any, args: Any) -> Any:
             raise ValueError(msg)
 
 
-def _check_count(number: int) -> int:
+def _check_draw_count(number: int) -> int:
     if number > MAX_DRAWN_PLACES:
         msg = f"at most {MAX_DRAWN_PLACES:,} places are drawn at once"
         raise ValueError(msg)
@@ -1028,7 +1030,7 @@ def _message_as_json(message: Message) -> dict[str, Any]:
 # --- what it asks for -------------------------------------------------------------------------------------------------
 
 
-def _to_form(value: Any) -> Any:
+def _sandbox_value_to_json(value: Any) -> Any:
     """
     Encode a value of the sandbox as JSON.
 
@@ -1039,19 +1041,19 @@ def _to_form(value: Any) -> Any:
     if isinstance(value, int | float | None):
         return _check_number(value)
     if isinstance(value, list | tuple):
-        return {"list": [_to_form(one) for one in value]}
+        return {"list": [_sandbox_value_to_json(one) for one in value]}
     if isinstance(value, Mapping):
-        return {"dict": [[_form_key(key), _to_form(one)] for key, one in value.items()]}
+        return {"dict": [[_dict_key_to_json(key), _sandbox_value_to_json(one)] for key, one in value.items()]}
     if isinstance(value, datetime):
         return value.isoformat()
     name, attributes = _split_object(value)
     if name:
-        return {"object": name, "has": {str(key): _to_form(one) for key, one in attributes.items()}}
+        return {"object": name, "has": {str(key): _sandbox_value_to_json(one) for key, one in attributes.items()}}
     msg = f"a value of type {type(value).__name__} is no JSON"
     raise TypeError(msg)
 
 
-def _form_key(key: Any) -> str:
+def _dict_key_to_json(key: Any) -> str:
     if isinstance(key, str):
         return mended(key)
     if key is None or isinstance(key, bool | int | float):
@@ -1070,46 +1072,46 @@ class _YieldReading:
         self._known = known
         self._offered = offered
 
-    def step(self, form: Any) -> Any:
+    def decode_yield(self, form: Any) -> Any:
         if not isinstance(form, Mapping) or "object" not in form:
             if isinstance(form, Mapping) and "wrong" in form:
                 raise BadYield(str(form["wrong"]))
-            return self.json(form)  # refused by the machine, in its own words
+            return self.decode_json(form)  # refused by the machine, in its own words
         name, has = form["object"], form["has"]
         if name not in MADE:
             msg = f"an object of the class {name!r} cannot be yielded; a handler yields {list_names(sorted({*MADE} - {SENTINEL}), name)}, STEP or STEP_ALL"
             raise BadYield(msg)
-        own = getattr(self, f"_of_{name.lower().strip('_')}", None)
+        own = getattr(self, f"_make_{name.lower().strip('_')}", None)
         try:
             return own(has) if own is not None else self._make_yieldable(MADE[name], has)
         except (KeyError, TypeError, ValueError) as error:
             msg = f"{name}: {error}"
             raise BadYield(msg) from error
 
-    def json(self, form: Any) -> Any:
+    def decode_json(self, form: Any) -> Any:
         """Return a value as JSON: the fields of schema objects and the stored form of messages."""
         if not isinstance(form, Mapping):
             return form
         if "list" in form:
-            return [self.json(one) for one in form["list"]]
+            return [self.decode_json(one) for one in form["list"]]
         if "dict" in form:
-            return {key: self.json(one) for key, one in form["dict"]}
+            return {key: self.decode_json(one) for key, one in form["dict"]}
         name, has = form["object"], form["has"]
         if name == "_se_Record":
             kind = self._known.schemas.get(str(has.get("_se_kind")))
             names = {} if kind is None else kind.aliases
-            order = self.json(has["_se_order"])
-            return {names.get(field, str(field)): self.json(has[field]) for field in order if field in has}
+            order = self.decode_json(has["_se_order"])
+            return {names.get(field, str(field)): self.decode_json(has[field]) for field in order if field in has}
         if "_se_stored" in has:
-            return _message_input(self.json(has["_se_stored"]))
-        return {key: self.json(one) for key, one in has.items() if not key.startswith("_")}
+            return _message_input(self.decode_json(has["_se_stored"]))
+        return {key: self.decode_json(one) for key, one in has.items() if not key.startswith("_")}
 
     def _decode_fields(self, has: Mapping[str, Any], *names: str) -> dict[str, Any]:
-        return {name: self.json(has[name]) for name in names if name in has}
+        return {name: self.decode_json(has[name]) for name in names if name in has}
 
     def _decode_items(self, form: Any) -> list[Any]:
         if not isinstance(form, Mapping) or "list" not in form:
-            msg = f"expected a list, not {self.json(form)!r}"
+            msg = f"expected a list, not {self.decode_json(form)!r}"
             raise TypeError(msg)
         return list(form["list"])
 
@@ -1117,78 +1119,88 @@ class _YieldReading:
         return (
             form["has"]["id"]
             if isinstance(form, Mapping) and form.get("object") == "AgentDefinition"
-            else self.json(form)
+            else self.decode_json(form)
         )
 
     def _make_yieldable(self, kind: type, has: Mapping[str, Any]) -> Any:
         return kind(**self._decode_fields(has, *[attribute.name for attribute in attrs.fields(kind)]))
 
-    def _of_se_sentinel(self, has: Mapping[str, Any]) -> Any:
+    def _make_se_sentinel(self, has: Mapping[str, Any]) -> Any:
         return {"STEP": y.STEP, "STEP_ALL": y.STEP_ALL}[has["name"]]
 
-    def _of_toolcall(self, has: Mapping[str, Any]) -> Any:
+    def _make_toolcall(self, has: Mapping[str, Any]) -> Any:
         fields = self._decode_fields(has, "tool", "input", "include_tool_call")
         # A hidden call reaches every tool of an engine; a stranger's agent has those which its definition shows, and no others.
         if fields.get("include_tool_call") is False and fields["tool"] not in self._offered:
             del fields["include_tool_call"]
         return y.ToolCall(**fields)
 
-    def _of_agentcall(self, has: Mapping[str, Any]) -> Any:
+    def _make_agentcall(self, has: Mapping[str, Any]) -> Any:
         return y.AgentCall(self._decode_agent(has["agent"]), **self._decode_fields(has, "prompt", "params"))
 
-    def _of_parallel(self, has: Mapping[str, Any]) -> Any:
+    def _make_parallel(self, has: Mapping[str, Any]) -> Any:
         return y.Parallel(
-            [self.step(one) for one in self._decode_items(has["calls"])],
+            [self.decode_yield(one) for one in self._decode_items(has["calls"])],
             **self._decode_fields(has, "fail_fast", "concurrency"),
         )
 
-    def _of_race(self, has: Mapping[str, Any]) -> Any:
-        return y.Race([self.step(one) for one in self._decode_items(has["members"])])
+    def _make_race(self, has: Mapping[str, Any]) -> Any:
+        return y.Race([self.decode_yield(one) for one in self._decode_items(has["members"])])
 
-    def _of_sleep(self, has: Mapping[str, Any]) -> Any:
+    def _make_sleep(self, has: Mapping[str, Any]) -> Any:
         until = has.get("until")
-        return y.Sleep(self.json(has.get("seconds")), until=None if until is None else datetime.fromisoformat(until))
+        return y.Sleep(
+            self.decode_json(has.get("seconds")), until=None if until is None else datetime.fromisoformat(until)
+        )
 
-    def _of_receive(self, has: Mapping[str, Any]) -> Any:
-        return y.Receive(self.json(has["topic"]), self.json(has.get("timeout")), schema=self._schema(has.get("schema")))
+    def _make_receive(self, has: Mapping[str, Any]) -> Any:
+        return y.Receive(
+            self.decode_json(has["topic"]),
+            self.decode_json(has.get("timeout")),
+            schema=self._decode_schema(has.get("schema")),
+        )
 
-    def _schema(self, form: Any) -> Any:
+    def _decode_schema(self, form: Any) -> Any:
         if isinstance(form, Mapping) and form.get("object") == "_se_Schema":
             return thaw(self._known.schemas[form["has"]["name"]].json_schema)
-        return self.json(form)
+        return self.decode_json(form)
 
-    def _of_start(self, has: Mapping[str, Any]) -> Any:
+    def _make_start(self, has: Mapping[str, Any]) -> Any:
         return y.Start(
-            *[self.step(one) for one in self._decode_items(has["calls"])], on_return=self.json(has["on_return"])
+            *[self.decode_yield(one) for one in self._decode_items(has["calls"])],
+            on_return=self.decode_json(has["on_return"]),
         )
 
     def _decode_ref(self, form: Any) -> Any:
         if isinstance(form, Mapping) and form.get("object") == "ChildRef":
             return ChildRef(**{name: str(form["has"][name]) for name in ("id", "agent_id", "path")})
-        return self.json(form)
+        return self.decode_json(form)
 
-    def _of_wait(self, has: Mapping[str, Any]) -> Any:
+    def _make_wait(self, has: Mapping[str, Any]) -> Any:
         return y.Wait(
             *[self._decode_ref(one) for one in self._decode_items(has["refs"])],
             **self._decode_fields(has, "need", "timeout"),
         )
 
-    def _of_send(self, has: Mapping[str, Any]) -> Any:
-        return y.Send(self._decode_ref(has["ref"]), self.json(has["value"]), topic=self.json(has["topic"]))
-
-    def _of_cancel(self, has: Mapping[str, Any]) -> Any:
-        return y.Cancel(self._decode_ref(has["ref"]), self.json(has["reason"]))
-
-    def _of_stepwith(self, has: Mapping[str, Any]) -> Any:
-        return y.StepWith(
-            **self._decode_fields(has, "model", "tools", "tool_choice"), settings=self._settings(has.get("settings"))
+    def _make_send(self, has: Mapping[str, Any]) -> Any:
+        return y.Send(
+            self._decode_ref(has["ref"]), self.decode_json(has["value"]), topic=self.decode_json(has["topic"])
         )
 
-    def _settings(self, form: Any) -> Any:
+    def _make_cancel(self, has: Mapping[str, Any]) -> Any:
+        return y.Cancel(self._decode_ref(has["ref"]), self.decode_json(has["reason"]))
+
+    def _make_stepwith(self, has: Mapping[str, Any]) -> Any:
+        return y.StepWith(
+            **self._decode_fields(has, "model", "tools", "tool_choice"),
+            settings=self._decode_settings(has.get("settings")),
+        )
+
+    def _decode_settings(self, form: Any) -> Any:
         if isinstance(form, Mapping) and form.get("object") == "ModelSettings":
             given = {str(name): self._decode_thinking(one) for name, one in form["has"]["fields"]["dict"]}
-            return _settings(given)
-        settings = self.json(form)
+            return _make_model_settings(given)
+        settings = self.decode_json(form)
         if settings is not None:
             msg = "settings are ModelSettings(...)"
             raise TypeError(msg)
@@ -1196,14 +1208,16 @@ class _YieldReading:
 
     def _decode_thinking(self, form: Any) -> Any:
         if isinstance(form, Mapping) and form.get("object") == "Thinking":
-            return Thinking(*self.json(form["has"]["words"]), **self.json(form["has"]["fields"]))
-        return self.json(form)
+            return Thinking(*self.decode_json(form["has"]["words"]), **self.decode_json(form["has"]["fields"]))
+        return self.decode_json(form)
 
-    def _of_complete(self, has: Mapping[str, Any]) -> Any:
-        messages = self.json(has["messages"])
+    def _make_complete(self, has: Mapping[str, Any]) -> Any:
+        messages = self.decode_json(has["messages"])
         given = messages if isinstance(messages, str) else list(AgentState.from_dicts(messages).message_history)
         return y.Complete(
-            given, **self._decode_fields(has, "model", "system_prompt"), settings=self._settings(has.get("settings"))
+            given,
+            **self._decode_fields(has, "model", "system_prompt"),
+            settings=self._decode_settings(has.get("settings")),
         )
 
 

@@ -41,7 +41,7 @@ from stepengine.server.problems import Problem, problem_of
 from stepengine.workspace.after_fork import Lock
 from stepengine.workspace.atomic import replace_path
 from stepengine.workspace.calls import OTHERS_BITS, OTHERS_WRITE_BITS, OWNER_FILE_MODE
-from stepengine.workspace.http_connections import limits_of_process, note_verified
+from stepengine.workspace.http_connections import limits_of_process, report_verified_token
 
 if TYPE_CHECKING:
     from starlette.requests import Request
@@ -665,7 +665,7 @@ class Guard:
             await self._log_in(asked, logins, body)(asked.scope, receive, send)
             return
         caller = await self._authenticate(asked)
-        note_verified(asked.scope)
+        report_verified_token(asked.scope)
         self._check_rate(self._requests, f"caller {caller.name}")
         with self._count_request(caller), ExitStack() as stack:
             body = await self._read_body(asked, receive)

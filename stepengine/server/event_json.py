@@ -51,7 +51,7 @@ def sse_line(event: Event, *, full: bool = False, id: str | None = None) -> str:
     place = f"id: {given}\n" if given else ""
     told = _event_to_dict(event, full=full)
     data = _to_compact_json(told)
-    if KNOWN.suspicious(data):
+    if KNOWN.may_contain_secret(data):
         data = _to_compact_json(KNOWN.redact_for_run(told))
     return f"{place}event: {event.type}\ndata: {data}\n\n"
 

@@ -77,11 +77,11 @@ def _find_agent_problems(package: Package) -> Iterator[str]:
     """Yield the reasons an engine rejects the agents of a package, by their public ids."""
     from stepengine.engine import Engine, load_agent
     from stepengine.engine.agent_family import find_agent_family
-    from stepengine.tools.bundled.bundled import uncalled_tools
+    from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     for named in [f"{package.publisher}/{agent_id}" for agent_id in package.agents]:
         try:
-            Engine(find_agent_family(load_agent(named), named), uncalled_tools(Path.cwd())).close()
+            Engine(find_agent_family(load_agent(named), named), list_all_workspace_tools(Path.cwd())).close()
         except DefinitionError as error:
             yield f"{named}: {error.message}"
 

@@ -43,7 +43,7 @@ from stepengine.redaction import (
     find_secret_members,
     make_redactor,
     parse_if_json,
-    write_changes,
+    patch_json_text,
 )
 from stepengine.testing.cassette_bodies import decode_body
 from stepengine.testing.cassette_files import Headers, RecordedRequest, RecordedResponse, is_stream
@@ -77,9 +77,9 @@ def clean_events(stream: str, redactor: Redactor) -> str:
         joined = "".join([p.text for p in pieces])
 
         def hide(span: Span, joined: str = joined) -> str:
-            return redactor.placeholder(joined[span.start : span.end], span.name)
+            return redactor.make_placeholder(joined[span.start : span.end], span.name)
 
-        for piece, changed in _replace_spans(pieces, redactor.spans(joined), hide):
+        for piece, changed in _replace_spans(pieces, redactor.find_spans(joined), hide):
             _set_text_at_path(trees[piece.line], path, changed)
     rows = [
         row
@@ -91,9 +91,9 @@ def clean_events(stream: str, redactor: Redactor) -> str:
         if number in done:
             continue
         if number not in trees:
-            lines[number] = redactor.json_text(line)
+            lines[number] = redactor.redact_json_text(line)
         elif (cleaned := redactor.value(trees[number])) != (tree := json.loads(line[5:])):
-            lines[number] = line[:5] + write_changes(line[5:], tree, cleaned)
+            lines[number] = line[:5] + patch_json_text(line[5:], tree, cleaned)
     return "".join([mark, *lines])
 
 
@@ -112,7 +112,7 @@ def _find_multiline_events(lines: list[str]) -> Iterator[set[int]]:
 def _clean_data_lines(lines: list[str], row: set[int], redactor: Redactor) -> bool:
     """Remove the secrets from the data *lines* of one event; return False if a secret spans several lines."""
     numbers = sorted(row)
-    cleaned = redactor.json_text("\n".join([lines[number][5:] for number in numbers])).split("\n")
+    cleaned = redactor.redact_json_text("\n".join([lines[number][5:] for number in numbers])).split("\n")
     if len(cleaned) != len(numbers):
         return False
     for number, line in zip(numbers, cleaned, strict=True):
@@ -445,15 +445,15 @@ def _clean_pair(piece: str, redactor: Redactor) -> str:
     name, sign, value = piece.partition("=")
     plain = unquote_plus(value)
     if not sign and unquote_plus(name)[:1] in {"{", "["}:
-        clean = redactor.json_text(whole := unquote_plus(name))
+        clean = redactor.redact_json_text(whole := unquote_plus(name))
         return piece if clean == whole else quote_plus(clean, safe="<>:~=")
     if not value or PLACEHOLDER.fullmatch(plain):
         return piece
     if not is_secret(unquote_plus(name), plain, "parameter"):
-        is_nested = (plain[0] in "{[" or "://" in plain or "?" in plain) and redactor.suspicious(plain)
-        clean = redactor.json_text(plain) if is_nested else plain
+        is_nested = (plain[0] in "{[" or "://" in plain or "?" in plain) and redactor.may_contain_secret(plain)
+        clean = redactor.redact_json_text(plain) if is_nested else plain
         return piece if clean == plain else f"{name}{sign}{quote_plus(clean, safe='<>:~=')}"
-    return f"{name}{sign}{redactor.replace_by_name(plain, unquote_plus(name), 'parameter')}"
+    return f"{name}{sign}{redactor.make_named_placeholder(plain, unquote_plus(name), 'parameter')}"
 
 
 @frozen
@@ -524,7 +524,7 @@ class Cleaner:
         if low in ACCOUNT_HEADERS:
             return self._replace_secret(value, low, "header")
         clean = self.clean_addresses(value) if low in ADDRESS_HEADERS or "://" in value else value
-        return self.redactor.json_text(clean)
+        return self.redactor.redact_json_text(clean)
 
     def _clean_set_cookie(self, text: str) -> str:
         cookie, end, attributes = text.partition(";")
@@ -539,10 +539,10 @@ class Cleaner:
             return name + sign + value.strip('"')
         name_alone = name.strip()
         may_differ = is_credential_cookie(name_alone, value)
-        return f"{name}{sign}{self.redactor.placeholder(value, name_alone, may_differ=may_differ)}"
+        return f"{name}{sign}{self.redactor.make_placeholder(value, name_alone, may_differ=may_differ)}"
 
     def _replace_secret(self, secret: str, name: str, place: Place) -> str:
-        return secret if PLACEHOLDER.fullmatch(secret) else self.redactor.replace_by_name(secret, name, place)
+        return secret if PLACEHOLDER.fullmatch(secret) else self.redactor.make_named_placeholder(secret, name, place)
 
     def clean_body(self, body: bytes, content_type: str = "", level: int = 0) -> bytes:
         """Return *body* cleaned as the form, JSON or text that it is; binary bodies lose only known values."""
@@ -553,14 +553,14 @@ class Cleaner:
             return self._clean_http(body, level)
         encoding = _detect_text_encoding(body, kind)
         if not encoding:
-            return self.redactor.binary(body)
+            return self.redactor.redact_binary(body)
         text = body.decode(encoding)
         if _is_form(kind, text):
             clean = self.clean_text(clean_pairs(text, self.redactor))
         elif kind.startswith("text/event-stream"):
             clean = clean_events(text, self.redactor)
         else:
-            clean = self._clean_json(text) if self.redactor.suspicious(text) else text
+            clean = self._clean_json(text) if self.redactor.may_contain_secret(text) else text
         return body if clean == text else clean.encode(encoding, errors="backslashreplace")
 
     def _clean_parts(self, body: bytes, boundary: str, level: int) -> bytes:
@@ -595,8 +595,8 @@ class Cleaner:
         """Return JSON, lines of JSON or other text without secrets."""
         plain = text.lstrip("\ufeff \t\r\n")
         if isinstance(parse_if_json(plain), str) and not isinstance(parse_if_json(plain.partition("\n")[0]), str):
-            return "\n".join([self.redactor.json_text(line) for line in text.split("\n")])
-        return text[: len(text) - len(plain)] + self.redactor.json_text(plain)
+            return "\n".join([self.redactor.redact_json_text(line) for line in text.split("\n")])
+        return text[: len(text) - len(plain)] + self.redactor.redact_json_text(plain)
 
     def clean_text(self, text: str) -> str:
         """Return *text* with a placeholder for each known value and each thing that looks like a key."""
@@ -624,11 +624,11 @@ class Cleaner:
         if isinstance(message, RecordedRequest) and clean_url(message.url, self.redactor) != message.url:
             yield "uri", "query"
         text = decode_body(message.body, message.header("content-encoding")).decode(errors="replace")
-        if self.redactor.suspicious(text):
-            yield from self.redactor.findings(parse_if_json(text), "body")
+        if self.redactor.may_contain_secret(text):
+            yield from self.redactor.find_secret_pointers(parse_if_json(text), "body")
         if is_stream(message):
             for place, joined in join_event_texts(text).items():
-                rules = self.redactor.secrets(joined).values()
+                rules = self.redactor.find_secrets(joined).values()
                 yield from ((f"body (joined events){place}", rule) for rule in rules)
 
     def _clean_reply_body(self, response: RecordedResponse) -> bytes:

@@ -27,10 +27,10 @@ from stepengine.tools.control import (
     ask_user_tool,
     control_tools_by_name,
     find_tools_tool,
-    lookup_tool,
+    lookup_agent_info_tool,
     make_checked_tool,
 )
-from stepengine.tools.definition import Tool, check_name
+from stepengine.tools.definition import Tool, check_tool_name
 from stepengine.tools.repair import make_repairer
 from stepengine.tools.schemas import STRING, JsonSchema, make_validator, object_schema, with_description
 
@@ -128,8 +128,8 @@ def agent_tool(definition: AgentDefinition, *, name: str | None = None, descript
     Raises:
         DefinitionError: for a name that no provider takes, or params that have no JSON Schema.
     """
-    name = tool_name(definition) if name is None else name
-    check_name(name)
+    name = agent_tool_name(definition) if name is None else name
+    check_tool_name(name)
     text = _tool_description(definition) if description is None else description
 
     def entries(value: JsonDict) -> list[ChildRequest]:
@@ -138,7 +138,7 @@ def agent_tool(definition: AgentDefinition, *, name: str | None = None, descript
     return _make_spawn_tool(name, text, _input_schema(definition), entries, _result_from_output, definition)
 
 
-def direct_tool(definition: AgentDefinition, agent_id: str = "") -> Tool:
+def spawnable_agent_tool(definition: AgentDefinition, agent_id: str = "") -> Tool:
     """
     Return the tool that runs an agent, as a parent that may spawn the agent is offered it.
 
@@ -156,7 +156,7 @@ def direct_tool(definition: AgentDefinition, agent_id: str = "") -> Tool:
         return [ChildRequest(agent_id or definition.id, value.get("prompt", ""), value.get("params"))]
 
     publisher, name, _ = split_agent_id(agent_id)
-    called = tool_name(definition) if publisher is None else f"{publisher}_{name}".replace("-", "_")
+    called = agent_tool_name(definition) if publisher is None else f"{publisher}_{name}".replace("-", "_")
     return _make_spawn_tool(
         called,
         _tool_description(definition),
@@ -192,7 +192,7 @@ def with_called_tools(tools: Iterable[ToolLike]) -> Iterator[ToolLike]:
             waiting += [used for used in runs.uses if isinstance(used, ToolLike)]
 
 
-def tool_name(definition: AgentDefinition) -> str:
+def agent_tool_name(definition: AgentDefinition) -> str:
     """Return the name of the tool that runs an agent."""
     return definition.id.replace("-", "_")
 
@@ -236,7 +236,7 @@ def _input_schema(definition: AgentDefinition) -> JsonDict:
     return JsonDict(freeze(whole))
 
 
-def _make_spec(name: str, description: str, schema: JsonDict) -> ToolSpec:
+def _make_agent_tool_spec(name: str, description: str, schema: JsonDict) -> ToolSpec:
     return ToolSpec(name, description, schema, category="agent", requires_permission=False)
 
 
@@ -254,12 +254,12 @@ def _make_spawn_tool(
     def repair(value: JsonDict) -> JsonDict:
         return _drop_invalid_fields(mend(value))
 
-    spec, runs = _make_spec(name, description, schema), Spawning(entries, shown, agents=agents)
-    validate = make_validator(name, _replace_params_schema(schema))
+    spec, runs = _make_agent_tool_spec(name, description, schema), Spawning(entries, shown, agents=agents)
+    validate = make_validator(name, _allow_any_params(schema))
     return Tool.for_binding(ToolBinding(spec, validate, repair, runs=runs, shorten_json=shorten_json))
 
 
-def _replace_params_schema(schema: JsonDict) -> JsonDict:
+def _allow_any_params(schema: JsonDict) -> JsonDict:
     """Return *schema* with any object allowed as params. The params are checked when the child is created."""
     properties = {n: {"type": "object"} if n == "params" else s for n, s in schema["properties"].items()}
     return JsonDict({**schema, "properties": JsonDict(properties)})
@@ -384,7 +384,7 @@ def _make_child_request(value: JsonDict) -> ChildRequest:
 
 
 @functools.cache
-def _agent_schema() -> JsonSchema:
+def _spawn_entry_schema() -> JsonSchema:
     return JsonSchema("an entry of tool 'spawn_agents'", _AGENT)
 
 
@@ -392,7 +392,7 @@ def _make_child_requests(value: JsonDict) -> list[ChildRequest]:
     """Return a request for each object of ``agents``; an invalid object does not affect the others."""
     entries: list[ChildRequest] = []
     for index, given in enumerate(value["agents"]):
-        issues = tuple(_agent_schema().issues(given, f"agents.{index}"))
+        issues = tuple(_spawn_entry_schema().issues(given, f"agents.{index}"))
         if issues:
             wanted = given.get("agent_type") if isinstance(given, Mapping) else None
             error = ToolInputError(f"not started: {'; '.join(issues)}", tool_name="spawn_agents", issues=issues)
@@ -411,14 +411,14 @@ def _inline_result(children: Sequence[ChildResult]) -> ToolResult:
     return ToolResult.json({"message": f"Agent {child.agent_id} ran in this conversation."})
 
 
-def _agents_schema(item: Mapping[str, object]) -> JsonDict:
+def _spawn_input_schema(item: Mapping[str, object]) -> JsonDict:
     agents = {"type": "array", "items": item, "description": "The agents to run."}
     return object_schema(("agents",), agents=agents)
 
 
 def _make_spawn_agents_tool() -> Tool:
-    spec = _make_spec("spawn_agents", SPAWN_AGENTS, _agents_schema(_AGENT))
-    check = make_validator(spec.name, _agents_schema({}))
+    spec = _make_agent_tool_spec("spawn_agents", SPAWN_AGENTS, _spawn_input_schema(_AGENT))
+    check = make_validator(spec.name, _spawn_input_schema({}))
 
     def validate(value: JsonDict) -> Validated:
         """Check all but the entries, which have their own results; one object is a list of one (generator-contract:L1)."""
@@ -433,7 +433,7 @@ def _make_spawn_agents_tool() -> Tool:
 
 
 def _make_spawn_inline_tool() -> Tool:
-    spec = _make_spec("spawn_agent_inline", SPAWN_AGENT_INLINE, object_schema(("agent_type",), **_ENTRY))
+    spec = _make_agent_tool_spec("spawn_agent_inline", SPAWN_AGENT_INLINE, object_schema(("agent_type",), **_ENTRY))
     return make_checked_tool(spec, Spawning(lambda value: [_make_child_request(value)], _inline_result, is_inline=True))
 
 
@@ -441,7 +441,7 @@ BUILT_IN: Mapping[str, Tool] = {
     tool.name: tool
     for tool in (
         *control_tools_by_name().values(),
-        lookup_tool(),
+        lookup_agent_info_tool(),
         find_tools_tool(),
         ask_user_tool(),
         _make_spawn_agents_tool(),

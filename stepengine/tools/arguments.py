@@ -23,7 +23,7 @@ from stepengine.data.typed_values import sort_sets
 from stepengine.errors import DataError, DefinitionError
 from stepengine.tools.conversion import dump_typed, encode_typed
 from stepengine.tools.iterables import REMEDY as REMEDY_OF_ITERABLES
-from stepengine.tools.iterables import find_one_shot
+from stepengine.tools.iterables import find_one_shot_iterable
 from stepengine.tools.places import is_bundled, source_location
 from stepengine.tools.schemas import make_tool_input_error
 from stepengine.tools.signatures import Signature
@@ -61,7 +61,7 @@ class _Parameters:
             (self.module == other.module, self.written == other.written, self.kept == other.kept)
         )
 
-    def adapter(self) -> TypeAdapter[Any]:
+    def make_adapter(self) -> TypeAdapter[Any]:
         from pydantic import ConfigDict, TypeAdapter
 
         def capture(**arguments: object) -> dict[str, Any]:
@@ -75,7 +75,7 @@ class _Parameters:
 
 # A bundled tool is made anew for each folder that agents work in. What pydantic compiles for it depends on the
 # signature alone, and takes longer than all the rest of making the tool.
-_bundled_adapter = functools.lru_cache(maxsize=256)(_Parameters.adapter)
+_bundled_adapter = functools.lru_cache(maxsize=256)(_Parameters.make_adapter)
 
 
 def _make_adapter(signature: Signature) -> TypeAdapter[Any]:
@@ -89,7 +89,7 @@ def _make_adapter(signature: Signature) -> TypeAdapter[Any]:
         return (
             _bundled_adapter(_Parameters(module, kept, repr(kept)))
             if is_bundled(fn)
-            else _Parameters(module, kept, "").adapter()
+            else _Parameters(module, kept, "").make_adapter()
         )
     except (PydanticUserError, TypeError) as error:
         text = str(error).partition("\n")[0]
@@ -99,9 +99,9 @@ def _make_adapter(signature: Signature) -> TypeAdapter[Any]:
         raise DefinitionError(msg) from error
 
 
-def _check_iterables(adapter: TypeAdapter[Any], tool_name: str, signature: Signature) -> None:
+def _refuse_one_shot_iterables(adapter: TypeAdapter[Any], tool_name: str, signature: Signature) -> None:
     """Raise ``DefinitionError`` for a parameter whose values can be read only once."""
-    place = find_one_shot(adapter.core_schema)
+    place = find_one_shot_iterable(adapter.core_schema)
     if place is not None:
         where = source_location(signature.body.fn)
         msg = (
@@ -210,11 +210,11 @@ class FunctionInputs:
         self._refused = ValidationError
         self._adapter = _make_adapter(signature)
         self._encoders: dict[str, TypeAdapter[Any]] = {}
-        _check_iterables(self._adapter, tool_name, signature)
+        _refuse_one_shot_iterables(self._adapter, tool_name, signature)
         self._aliases = _parse_aliases(self._adapter.core_schema, signature)
-        self.schema = self._schema(texts)
+        self.schema = self._make_schema(texts)
 
-    def _schema(self, texts: Mapping[str, str]) -> JsonDict:
+    def _make_schema(self, texts: Mapping[str, str]) -> JsonDict:
         from pydantic.errors import PydanticInvalidForJsonSchema
 
         try:
@@ -253,16 +253,16 @@ class FunctionInputs:
         """
         return freeze_object(
             {
-                self._find_input_member(name, JsonDict()): self._encode_given(name, value)
+                self._find_input_member(name, JsonDict()): self._encode_typed_argument(name, value)
                 for name, value in arguments.items()
             }
         )
 
-    def _encode_given(self, name: str, value: Any) -> object:
+    def _encode_typed_argument(self, name: str, value: Any) -> object:
         if type(value) in SCALARS:
             return value
         encoder = self._find_encoder(name)
-        return encode_typed(value, encoder, name, partial(self._load, encoder))
+        return encode_typed(value, encoder, name, partial(self._load_typed_value, encoder))
 
     def _validate_as_json_text(self, value: JsonDict, first: ValidationError) -> object:
         """Validate the input as JSON text, because strict types accept more forms from JSON than from Python objects."""
@@ -303,7 +303,7 @@ class FunctionInputs:
         # What the body gets, also where a validator would change it again: rules, hooks and people judge this input.
         return freeze_object({**given, **changed}) if changed else given
 
-    def _load(self, adapter: TypeAdapter[Any], value: JsonValue) -> Any:
+    def _load_typed_value(self, adapter: TypeAdapter[Any], value: JsonValue) -> Any:
         """Return the typed value in JSON, as ``validate`` reads it."""
         try:
             return adapter.validator.validate_python(value)

@@ -228,7 +228,7 @@ def control_tools_by_name() -> Mapping[str, Tool]:
     return MappingProxyType({tool.name: tool for tool in made})
 
 
-def lookup_tool() -> Tool:
+def lookup_agent_info_tool() -> Tool:
     """Return ``lookup_agent_info``."""
     return _make_control_tool(
         "lookup_agent_info",
@@ -252,7 +252,7 @@ def find_tools_tool() -> Tool:
     )
 
 
-def set_output_binding(schema: JsonDict) -> ToolBinding:
+def make_set_output_binding(schema: JsonDict) -> ToolBinding:
     """
     Return ``set_output`` for an ``output_schema``: the schema itself, or wrapped in ``data``.
 

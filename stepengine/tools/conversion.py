@@ -33,7 +33,7 @@ from stepengine.data.result_cuts import SMALL, is_shortened, shorten_parts
 from stepengine.data.typed_values import members_of, to_stored
 from stepengine.data.visible import cut_end
 from stepengine.errors import DataError, DefinitionError, ToolError
-from stepengine.tools.iterables import REMEDY, find_one_shot
+from stepengine.tools.iterables import REMEDY, find_one_shot_iterable
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -71,7 +71,7 @@ def as_result(value: Any, max_chars: int | None = None, result_type: Any = Any) 
             return ToolResult((JsonPart(value),))
         result = _wrap_result(value, result_type)
         useless = result.change.find_misuse("tool") if result.change is not None else ""
-        return ToolResult.error(f"the tool returned {useless}") if useless else _check_parts(result, max_chars)
+        return ToolResult.error(f"the tool returned {useless}") if useless else _clean_and_cut_parts(result, max_chars)
     except DataError as error:
         return ToolResult.error(f"the tool's result is not serialisable: {error}")
     except Exception as error:  # noqa: BLE001  (a value may be hostile in any way)
@@ -100,7 +100,7 @@ def _encode_result(value: object, result_type: Any) -> JsonValue:
     )
 
 
-def _check_parts(result: ToolResult, max_chars: int | None) -> ToolResult:
+def _clean_and_cut_parts(result: ToolResult, max_chars: int | None) -> ToolResult:
     """Return a result without lone surrogates and with checked media, cut if the body asked for it."""
     parts: list[ResultPart] = []
     for part in result.content:
@@ -144,7 +144,7 @@ def _check_media(part: ImagePart | DocumentPart) -> ImagePart | DocumentPart:
 def error_text(error: BaseException) -> str:
     """Return ``ClassName: message`` of an exception, at most 4,000 characters, even if its ``__str__`` fails."""
     if isinstance(error, ToolError):
-        return cut_error_text(error.message)
+        return redact_and_cut_error_text(error.message)
     name = type(error).__name__
     try:
         text = str(error)
@@ -152,14 +152,14 @@ def error_text(error: BaseException) -> str:
         text = "(its text could not be read)"
     if isinstance(error, BaseExceptionGroup):
         text = f"{text}: {'; '.join(error_text(e) for e in error.exceptions[:5])}"
-    return cut_error_text(f"{name}: {text}" if text else name)
+    return redact_and_cut_error_text(f"{name}: {text}" if text else name)
 
 
-def cut_error_text(text: str) -> str:
+def redact_and_cut_error_text(text: str) -> str:
     """Return an error message without known secrets, cut to 4,000 characters with the number of missing ones."""
     from stepengine.redaction import KNOWN
 
-    return replace_surrogates(cut_end(KNOWN.clean_beginning(text, ERROR_CHARS), ERROR_CHARS, len(text)))
+    return replace_surrogates(cut_end(KNOWN.redact_beginning(text, ERROR_CHARS), ERROR_CHARS, len(text)))
 
 
 @functools.cache
@@ -358,7 +358,7 @@ def _make_adapter(annotation: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     made: TypeAdapter[Any] = TypeAdapter(annotation)
-    place = find_one_shot(made.core_schema)
+    place = find_one_shot_iterable(made.core_schema)
     if place is not None:
         msg = f"{place or 'it'} is an Iterable or Generator: {REMEDY}"
         raise DefinitionError(msg)

@@ -11,9 +11,9 @@ from stepengine.data.json import freeze
 from stepengine.errors import DefinitionError
 from stepengine.tools.arguments import FunctionInputs
 from stepengine.tools.context import ToolContext
-from stepengine.tools.definition import Tool, ToolOptions, check_name
+from stepengine.tools.definition import Tool, ToolOptions, check_tool_name
 from stepengine.tools.places import caller_locals, source_location
-from stepengine.tools.schemas import check_providers
+from stepengine.tools.schemas import check_schema_for_providers
 from stepengine.tools.signatures import read_docstring, read_signature
 
 P = ParamSpec("P")
@@ -83,8 +83,8 @@ def _make_tool(fn: Any, name: str | None, description: str | None, options: Tool
         raise DefinitionError(msg)
     signature = read_signature(fn, names)
     name = getattr(fn, "__name__", "") if name is None else name
-    check_name(name, f"{source_location(fn)}: ")
+    check_tool_name(name, f"{source_location(fn)}: ")
     text, parameters = read_docstring(fn.__doc__)
     inputs = FunctionInputs(name, signature, parameters)
-    check_providers(name, inputs.schema)
+    check_schema_for_providers(name, inputs.schema)
     return Tool.from_function(name, freeze(text if description is None else description), inputs, signature, options)

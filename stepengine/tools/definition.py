@@ -153,11 +153,11 @@ OF_BODIES: Mapping[str, str] = {
 """What a tool that yields has no use for, and why."""
 
 
-def _is_usable(value: object) -> bool:
+def _is_tool_or_agent(value: object) -> bool:
     return isinstance(value, str | AgentDefinition | ToolLike) and not isinstance(value, type)
 
 
-def _are_paths(value: object) -> bool:
+def _are_parameter_paths(value: object) -> bool:
     places = [value] if isinstance(value, str) else value
     return isinstance(places, list | tuple) and all(isinstance(place, str) and place.strip() for place in places)
 
@@ -182,15 +182,17 @@ OPTIONS = {
     "preview": allow_none(FieldCheck(callable, "a function of the input")),
     "aliases": FieldCheck(lambda value: isinstance(value, Mapping), "a mapping from a parameter to its other names"),
     "uses": FieldCheck(
-        lambda value: isinstance(value, list | tuple) and all(map(_is_usable, value)),
+        lambda value: isinstance(value, list | tuple) and all(map(_is_tool_or_agent, value)),
         "a list of tools and agents, or of their names",
     ),
     "results": FieldCheck(
         lambda value: value in TRUSTS or callable(value), "'trusted', 'names', 'untrusted' or a function of the input"
     ),
-    "destinations": allow_none(FieldCheck(_are_paths, 'a list of parameters such as ["to", "event.attendees"]')),
-    "texts": FieldCheck(_are_paths, 'a list of parameters such as ["subject", "body"]'),
-    "about": allow_none(FieldCheck(_are_paths, 'a text or a list of texts such as "reports/{name}.csv"')),
+    "destinations": allow_none(
+        FieldCheck(_are_parameter_paths, 'a list of parameters such as ["to", "event.attendees"]')
+    ),
+    "texts": FieldCheck(_are_parameter_paths, 'a list of parameters such as ["subject", "body"]'),
+    "about": allow_none(FieldCheck(_are_parameter_paths, 'a text or a list of texts such as "reports/{name}.csv"')),
 }
 
 
@@ -218,7 +220,7 @@ def _schema_properties(spec: ToolSpec) -> JsonDict:
     return found if isinstance(found, JsonDict) else JsonDict()
 
 
-def check_name(name: object, where: str = "") -> None:
+def check_tool_name(name: object, where: str = "") -> None:
     """
     Raise ``DefinitionError`` for a tool name that a provider would reject.
 
@@ -262,7 +264,7 @@ class Tool(Generic[P, R]):
         run: Callable[..., object],
         **options: Unpack[ToolOptions],
     ) -> None:
-        check_name(name)
+        check_tool_name(name)
         inputs = SchemaInputs(name, input_schema)
         if problem := find_keyword_problem(inputs.schema):
             msg = f"input_schema of tool {name!r} at {problem}"
@@ -383,7 +385,7 @@ class Tool(Generic[P, R]):
         return self.body.fn
 
     def confine(self) -> None:
-        """Mark the tool as one of which the rules judge each file when it is opened."""
+        """Mark the tool as confined: the file rules are applied when it opens a file, not to its input."""
         self.spec = attrs.evolve(self.spec, confined=True)
         self._binding = attrs.evolve(self._binding, spec=self.spec)
 

@@ -175,7 +175,7 @@ class Resolver:
         self._teardowns: list[tuple[str, Any]] = []
         self._replaced: list[Factory] = []
 
-    async def value(self, dependency: Dependency, node: FactoryNode) -> Any:
+    async def resolve_dependency(self, dependency: Dependency, node: FactoryNode) -> Any:
         """Return the value of one dependency, after creating it and the dependencies of its factory."""
         override = self._overrides.get(node.factory)
         if override is None or node.factory in self._replaced:
@@ -191,7 +191,7 @@ class Resolver:
             return self._values[node.factory]
         arguments: dict[str, object] = dict.fromkeys(node.context, self._context)
         for name, (needed, of) in node.needs.items():
-            arguments[name] = await self.value(needed, of)
+            arguments[name] = await self.resolve_dependency(needed, of)
         value = await self._call_factory(node, functools.partial(node.factory, **arguments))
         if dependency.use_cache:
             self._values[node.factory] = value

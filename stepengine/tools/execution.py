@@ -19,7 +19,7 @@ from stepengine.errors import ToolError, UnknownOutcome
 from stepengine.tools.context import ToolContext
 from stepengine.tools.conversion import as_result, error_text, is_more_than_json
 from stepengine.tools.depends import Overrides, Resolver, is_asynchronous
-from stepengine.tools.leftovers import OWNER, CallMark, Checks, end_tasks
+from stepengine.tools.leftovers import OWNER, CallMark, Checks, cancel_leftover_tasks
 from stepengine.tools.signatures import FunctionBody
 from stepengine.tools.worker import OnLoop, make_thread_context
 from stepengine.workspace.threads import ThreadPool
@@ -99,10 +99,10 @@ async def _run_body_once(
         with mark:
             if tool.runs_inline:
                 return _call_body(bind_body(tool.body, ctx, arguments))
-            return await _choose_runner(tool, arguments, ctx, overrides, seconds)
+            return await _make_body_coroutine(tool, arguments, ctx, overrides, seconds)
     finally:
         if left := mark.find_unfinished_tasks():
-            await end_tasks(left, tool.spec.name, ctx)
+            await cancel_leftover_tasks(left, tool.spec.name, ctx)
 
 
 def _log_failure(tool_name: str, raised: BodyFailure, ctx: ToolContext, tries: int) -> None:
@@ -165,7 +165,7 @@ def _is_cancellation(error: BaseException) -> bool:
     return isinstance(error, asyncio.CancelledError)
 
 
-def _choose_runner(
+def _make_body_coroutine(
     tool: ToolWithBody, arguments: Mapping[str, object], ctx: ToolContext, overrides: Overrides, seconds: float
 ) -> Coroutine[Any, Any, Any]:
     """Return the coroutine that runs the body on the loop, in a thread or with its dependencies."""
@@ -176,7 +176,7 @@ def _choose_runner(
     if tool.in_thread:
         return _run_in_thread(tool, arguments, ctx, overrides, limit)
     return _run_with_dependencies(
-        body, arguments, ctx, overrides, _call_here, functools.partial(_await_with_limit, limit=limit)
+        body, arguments, ctx, overrides, _call_inline, functools.partial(_await_with_limit, limit=limit)
     )
 
 
@@ -226,10 +226,10 @@ async def _run_in_thread(
             return await _await_with_limit(functools.partial(in_thread, job), limit)
         if not body.is_async and not any(is_asynchronous(node, overrides) for _, node in body.needs.values()):
             whole = functools.partial(
-                _run_with_dependencies, body, arguments, inside, overrides, _call_here, _await_without_loop
+                _run_with_dependencies, body, arguments, inside, overrides, _call_inline, _await_without_loop
             )
             return await _await_with_limit(
-                functools.partial(in_thread, functools.partial(_run_coroutine, whole)), limit
+                functools.partial(in_thread, functools.partial(_run_coroutine_without_loop, whole)), limit
             )
         guard = functools.partial(_await_with_limit, limit=limit)
         return await _run_with_dependencies(body, arguments, inside, overrides, in_thread, guard)
@@ -252,7 +252,7 @@ async def _run_with_dependencies(  # noqa: PLR0917  (bound step by step with par
     resolver = Resolver(ctx, overrides, run)
 
     async def work() -> Any:
-        needed = {name: await resolver.value(*need) for name, need in body.needs.items()}
+        needed = {name: await resolver.resolve_dependency(*need) for name, need in body.needs.items()}
         bound = bind_body(body, ctx, arguments, needed)
         return await bound() if body.is_async else await run(bound)
 
@@ -275,7 +275,7 @@ async def _run_with_dependencies(  # noqa: PLR0917  (bound step by step with par
     return outcome
 
 
-async def _call_here(make: Callable[[], object]) -> Any:
+async def _call_inline(make: Callable[[], object]) -> Any:
     return make()
 
 
@@ -289,7 +289,7 @@ async def _await_without_loop(work: Callable[[], Awaitable[object]]) -> Any:
         return BodyFailure(error)
 
 
-def _run_coroutine(make: Callable[[], Coroutine[object, Any, object]]) -> Any:
+def _run_coroutine_without_loop(make: Callable[[], Coroutine[object, Any, object]]) -> Any:
     """Run a coroutine that never waits, and return its value."""
     coroutine = make()
     try:

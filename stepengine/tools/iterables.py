@@ -13,7 +13,7 @@ NOT_SCHEMAS = frozenset({"metadata", "default", "serialization", "cls", "config"
 """Members of a core schema that hold no schema."""
 
 
-def find_one_shot(schema: Any, place: str = "") -> str | None:
+def find_one_shot_iterable(schema: Any, place: str = "") -> str | None:
     """
     Return the place of a type that can be read only once in a core schema of pydantic, or ``None``.
 
@@ -30,17 +30,17 @@ def find_one_shot(schema: Any, place: str = "") -> str | None:
     if kind in WRAPPERS and isinstance(inner, Mapping) and inner.get("type") == "generator":
         return None
     if kind == "arguments":
-        return _find_first([(_join(place, one["name"]), one["schema"]) for one in schema["arguments_schema"]])
+        return _find_first([(_join_path(place, one["name"]), one["schema"]) for one in schema["arguments_schema"]])
     if kind == "dataclass-args":
-        return _find_first([(_join(place, one["name"]), one["schema"]) for one in schema["fields"]])
+        return _find_first([(_join_path(place, one["name"]), one["schema"]) for one in schema["fields"]])
     parts = [(place, one) for name, one in schema.items() if name not in NOT_SCHEMAS]
     fields = schema.get("fields")
     if isinstance(fields, Mapping):
-        parts = [(_join(place, name), one) for name, one in fields.items()] + parts
+        parts = [(_join_path(place, name), one) for name, one in fields.items()] + parts
     return _find_first(parts)
 
 
-def check_model_fields(model: Any, where: str) -> None:
+def refuse_one_shot_fields(model: Any, where: str) -> None:
     """
     Check that every field of a pydantic model can be read more than once.
 
@@ -49,15 +49,15 @@ def check_model_fields(model: Any, where: str) -> None:
     """
     from pydantic import TypeAdapter
 
-    field = find_one_shot(TypeAdapter(model).core_schema)
+    field = find_one_shot_iterable(TypeAdapter(model).core_schema)
     if field is not None:
         msg = f"{where}: the field {field!r} of {model.__name__} is an Iterable or Generator: {REMEDY}"
         raise DefinitionError(msg)
 
 
 def _find_first(parts: list[tuple[str, Any]]) -> str | None:
-    return next((found for place, one in parts if (found := find_one_shot(one, place)) is not None), None)
+    return next((found for place, one in parts if (found := find_one_shot_iterable(one, place)) is not None), None)
 
 
-def _join(place: str, name: str) -> str:
+def _join_path(place: str, name: str) -> str:
     return f"{place}.{name}" if place else name

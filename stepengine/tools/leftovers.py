@@ -75,7 +75,7 @@ def _task_context(task: asyncio.Task[Any]) -> Context:
     return next((r for r in gc.get_referents(task) if isinstance(r, Context)), Context())
 
 
-async def end_tasks(tasks: list[asyncio.Task[Any]], tool_name: str, ctx: ToolContext) -> None:
+async def cancel_leftover_tasks(tasks: list[asyncio.Task[Any]], tool_name: str, ctx: ToolContext) -> None:
     """Cancel tasks, wait a little for their end, and name them in an event."""
     import asyncio
 

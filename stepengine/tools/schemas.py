@@ -107,7 +107,7 @@ class JsonSchema:
         self._rules = _Rules(draft.keywords, draft.is_type, outline.targets)
         for pattern, at in outline.patterns.items():
             self._rules.compile_pattern(pattern, where, at)
-        draft.check(where, outline.schemas)
+        draft.check_schemas(where, outline.schemas)
         self._root = outline.root
 
     def issues(self, value: JsonValue, path: str = "") -> list[str]:
@@ -364,25 +364,27 @@ class _Draft:
             self._documents[part["$ref"]] = REGISTRY.contents(meta["$id"].removesuffix("schema") + part["$ref"])
         for document in self._documents.values():
             for word, shape in document["properties"].items():
-                yield word, self._expand(shape, document)
+                yield word, self._resolve_shape_references(shape, document)
 
-    def _expand(self, shape: Any, document: Any) -> Any:
+    def _resolve_shape_references(self, shape: Any, document: Any) -> Any:
         """Return the schema of a keyword's value with references resolved; of schemas inside the value only the type is checked."""
         if isinstance(shape, list):
-            return [self._expand(one, document) for one in shape]
+            return [self._resolve_shape_references(one, document) for one in shape]
         if not isinstance(shape, dict):
             return shape
         if "$dynamicRef" in shape or shape.get("$ref") == "#":
             return self._a_schema
-        found = {word: self._expand(value, document) for word, value in shape.items() if word != "$ref"}
+        found = {
+            word: self._resolve_shape_references(value, document) for word, value in shape.items() if word != "$ref"
+        }
         if "$ref" in shape:
             name, _, pointer = shape["$ref"].partition("#")
             there = self._documents[name] if name else document
             target = functools.reduce(_get_member, pointer.split("/")[1:], there)
-            found = {**self._expand(target, there), **found}
+            found = {**self._resolve_shape_references(target, there), **found}
         return found
 
-    def check(self, where: str, schemas: Mapping[str, object]) -> None:
+    def check_schemas(self, where: str, schemas: Mapping[str, object]) -> None:
         """Raise an error if one of *schemas*, the parts of one schema by path, is invalid."""
         for place, schema in schemas.items():
             for word, value in schema.items() if isinstance(schema, dict) else ():
@@ -453,7 +455,7 @@ class _Rules:
         else:
             words -= {"properties", "patternProperties"}
         steps = [(word, decide, schema[word]) for word, decide in self._keywords.items() if word in words]
-        if _lists_required_last(schema):
+        if _has_required_issues_last(schema):
             places = [word for word, _, _ in steps]
             steps.insert(places.index("additionalProperties"), steps.pop(places.index("required")))
         target = self._targets[schema["$ref"]] if isinstance(schema.get("$ref"), str) else None
@@ -487,7 +489,7 @@ class _Rules:
             return [f"{path}: {TOO_LONG}"]
         judge.left = MOST_WORK
         try:
-            said = _IssueReport(judge, path, {}).follow(value, _Target("#", schema))
+            said = _IssueReport(judge, path, {}).find_target_issues(value, _Target("#", schema))
         except _CheckLimitExceeded:
             return [f"{path}: {TOO_LONG}"]
         except RecursionError:
@@ -653,13 +655,15 @@ class _IssueReport:
                     is_said = True
                     yield from at._keyword_issues(word, value, instance, schema)
         if steps.target is not None:
-            yield from _IssueReport(self.judge, place, self._told, is_referred=True).follow(instance, steps.target)
+            yield from _IssueReport(self.judge, place, self._told, is_referred=True).find_target_issues(
+                instance, steps.target
+            )
 
     def member_names(self, instance: dict[str, Any]) -> Iterable[str]:
         """Return the names of an object's members, in the order of the object; below a reference, sorted as in journals."""
         return sorted(instance) if self.is_referred else instance
 
-    def follow(self, instance: object, target: _Target) -> Sequence[str]:
+    def find_target_issues(self, instance: object, target: _Target) -> Sequence[str]:
         """Return the sentences for a reference, once for each value and place."""
         key = (id(target.schema), id(instance), self.path)
         if key in self._told or self.judge.known.get(key[:2]):
@@ -716,7 +720,7 @@ class _Outline:
         self._visit(self.root, "#")
         while new := [reference for reference in self._references if reference not in self.targets]:
             for reference in new:
-                place = self._find_place(reference, self._references[reference])
+                place = self._resolve_reference(reference, self._references[reference])
                 self.targets[reference] = _Target(place, self.schemas[place])
 
     def _visit(self, top: object, at: str) -> None:
@@ -730,11 +734,11 @@ class _Outline:
             if len(self.schemas) > MAX_SCHEMAS:
                 _raise_schema_error(self._where, at, f"it consists of more than {MAX_SCHEMAS:,} schemas")
             if isinstance(schema, dict):
-                self._visit_schema(schema, place)
+                self._record_references_and_patterns(schema, place)
                 for word, value in schema.items():
                     left.extend(find_subschemas(word, value, place))
 
-    def _visit_schema(self, schema: dict[str, Any], at: str) -> None:
+    def _record_references_and_patterns(self, schema: dict[str, Any], at: str) -> None:
         if unfollowed := [word for word in UNFOLLOWED if word in schema]:
             _raise_schema_error(
                 self._where,
@@ -751,12 +755,12 @@ class _Outline:
         if isinstance(schema.get("$anchor"), str):
             self._anchors[f"#{schema['$anchor']}"] = at
         if isinstance(schema.get("pattern"), str):
-            self._measure_pattern(schema["pattern"], f"{at}/pattern")
+            self._add_pattern(schema["pattern"], f"{at}/pattern")
         if isinstance(schema.get("patternProperties"), dict):
             for pattern in schema["patternProperties"]:
-                self._measure_pattern(pattern, f"{at}/patternProperties")
+                self._add_pattern(pattern, f"{at}/patternProperties")
 
-    def _measure_pattern(self, pattern: str, at: str) -> None:
+    def _add_pattern(self, pattern: str, at: str) -> None:
         self._size += _pattern_size(pattern)
         if self._size > MAX_PATTERN_STATES:
             _raise_schema_error(
@@ -764,7 +768,7 @@ class _Outline:
             )
         self.patterns.setdefault(pattern, at)
 
-    def _find_place(self, reference: str, at: str) -> str:
+    def _resolve_reference(self, reference: str, at: str) -> str:
         """Return the pointer to which a reference resolves, after visiting its target."""
         if reference in self._anchors:
             return self._anchors[reference]
@@ -820,7 +824,7 @@ def _count_work(value: object) -> int:
     return values + chars // CHARS
 
 
-def _lists_required_last(schema: dict[str, Any]) -> bool:
+def _has_required_issues_last(schema: dict[str, Any]) -> bool:
     """Return whether journals have the issues of ``required`` after those of ``additionalProperties``: if it has one name."""
     is_closed = schema.get("additionalProperties") is False and "patternProperties" not in schema
     return is_closed and "properties" in schema and len(schema.get("required", ())) == 1
@@ -1095,7 +1099,7 @@ class SchemaInputs:
             msg = f"input_schema of tool {tool_name!r} is not JSON: {error}"
             raise DefinitionError(msg) from error
         self._name = tool_name
-        check_providers(tool_name, self.schema)
+        check_schema_for_providers(tool_name, self.schema)
         self._checked = JsonSchema(f"input_schema of tool {tool_name!r}", self.schema)
 
     def validate(self, value: JsonDict) -> Validated:
@@ -1114,7 +1118,7 @@ def _accept_if_valid(tool_name: str, issues: Sequence[str], value: JsonDict) -> 
     return Validated(value, value)
 
 
-def check_providers(tool_name: str, schema: Mapping[str, Any]) -> None:
+def check_schema_for_providers(tool_name: str, schema: Mapping[str, Any]) -> None:
     """
     Raise an error for a schema that every provider rejects.
 

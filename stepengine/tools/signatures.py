@@ -62,12 +62,10 @@ def _raise_definition_error(fn: Callable[..., object], problem: str) -> NoReturn
     raise DefinitionError(msg)
 
 
-def _guess_type(fn: Callable[..., object], parameter: inspect.Parameter) -> str:
+def _suggest_annotation(fn: Callable[..., object], parameter: inspect.Parameter) -> str:
     """Return a suggested annotation for a parameter that has none."""
     if parameter.name in {"ctx", "context"}:
-        return (
-            f"{'StepContext' if inspect.isgeneratorfunction(_called_function(fn)) else 'ToolContext'} (from stepengine)"
-        )
+        return f"{'StepContext' if inspect.isgeneratorfunction(_underlying_function(fn)) else 'ToolContext'} (from stepengine)"
     return "str, for example"
 
 
@@ -82,16 +80,16 @@ def _split_parameters(
         if dependency is not None:
             needs[name] = (dependency, make_factory_node(dependency.factory))
         elif annotation is ToolContext or get_origin(annotation) is StepContext or annotation is StepContext:
-            _check_context(fn, name, index, of_handler=annotation is not ToolContext)
+            _check_context_parameter(fn, name, index, of_handler=annotation is not ToolContext)
             wants_context = True
         else:
             rest.append(parameter.replace(annotation=annotation))
     return wants_context, needs, rest
 
 
-def _check_context(fn: Callable[..., object], name: str, index: int, *, of_handler: bool) -> None:
+def _check_context_parameter(fn: Callable[..., object], name: str, index: int, *, of_handler: bool) -> None:
     """Raise an error for a context that is not the first parameter, or of the wrong kind."""
-    yields = inspect.isgeneratorfunction(_called_function(fn))
+    yields = inspect.isgeneratorfunction(_underlying_function(fn))
     if of_handler and not yields:
         _raise_definition_error(
             fn, f"takes a StepContext as {name!r}, which is for tools that yield; it takes a ToolContext"
@@ -107,7 +105,7 @@ def _check_context(fn: Callable[..., object], name: str, index: int, *, of_handl
         )
 
 
-def _called_function(fn: Callable[..., object]) -> Callable[..., object]:
+def _underlying_function(fn: Callable[..., object]) -> Callable[..., object]:
     return fn if inspect.isroutine(fn) or hasattr(fn, "func") else type(fn).__call__
 
 
@@ -119,7 +117,7 @@ def _generator_return_type(annotation: Any) -> Any:
 
 def _is_generator(fn: Callable[..., object], needs: Mapping[str, object]) -> bool:
     """Return whether a function is a generator; raise ``DefinitionError`` if it has dependencies, too."""
-    yields = inspect.isgeneratorfunction(_called_function(fn))
+    yields = inspect.isgeneratorfunction(_underlying_function(fn))
     if yields and needs:
         _raise_definition_error(
             fn,
@@ -131,7 +129,7 @@ def _is_generator(fn: Callable[..., object], needs: Mapping[str, object]) -> boo
 
 def _is_async(fn: Callable[..., object]) -> bool:
     """Return whether a function is a coroutine function; raise ``DefinitionError`` for an async generator."""
-    called = _called_function(fn)
+    called = _underlying_function(fn)
     if inspect.isasyncgenfunction(called):
         _raise_definition_error(
             fn,
@@ -166,7 +164,7 @@ def read_signature(fn: Callable[..., object], names: Mapping[str, object]) -> Si
         if parameter.annotation is parameter.empty:
             _raise_definition_error(
                 fn,
-                f"has no type for parameter {parameter.name!r}; write {parameter.name}: {_guess_type(fn, parameter)}",
+                f"has no type for parameter {parameter.name!r}; write {parameter.name}: {_suggest_annotation(fn, parameter)}",
             )
     positional = tuple([p.name for p in rest if p.kind is p.POSITIONAL_ONLY])
     body = FunctionBody(fn, _is_async(fn), wants_context, needs, positional, is_generator=_is_generator(fn, needs))

@@ -61,7 +61,7 @@ def parse_command(command: str | Sequence[str]) -> Argv | Script:
     """
     if not isinstance(command, str):
         return check_argv(command)
-    _check_text(command)
+    _check_command_text(command)
     if not command.strip(" \t"):
         msg = 'the command is empty; give a program and its arguments, such as ["git", "status"]'
         raise ToolError(msg)
@@ -87,14 +87,14 @@ def check_argv(words: Sequence[str]) -> Argv:
         msg = f"the command has {len(argv):,} elements; at most {COMMAND_WORDS:,} are allowed"
         raise ToolError(msg)
     for word in argv:
-        _check_text(word)
+        _check_command_text(word)
     size = sum([len(w.encode()) + 1 for w in argv])
     if size > COMMAND_BYTES:
         _raise_too_large(size)
     return argv
 
 
-def _check_text(text: str) -> None:
+def _check_command_text(text: str) -> None:
     """Raise an error for text that cannot be passed to a program."""
     if len(text) > COMMAND_BYTES:
         _raise_too_large(len(text))
@@ -125,7 +125,7 @@ def split_argv(text: str) -> Argv:
         ValueError: when a shell would do more than split it; the message names what it would act on.
     """
     try:
-        words = _Splitter(text).words()
+        words = _Splitter(text).split_words()
     except _NotArgv as problem:
         raise ValueError(*problem.args) from None
     if words and ASSIGNMENT.match(words[0]):
@@ -140,7 +140,7 @@ class _Splitter:
         self._at = 0
         self._word: list[str] | None = None
 
-    def words(self) -> list[str]:
+    def split_words(self) -> list[str]:
         found: list[str] = []
         while self._at < len(self._text):
             char = self._text[self._at]
@@ -166,10 +166,10 @@ class _Splitter:
         elif char == "\\":
             self._append_text(self._read_escaped())
         else:
-            self._check_place(char)
+            self._check_position(char)
             self._append_text(char)
 
-    def _check_place(self, char: str) -> None:
+    def _check_position(self, char: str) -> None:
         """Raise an error for a character that is special at its position."""
         if char not in "#~":
             return

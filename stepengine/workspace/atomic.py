@@ -27,7 +27,7 @@ _guard = Lock()
 
 
 @contextmanager
-def lock_for(folder: Fd, name: str) -> Iterator[None]:
+def hold_file_lock(folder: Fd, name: str) -> Iterator[None]:
     """Hold the lock of one file in this process, so that only one caller at a time reads and writes it."""
     info = calls.fstat(folder)
     with _guard:
@@ -37,7 +37,7 @@ def lock_for(folder: Fd, name: str) -> Iterator[None]:
         yield
 
 
-def stat_target(folder: Fd, name: str, path: str) -> os.stat_result | None:
+def stat_regular_file(folder: Fd, name: str, path: str) -> os.stat_result | None:
     """
     Return the status of the file under a name, or ``None`` if there is none.
 

@@ -57,7 +57,7 @@ def sandbox_search_path(search_path: str) -> str:
 def sandbox_python() -> str:
     """Return the path of this Python in the sandbox."""
     folder, name = os.path.split(sys.executable)
-    return f"{folder if _is_system(folder) else os.path.realpath(folder)}/{name}"
+    return f"{folder if _is_system_path(folder) else os.path.realpath(folder)}/{name}"
 
 
 def _iter_search_folders(search_path: str) -> Iterator[tuple[str, str]]:
@@ -65,10 +65,10 @@ def _iter_search_folders(search_path: str) -> Iterator[tuple[str, str]]:
     for folder in search_path.split(os.pathsep):
         if folder.startswith("/") and os.path.isdir(folder):  # noqa: PTH112  (never raises)
             real = os.path.realpath(folder)
-            yield real, folder if _is_system(os.path.normpath(folder)) else real
+            yield real, folder if _is_system_path(os.path.normpath(folder)) else real
 
 
-def _is_system(path: str) -> bool:
+def _is_system_path(path: str) -> bool:
     return any(Path(path).is_relative_to(folder) for folder in SYSTEM)
 
 
@@ -95,14 +95,14 @@ def _installed_paths(search_path: str) -> Iterator[str]:
         above = Path(real).parent if Path(real).name in {"bin", "sbin", "shims"} else Path(real)
         # ~/bin is shown, and not the home folder around it.
         shown = Path(real) if home.is_relative_to(above) else above
-        if not home.is_relative_to(shown) and not _is_system(str(shown)):
+        if not home.is_relative_to(shown) and not _is_system_path(str(shown)):
             seen |= dict.fromkeys(
-                _paths_in_home(shown) if shown.parent == home and shown != Path(real) else [str(shown)]
+                _visible_paths_of_installation(shown) if shown.parent == home and shown != Path(real) else [str(shown)]
             )
     yield from seen
 
 
-def _paths_in_home(installed: Path) -> Iterator[str]:
+def _visible_paths_of_installation(installed: Path) -> Iterator[str]:
     """
     Yield the folders of an installation such as ``~/.cargo``, and its settings; other files are hidden, since some contain keys.
 

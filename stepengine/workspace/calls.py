@@ -91,7 +91,7 @@ def fstat(fd: Fd) -> os.stat_result:
     return fd.fstat() if isinstance(fd, RemoteFile) else os.fstat(fd)
 
 
-def mount_of(fd: Fd) -> str:
+def get_mount_id(fd: Fd) -> str:
     """Return the id of the mount of an open file or folder; ``""`` if the system does not report it."""
     if isinstance(fd, RemoteFile):
         return fd.mount_id
@@ -173,7 +173,7 @@ def put_file(folder: Fd, name: str, data: bytes, mode: int | None) -> None:
     if isinstance(folder, RemoteFile):
         folder.put(name, data, mode)
     else:
-        whole_files.put(folder, name, data, mode)
+        whole_files.replace_file_atomically(folder, name, data, mode)
 
 
 def remove_stale_files(folder: Fd) -> None:
@@ -181,4 +181,4 @@ def remove_stale_files(folder: Fd) -> None:
     if isinstance(folder, RemoteFile):
         folder.sweep()
     else:
-        whole_files.sweep(folder)
+        whole_files.remove_stale_temporaries(folder)

@@ -167,7 +167,7 @@ class ProgramConnection:
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
-    def ask(
+    def send_call(
         self,
         do: str,
         data: bytes = b"",
@@ -219,7 +219,7 @@ class ProgramConnection:
             if not self._why:
                 self._send({"do": do, **given}, b"", time.monotonic() + seconds)
 
-    def answer(self, number: int, *, seconds: float, cancelled: CancelSignal | None = None) -> CallReply:
+    def wait_for_reply(self, number: int, *, seconds: float, cancelled: CancelSignal | None = None) -> CallReply:
         """
         Wait for the reply to a call. After *seconds*, end the connection and raise; if *cancelled* is set, only raise.
 
@@ -237,7 +237,7 @@ class ProgramConnection:
             min(POLL_SECONDS if cancelled is not None else seconds, max(0.0, until - time.monotonic()))
         ):
             if cancelled is not None and cancelled.is_set():
-                self.forget(number)
+                self.discard_reply(number)
                 raise self._make_unanswered_error(pending, "its call was cancelled before its answer came")
             if time.monotonic() >= until:
                 self._mark_ended(f"an answer did not come within {seconds:g} s")
@@ -253,7 +253,7 @@ class ProgramConnection:
             raise self._make_reply_error(head)
         return pending.answer
 
-    def forget(self, number: int) -> None:
+    def discard_reply(self, number: int) -> None:
         """Discard the reply to a call."""
         with self._lock:
             pending = self._pending.get(number)
@@ -267,7 +267,7 @@ class ProgramConnection:
         self._listeners.pop(number, None)
         self._untaken.pop(number, None)
 
-    def grant(self, number: int, size: int) -> None:
+    def allow_output(self, number: int, size: int) -> None:
         """Permit a program to send *size* more bytes of output."""
         with self._lock:
             if number not in self._untaken:
@@ -291,7 +291,7 @@ class ProgramConnection:
             while not self._why:
                 for fd, _ in waiting.poll():
                     if fd == self._out:
-                        self._receive()
+                        self._read_stdout()
                     elif fd == self._err and not self._read_stderr():
                         waiting.unregister(fd)
         except Exception as error:  # noqa: BLE001 - a listener's, too: without a reason the connection would look alive
@@ -299,10 +299,10 @@ class ProgramConnection:
         finally:
             self._end_program()
 
-    def _receive(self) -> None:
+    def _read_stdout(self) -> None:
         data = os.read(self._out, CHUNK_BYTES)
         if data:
-            self._split_frames(data)
+            self._parse_and_handle_frames(data)
             return
         until = time.monotonic() + POLL_SECONDS * 4  # the last output of the transport is the reason of its end
         while (
@@ -322,7 +322,7 @@ class ProgramConnection:
         self._said = (self._said + data)[-SAID_CHARS:]
         return data
 
-    def _split_frames(self, data: bytes) -> None:
+    def _parse_and_handle_frames(self, data: bytes) -> None:
         buffer = self._buffer
         buffer += data
         if not self._ready.is_set():

@@ -97,12 +97,12 @@ def contained_paths(text: str, keep: str = "") -> frozenset[str] | None:
     parts, found = set[str](), set[str]()
     decoded = [text]
     for form in decoded:  # grows meanwhile
-        decoded += [other for other in _decode(form) if other not in decoded]
+        decoded += [other for other in _iter_decodings(form) if other not in decoded]
         if len(decoded) > MAX_DECODED:
             return None
         try:
-            for spelled in _spellings_with_blanks(WEB_ADDRESS.sub(_keep_parents, form)):
-                new = set(_splitter(keep).findall(spelled)) - parts
+            for spelled in _spellings_with_blanks(WEB_ADDRESS.sub(_blank_plain_address, form)):
+                new = set(_part_regex(keep).findall(spelled)) - parts
                 parts |= new
                 found.update([path for part in new for path in _possible_paths(part, is_whole_text=part == text)])
                 found.update([f"./{name}" for name in PREFIXED.findall(spelled)])
@@ -134,7 +134,7 @@ def has_wildcards(path: str) -> bool:
     return not WILDCARDS.isdisjoint(path)
 
 
-def _decode(text: str) -> Iterator[str]:
+def _iter_decodings(text: str) -> Iterator[str]:
     if "%" in text:
         yield unquote(text)
     if "\\" in text:
@@ -156,7 +156,7 @@ def _decode_character_escape(escape: re.Match[str]) -> str:
     return chr(int(code, 16)) if code else chr(int(escape[3], 8)) if escape[3] else " "
 
 
-def _keep_parents(address: re.Match[str]) -> str:
+def _blank_plain_address(address: re.Match[str]) -> str:
     """Return an address with ``..``, which may be a path; a blank for any other address."""
     return address[0] if ".." in re.split(r"[/\\]", address[0]) else " "
 
@@ -200,10 +200,10 @@ def _expand_words(text: str) -> Iterator[str]:
     """Yield the expansions of the words with braces in a text."""
     for word in text.split():
         if "{" in word and "," in word and ATTACHED.search(word):
-            yield from _expand(word)
+            yield from _expand_word_braces(word)
 
 
-def _expand(word: str) -> list[str]:
+def _expand_word_braces(word: str) -> list[str]:
     if len(word) > MAX_WORD_CHARS:
         msg = "the word is too long for its braces to be expanded"
         raise ToolError(msg)
@@ -211,7 +211,7 @@ def _expand(word: str) -> list[str]:
 
 
 @lru_cache(16)
-def _splitter(keep: str) -> re.Pattern[str]:
+def _part_regex(keep: str) -> re.Pattern[str]:
     split_at = "".join([character for character in DELIMITERS if character not in keep])
     return re.compile(f"[^{re.escape(split_at)}]+")
 
@@ -227,12 +227,12 @@ def _possible_paths(word: str, *, is_whole_text: bool) -> Iterator[str]:
         parts.add(word[0] + word.lstrip(word[0]))
     parts |= {one.rstrip(".") for one in parts if one.endswith(".") and one.rpartition("/")[2].strip(".")}
     for one in parts:
-        for path in (_resolve(one.replace(KEPT_BLANK, " ")), one if "/../" in one.lstrip("./") else ""):
+        for path in (_normalize_part(one.replace(KEPT_BLANK, " ")), one if "/../" in one.lstrip("./") else ""):
             if path and len(path) <= MAX_PATH_CHARS and not WILDCARDS.issuperset(path):
                 yield path
 
 
-def _resolve(part: str) -> str:
+def _normalize_part(part: str) -> str:
     """Return a part without steps such as ``./`` and ``a/..``; ``""`` for one that names nothing."""
     if "/" not in part and part not in {".", ".."}:
         return f"/{part}" if part.startswith(("~", "$")) else part

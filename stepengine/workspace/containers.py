@@ -47,7 +47,7 @@ class Container:
     def _options_hash(self) -> str:
         return hashlib.sha256("\0".join(self.words).encode()).hexdigest()[:24]
 
-    def begin(self) -> None:
+    def ensure_started(self) -> None:
         """
         Start the container, and create it if it does not exist. An existing container is not changed.
 
@@ -94,7 +94,7 @@ class Container:
         Raises:
             WorkspaceLost: when that cannot be.
         """
-        self.begin()
+        self.ensure_started()
         made = self._run_program("commit", self.name, image, seconds=max(self.start, CONTAINER_SECONDS))
         if made.returncode:
             self._raise_lost(f"could not be made the image {image!r}", made.stderr)

@@ -107,14 +107,14 @@ class GitQuery:
         Raises:
             ToolError: when more than 1,000 settings, or 64 KiB of their names, would have to be overridden.
         """
-        found = _family_overrides(names)
+        found = _named_section_overrides(names)
         if len(found) > FOUND_COUNT or sum([len(name) for name in found]) > FOUND_BYTES:
             msg = (
                 f"{self.argv[0]!r} was not executed: the repository's configuration names {len(found):,} programs that it "
                 f"may run; at most {FOUND_COUNT:,}, with names of {FOUND_BYTES:,} characters together, can be kept from it"
             )
             raise ToolError(msg)
-        return as_variables({**ALWAYS, **LOOKING, **found}) | NO_FETCH
+        return git_config_variables({**ALWAYS, **LOOKING, **found}) | NO_FETCH
 
 
 def parse_git_query(argv: Argv) -> GitQuery | None:
@@ -131,7 +131,7 @@ def parse_git_query(argv: Argv) -> GitQuery | None:
     return GitQuery((*argv[:after], *ADDED[argv[at]], *argv[after:]), question)
 
 
-def as_variables(settings: Mapping[str, str]) -> dict[str, str]:
+def git_config_variables(settings: Mapping[str, str]) -> dict[str, str]:
     """Return the variables that override *settings* over all configuration files."""
     made = {"GIT_CONFIG_COUNT": str(len(settings))}
     for number, (key, value) in enumerate(settings.items()):
@@ -139,7 +139,7 @@ def as_variables(settings: Mapping[str, str]) -> dict[str, str]:
     return made
 
 
-def _family_overrides(names: bytes) -> dict[str, str]:
+def _named_section_overrides(names: bytes) -> dict[str, str]:
     found: dict[str, str] = {}
     for name in os.fsdecode(names).split("\0"):
         section, _, rest = name.partition(".")
@@ -192,7 +192,7 @@ IDENTITY_SECONDS = 2.0
 """The time limit for reading the name and address; a slower configuration provides none."""
 
 
-def _is_private(name: str) -> bool:
+def _is_private_variable(name: str) -> bool:
     """Return True for a variable that commands do not get by default: secrets and settings of this package."""
     return is_secret_name(name, "variable") or name.upper().startswith("STEPENGINE_")
 
@@ -216,7 +216,7 @@ def check_variable_names(names: Sequence[str], *, env_secrets: bool) -> tuple[st
         if not name or "=" in name or "\0" in name:
             msg = f"env names the variable {name!r}; a name such as 'JAVA_HOME' would be fine"
             raise DefinitionError(msg)
-        if _is_private(name) and not env_secrets:
+        if _is_private_variable(name) and not env_secrets:
             msg = (
                 f"env names {name!r}, which looks like a secret; whatever a command prints is shown to the model. "
                 "Pass env_secrets=True to mean it"
@@ -259,9 +259,9 @@ def read_git_identity(folder: str, root: Sequence[str]) -> tuple[tuple[str, str]
     return tuple([(name, value) for name, value in made.items() if value])
 
 
-def without_secrets(text: str) -> str:
+def replace_environment_secrets(text: str) -> str:
     """Return *text* with the secrets of our own environment replaced by the names of their variables."""
-    private = {v: n for n, v in os.environ.items() if len(v) >= SECRET_CHARS and _is_private(n)}
+    private = {v: n for n, v in os.environ.items() if len(v) >= SECRET_CHARS and _is_private_variable(n)}
     for value, name in {**find_environment_secrets(os.environ), **private}.items():
         text = text.replace(value, f"[{name}]")
     return text
@@ -283,7 +283,7 @@ class PrivateFolders:
     @classmethod
     def create(cls, system: RemoteSystem | None) -> PrivateFolders:
         """Create a private folder on a system, or with ``None`` on this machine."""
-        return cls() if system is None else cls(Path(system.private()), system)
+        return cls() if system is None else cls(Path(system.create_private_folder()), system)
 
     @property
     def home(self) -> Path:
@@ -313,7 +313,7 @@ class PrivateFolders:
     def remove(self) -> None:
         """Remove the folders with their content."""
         if self.system is not None:
-            self.system.remove(str(self.folder))
+            self.system.remove_private_folder(str(self.folder))
             return
         shutil.rmtree(self.folder, ignore_errors=True)
 
@@ -344,7 +344,7 @@ class CommandEnvironment:
         if self.system is None:
             kept = [f for f in folders if not is_within_root(f, self.root)]
         else:
-            kept = self.system.find_outside(list(folders), self.root)
+            kept = self.system.filter_outside_root(list(folders), self.root)
         return os.pathsep.join(kept) or DEFAULT_PATH
 
     def find_program(self, name: str, search_path: str) -> str | None:
@@ -356,14 +356,14 @@ class CommandEnvironment:
     def _known_variables(self) -> tuple[Mapping[str, str], str, str]:
         """Return the variables of the system, the user's name, and the home folder."""
         if self.system is not None:
-            return self.system.variables(("PATH", "TZ", *self.names))
+            return self.system.fetch_variables(("PATH", "TZ", *self.names))
         return os.environ, user_name(), os.path.expanduser("~")  # noqa: PTH111  (never raises)
 
     def make_variables(self, private: PrivateFolders) -> dict[str, str]:
         """Return the variables of one command, with its own marker."""
         given, user, home = self._known_variables()
         named = {name: given[name] for name in ("TZ", *self.names) if name in given}
-        made = {**QUIET, **dict(self.identity()), **named, **as_variables(ALWAYS)}
+        made = {**QUIET, **dict(self.identity()), **named, **git_config_variables(ALWAYS)}
         made |= {"PATH": self.search_path(), "USER": user, "LOGNAME": user, "TMPDIR": str(private.tmp)}
         made["HOME"] = home if self.real_home else str(private.home)
         made[MARKER] = secrets.token_hex(16)

@@ -70,7 +70,7 @@ class FileFormat:
                 self.check(path, opened)
             finally:
                 os.close(opened)
-        elif os.fstat(descriptor).st_size and not self._starts(descriptor):
+        elif os.fstat(descriptor).st_size and not self._has_start(descriptor):
             msg = f"{os.fspath(path)} is not {self.name} of stepengine, and was left unchanged. Give another path"
             raise self.error(msg)
 
@@ -82,7 +82,7 @@ class FileFormat:
             return False
         return True
 
-    def _starts(self, descriptor: int) -> bool:
+    def _has_start(self, descriptor: int) -> bool:
         data = os.pread(descriptor, START_BYTES, 0)
         if self.start.match(data) is None:
             return False

@@ -76,7 +76,7 @@ class CallGuard:
                     real = _split_path(resolved(folder / reading))
                 except (OSError, ValueError) as error:
                     return f"{path!r} cannot be resolved: {error}"
-                if why := _judge_place(self.file, top, real):
+                if why := _withheld_reason(self.file, top, real):
                     return f"{path!r} {why}"
         return "" if self.was_asked or not is_here else self._find_refused_part(folder, top)
 
@@ -86,8 +86,8 @@ class CallGuard:
         # As written these texts are allowed. Which files there are and where links lead is known only here.
         patterns = _PatternExpander(folder)
         for texts, is_path in ((self.named, True), (self.others, False)):
-            for path in _find_files(folder, texts, patterns, is_path=is_path):
-                if why := _judge_place(self.file, top, _split_path(os.path.realpath(folder / path))):
+            for path in _find_named_files(folder, texts, patterns, is_path=is_path):
+                if why := _withheld_reason(self.file, top, _split_path(os.path.realpath(folder / path))):
                     return f"{path!r} {why}"
         return "its wildcards stand for more files than can be judged" if patterns.is_exhausted else ""
 
@@ -143,7 +143,9 @@ class _PatternExpander:
         return self._names[folder]
 
 
-def _find_files(folder: Path, texts: Sequence[str], patterns: _PatternExpander, *, is_path: bool) -> Iterator[str]:
+def _find_named_files(
+    folder: Path, texts: Sequence[str], patterns: _PatternExpander, *, is_path: bool
+) -> Iterator[str]:
     """
     Yield the paths to existing files that texts name.
 
@@ -201,12 +203,12 @@ def project_guard(folder: Path, top: Path, workspace: Path | None) -> CallGuard 
         real = (*root, *parts)
         if real[: len(project)] != project:
             return ""
-        return next(filter(None, [_judge_place(file, one, real) for one in bases]), "")
+        return next(filter(None, [_withheld_reason(file, one, real) for one in bases]), "")
 
     return CallGuard(file=judge)
 
 
-def _judge_place(file: FileGuard, base: tuple[str, ...], real: tuple[str, ...]) -> str:
+def _withheld_reason(file: FileGuard, base: tuple[str, ...], real: tuple[str, ...]) -> str:
     """Return why a file is withheld: by its path below *base*, or outside of it by any end of its path; ``""`` if it is not."""
     starts = [len(base)] if real[: len(base)] == base else range(len(real))
     return next(filter(None, [file(real[:at], real[at:]) for at in starts]), "")
@@ -216,7 +218,7 @@ def _split_path(path: str) -> tuple[str, ...]:
     return tuple(filter(None, path.split("/")))
 
 
-def file_guard() -> FileGuard | None:
+def current_file_guard() -> FileGuard | None:
     """Return the file guard of the current call; ``None`` without rules about files."""
     guard = GUARD.get()
     return None if guard is None else guard.file
@@ -229,4 +231,4 @@ def withheld_note() -> tuple[str, ...]:
     The note is independent of the result. Otherwise a model could search for a pattern and learn from the note alone whether a
     withheld file contains it.
     """
-    return () if file_guard() is None else ("files that rules keep from tools are left out",)
+    return () if current_file_guard() is None else ("files that rules keep from tools are left out",)

@@ -47,7 +47,7 @@ class GuardedConnection(sqlite3.Connection):
         self.is_over = False
         self._path = database
         self._operations = 0
-        self.set_progress_handler(self._is_over_limit, OPERATIONS_PER_CALL)
+        self.set_progress_handler(self._count_and_check_limit, OPERATIONS_PER_CALL)
 
     @override
     def execute(self, sql: str, parameters: Any = (), /) -> sqlite3.Cursor:
@@ -59,7 +59,7 @@ class GuardedConnection(sqlite3.Connection):
             msg = "it is damaged: its schema is not text"
             raise sqlite3.DatabaseError(msg) from error
 
-    def _is_over_limit(self) -> bool:
+    def _count_and_check_limit(self) -> bool:
         # This call is also where Python handles Ctrl-C, which it cannot do inside of SQLite.
         """Count the operations of a query for SQLite, and return whether they exceed the limit."""
         self._operations += OPERATIONS_PER_CALL

@@ -86,7 +86,7 @@ class ConnectionTable:
     def add(self, key: object, address: str, close: Callable[[], None]) -> None:
         """Add a waiting connection; *close* closes it. If there are too many, others or this one are closed."""
         self._open[key] = (address, close)
-        self.wait(key)
+        self.mark_waiting(key)
         if self._per_address[address] > self.limits.per_address and not _is_local(address):
             self._close_connection(next(one for one in self._waiting if self._open[one][0] == address))
         if len(self._open) > self.limits.connections:
@@ -94,18 +94,18 @@ class ConnectionTable:
             # If no others wait, an idle one is closed: its client may send requests often to block others.
             self._close_connection(next(iter(self._idle), key) if oldest is key else oldest)
 
-    def wait(self, key: object) -> None:
+    def mark_waiting(self, key: object) -> None:
         """Record that a connection has no complete request."""
         if key in self._open and key not in self._waiting:
             self._waiting[key] = None
             self._per_address[self._open[key][0]] += 1
 
-    def rest(self, key: object) -> None:
+    def mark_idle(self, key: object) -> None:
         """Record that a connection is idle after a request with a verified token."""
         if key in self._open:
             self._idle[key] = None
 
-    def serve(self, key: object) -> None:
+    def mark_serving(self, key: object) -> None:
         """Record that a connection has a complete request."""
         self._idle.pop(key, None)
         if key in self._waiting:
@@ -117,7 +117,7 @@ class ConnectionTable:
 
     def remove(self, key: object) -> None:
         """Remove a connection that is closed."""
-        self.serve(key)
+        self.mark_serving(key)
         self._open.pop(key, None)
 
     def _close_connection(self, key: object) -> None:
@@ -163,7 +163,7 @@ class ConnectionWatch:
 
     def _mark_complete(self) -> None:
         self._stop_timer()
-        self._table.serve(self)
+        self._table.mark_serving(self)
 
     async def run(self, app: Any, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application for a request of the connection."""
@@ -177,14 +177,14 @@ class ConnectionWatch:
         else:
             self._mark_complete()
         try:
-            await app({**scope, VERIFIED: self._note_verified}, self._watch_receive(receive), self._watch_send(send))
+            await app({**scope, VERIFIED: self._record_verified}, self._watch_receive(receive), self._watch_send(send))
         finally:
             if not self._transport.is_closing():
                 self._start_timer(self._table.limits.header_seconds)
-                (self._table.rest if self._is_known else self._table.wait)(self)
+                (self._table.mark_idle if self._is_known else self._table.mark_waiting)(self)
 
     def _watch_receive(self, receive: Receive) -> Receive:
-        """Return *receive*, which notes when the body is complete."""
+        """Return *receive*, which records when the body is complete."""
 
         async def received() -> Message:
             message = await receive()
@@ -194,7 +194,7 @@ class ConnectionWatch:
 
         return received
 
-    def _note_verified(self) -> None:
+    def _record_verified(self) -> None:
         self._is_known = True
 
     def _watch_send(self, send: Send) -> Send:
@@ -214,7 +214,7 @@ class ConnectionWatch:
         return send_timed
 
 
-def note_verified(scope: Scope) -> None:
+def report_verified_token(scope: Scope) -> None:
     """Report that the token of a request was verified, to the watch of its connection if there is one."""
     # Not by the status of the answer: a request can be answered before its token is checked.
     note = scope.get(VERIFIED)

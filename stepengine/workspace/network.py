@@ -29,7 +29,7 @@ _blocks: list[tuple[frozenset[str], str, Callable[[NetworkBlocked], object]]] = 
 _installed: list[bool] = []
 
 
-def _audit(event: str, args: tuple[object, ...]) -> None:
+def _raise_if_blocked(event: str, args: tuple[object, ...]) -> None:
     if not _blocks or (event not in SENDING and event not in LOOKUPS):
         return
     address = args[1] if event in SENDING else args[0]
@@ -59,7 +59,7 @@ def block_network(
     """
     if not _installed:
         _installed.append(True)
-        sys.addaudithook(_audit)
+        sys.addaudithook(_raise_if_blocked)
     block = (frozenset(allowed), reason, report)
     _blocks.append(block)
     return lambda: _blocks.remove(block)

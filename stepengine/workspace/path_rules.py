@@ -123,7 +123,7 @@ def _name_to_regex(text: str) -> str:
     return f"(?:{re.escape(text[1])}|{re.escape(text)})" if is_escape else re.escape(text)
 
 
-def _compile(patterns: Iterable[str]) -> re.Pattern[str] | None:
+def _compile_patterns(patterns: Iterable[str]) -> re.Pattern[str] | None:
     sources = [_pattern_to_regex(p) for p in patterns]
     return re.compile("|".join(sources)) if sources else None
 
@@ -146,11 +146,11 @@ class PathRules:
 
     @cached_property
     def _match_regex(self) -> re.Pattern[str] | None:
-        return _compile(self._said)
+        return _compile_patterns(self._said)
 
     @cached_property
     def _exception_regex(self) -> re.Pattern[str] | None:
-        return _compile(self._let_through)
+        return _compile_patterns(self._let_through)
 
     def match(self, parts: Sequence[str]) -> bool:
         """Return whether a path inside the root matches a pattern and no exception."""
@@ -159,7 +159,7 @@ class PathRules:
             return False
         return self._exception_regex is None or not self._exception_regex.search(text)
 
-    def which(self, parts: Sequence[str]) -> str:
+    def find_matching_pattern(self, parts: Sequence[str]) -> str:
         """Return the pattern that a path matches, for a message."""
         text = normalize_path(parts)
         return next((p for p in self.patterns if re.search(_pattern_to_regex(p), text)), "")

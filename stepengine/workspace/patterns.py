@@ -5,7 +5,7 @@ Patterns of paths and of text, with a bounded matching time for every pattern.
 ``.gitignore`` file, with git's meaning. A component becomes an expression that does not backtrack over a ``*``, as ``fnmatch`` makes
 them. Components are matched as a set of positions, not by trying one way after another.
 
-``safe_columns`` checks regular expressions for Python's ``re``, which backtracks. Nested repetitions can take exponential time, so they
+``max_search_columns`` checks regular expressions for Python's ``re``, which backtracks. Nested repetitions can take exponential time, so they
 raise an error, as do long sequences of optional parts and more than two unbounded repetitions. For the remaining ones, the searched
 part of a line bounds the time.
 """
@@ -74,7 +74,7 @@ class GlobPattern:
             raise ToolError(msg)
         self._dotfiles = dotfiles
         self._texts = expand_braces(text)
-        self._forms = [_compile(form, pattern, dotfiles=dotfiles) for form in self._texts]
+        self._forms = [_compile_form(form, pattern, dotfiles=dotfiles) for form in self._texts]
 
     def match(self, parts: Sequence[str]) -> bool:
         """Return whether a path matches."""
@@ -144,7 +144,7 @@ def find_pattern_problem(pattern: str) -> str:
     return "" if blank == pattern else f"it has a blank at an end of a name; where that is meant, write {blank!r}"
 
 
-def _compile(form: str, pattern: str, *, dotfiles: bool) -> list[Component]:
+def _compile_form(form: str, pattern: str, *, dotfiles: bool) -> list[Component]:
     names = [n for n in form.split("/") if n not in {"", "."}]
     if len(names) > MAX_COMPONENTS:
         msg = f"the pattern {pattern!r} cannot be used: it has more than {MAX_COMPONENTS} components"
@@ -162,7 +162,7 @@ def _compile(form: str, pattern: str, *, dotfiles: bool) -> list[Component]:
 def _matches(form: Sequence[Component], parts: Sequence[str], *, dotfiles: bool = True) -> bool:
     if form and parts and form[0] is not None and not form[0](parts[0]):
         return False  # so it is with most files that a rule is not about
-    places = _expand_places(form, {0})
+    places = _add_places_after_stars(form, {0})
     for part in parts:
         if not places:
             return False
@@ -174,7 +174,7 @@ def _matches(form: Sequence[Component], parts: Sequence[str], *, dotfiles: bool 
                     after.update((place,) if dotfiles or not part.startswith(".") else ())
                 elif one(part):
                     after.add(place + 1)
-        places = _expand_places(form, after)
+        places = _add_places_after_stars(form, after)
     return len(form) in places
 
 
@@ -220,7 +220,7 @@ def _have_common_text(
     return reached[-1]
 
 
-def _expand_places(form: Sequence[Component], places: set[int]) -> set[int]:
+def _add_places_after_stars(form: Sequence[Component], places: set[int]) -> set[int]:
     """Return *places* and the positions after each ``**``, which can match no name."""
     for place in sorted(places):
         at = place
@@ -422,7 +422,7 @@ REFUSED = frozenset({"GROUPREF", "GROUPREF_EXISTS", "ATOMIC_GROUP"})
 GROUPS = {"SUBPATTERN": 3, "ASSERT": 1, "ASSERT_NOT": 1}
 
 
-def safe_columns(pattern: str) -> int:
+def max_search_columns(pattern: str) -> int:
     """
     Return the maximum number of characters of a line that may be searched with a pattern.
 

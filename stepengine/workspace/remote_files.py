@@ -110,11 +110,11 @@ class RemoteFile:
         return self
 
     def _call(self, do: str, data: bytes = b"", *, effect: bool = False, **given: object) -> CallReply:
-        return self.system.ask(do, data, line=None if self.is_root else self.line, effect=effect, **given)
+        return self.system.call(do, data, line=None if self.is_root else self.line, effect=effect, **given)
 
     def open(self, name: str, kind: str) -> RemoteFile:
         """Open an entry of this folder."""
-        made = self.system.number()
+        made = self.system.next_handle()
         answer = self._call("open", handle=made, folder=self.number, name=name, kind=kind)
         return RemoteFile(self.system, answer.line, made).store_info(answer)
 
@@ -138,7 +138,7 @@ class RemoteFile:
             size = min(size, READ_BYTES)
             data = self._call("pread", handle=self.number, offset=at, size=size).data
             if len(data) > size:
-                self.system.refuse("more bytes than were asked for")
+                self.system.raise_protocol_error("more bytes than were asked for")
         self.position += len(data)
         return data
 
@@ -155,7 +155,7 @@ class RemoteFile:
         """Return where a symbolic link in it points."""
         target = self._call("readlink", folder=self.number, name=name).head.get("target")
         if not isinstance(target, str) or len(target) > NAME_BYTES:
-            self.system.refuse("no target of a link")
+            self.system.raise_protocol_error("no target of a link")
         return target
 
     def mkdir(self, name: str, mode: int) -> None:
@@ -252,17 +252,17 @@ class RemoteSystem:
 
     # --- calls -------------------------------------------------------------------------------------------------------
 
-    def number(self) -> int:
+    def next_handle(self) -> int:
         """Return an unused number for an open file or folder."""
         return next(self._numbers)
 
-    def refuse(self, what: str) -> NoReturn:
+    def raise_protocol_error(self, what: str) -> NoReturn:
         """Raise an error for an unreadable reply; the connection is ended."""
         self.close()
         msg = f"the workspace {self.name} does not keep to the protocol: its answer is {what}"
         raise WorkspaceLost(msg)
 
-    def get_connection(self, line: int | None = None) -> ProgramConnection:
+    def ensure_connection(self, line: int | None = None) -> ProgramConnection:
         """
         Return the connection, after opening it if necessary.
 
@@ -291,7 +291,7 @@ class RemoteSystem:
             msg = f"the workspace {place.name} was lost: {place.once}"
             raise WorkspaceLost(msg)
         if place.kept is not None:
-            place.kept.begin()
+            place.kept.ensure_started()
         argv = place.argv((*ISOLATED, "-c", PROGRAM))
         self.line += 1
         source = join_sources("whole_files.py", "worker.py")
@@ -299,8 +299,8 @@ class RemoteSystem:
         self._closing.clear()
         self._variables.clear()
         try:
-            number = made.ask("begin", seconds=place.start, limits=dict(place.limits))
-            self._begun = made.answer(number, seconds=place.start).head
+            number = made.send_call("begin", seconds=place.start, limits=dict(place.limits))
+            self._begun = made.wait_for_reply(number, seconds=place.start).head
             self._open_roots(made)
         except BaseException as error:
             made.close()
@@ -316,15 +316,15 @@ class RemoteSystem:
             path, same = self._paths.get(handle, ("", (0, 0)))
             if not path:  # it was closed
                 continue
-            number = connection.ask("root", seconds=self.place.start, handle=handle, path=path)
-            answer = connection.answer(number, seconds=self.place.start)
+            number = connection.send_call("root", seconds=self.place.start, handle=handle, path=path)
+            answer = connection.wait_for_reply(number, seconds=self.place.start)
             info = _parse_stat(answer.head.get("info"))
             if (info.st_dev, info.st_ino) != same:
                 msg = f"the workspace {self.name} was opened again, and {path!r} is another folder there now; make its tools anew"
                 raise WorkspaceLost(msg)
             root.store_info(answer)
 
-    def ask(
+    def call(
         self, do: str, data: bytes = b"", *, line: int | None = None, effect: bool = False, **given: object
     ) -> CallReply:
         """
@@ -337,13 +337,13 @@ class RemoteSystem:
             UnknownOutcome: when no reply came, and the call may have changed something.
             WorkspaceLost: when no reply came.
         """
-        connection = self.get_connection(line)
-        if closing := self._pop_closing():
+        connection = self.ensure_connection(line)
+        if closing := self._pop_closing_handles():
             given["close"] = closing
-        number = connection.ask(do, data, effect=effect, seconds=CALL_SECONDS, listener=None, **given)
-        return connection.answer(number, seconds=CALL_SECONDS, cancelled=CANCELLED.get())
+        number = connection.send_call(do, data, effect=effect, seconds=CALL_SECONDS, listener=None, **given)
+        return connection.wait_for_reply(number, seconds=CALL_SECONDS, cancelled=CANCELLED.get())
 
-    def _pop_closing(self) -> list[int]:
+    def _pop_closing_handles(self) -> list[int]:
         """Remove and return the handles to close with a call. Other threads may do so at the same time."""
         found: list[int] = []
         with suppress(IndexError):
@@ -359,7 +359,7 @@ class RemoteSystem:
 
     # --- the system as a whole ---------------------------------------------------------------------------------------
 
-    def root(self, path: str, *, wide: bool) -> tuple[RemoteFile, str]:
+    def open_root(self, path: str, *, wide: bool) -> tuple[RemoteFile, str]:
         """
         Open a root, and return it with its real path.
 
@@ -367,9 +367,9 @@ class RemoteSystem:
             DefinitionError: when it cannot be opened as a folder, or is ``/`` or contains the home folder and may not be.
             WorkspaceLost: when the system cannot be reached.
         """
-        made = self.number()
+        made = self.next_handle()
         try:
-            answer = self.ask("root", handle=made, path=path)
+            answer = self.call("root", handle=made, path=path)
         except OSError as error:
             msg = f"the root {path!r} of {self.name} cannot be opened as a folder: {error.strerror}"
             raise DefinitionError(msg) from error
@@ -382,7 +382,7 @@ class RemoteSystem:
             raise DefinitionError(msg)
         real = answer.head.get("real")
         if not isinstance(real, str) or not real.startswith("/") or len(real) > NAME_BYTES:
-            self.refuse("no path")
+            self.raise_protocol_error("no path")
         found = RemoteFile(self, answer.line, made).store_info(answer)
         info = found.fstat()
         found.is_root = True
@@ -390,33 +390,33 @@ class RemoteSystem:
         self._paths[made] = (real, (info.st_dev, info.st_ino))
         return found, real
 
-    def variables(self, names: Sequence[str]) -> tuple[dict[str, str], str, str]:
+    def fetch_variables(self, names: Sequence[str]) -> tuple[dict[str, str], str, str]:
         """Return the remote variables in *names*, the user's name, and the home folder."""
         key = tuple(names)
-        connection = self.get_connection()
+        connection = self.ensure_connection()
         known = self._variables.get(key)
         if known is None:
-            head = connection.answer(
-                connection.ask("variables", names=list(names), seconds=CALL_SECONDS), seconds=CALL_SECONDS
+            head = connection.wait_for_reply(
+                connection.send_call("variables", names=list(names), seconds=CALL_SECONDS), seconds=CALL_SECONDS
             ).head
             given, user, home = head.get("variables"), head.get("user"), head.get("home")
             if not isinstance(given, dict) or not all(_is_text(v) for v in (*given, *given.values(), user, home)):
-                self.refuse("no environment")
+                self.raise_protocol_error("no environment")
             known = self._variables[key] = ({k: v for k, v in given.items() if k in key}, str(user), str(home))
         return known
 
     def find_program_outside(self, name: str, folders: Sequence[str], root: Sequence[str]) -> str | None:
         """Search *folders* for a program outside of the root, and return its path or ``None``."""
-        head = self.ask("find_program_outside", name=name, folders=list(folders), root=list(root)).head
+        head = self.call("find_program_outside", name=name, folders=list(folders), root=list(root)).head
         found: Any = head.get("found")
         return found if _is_text(found) and found.startswith("/") else None
 
-    def find_outside(self, paths: Sequence[str], root: Sequence[str]) -> list[str]:
+    def filter_outside_root(self, paths: Sequence[str], root: Sequence[str]) -> list[str]:
         """Return the paths outside of the root, both as written and with links followed."""
-        told = self.ask("outside", paths=list(paths), root=list(root)).head.get("outside")
+        told = self.call("outside", paths=list(paths), root=list(root)).head.get("outside")
         return [path for path in paths if isinstance(told, list) and path in told]
 
-    def private(self) -> str:
+    def create_private_folder(self) -> str:
         """
         Create a private folder, and return its path.
 
@@ -424,24 +424,26 @@ class RemoteSystem:
             ToolError: if there is no folder for temporary files.
         """
         try:
-            folder: Any = self.ask("private").head.get("folder")
+            folder: Any = self.call("private").head.get("folder")
         except OSError as error:
             msg = f"the workspace {self.name} has no place for temporary files: {error.strerror}; commands need one, such as /tmp"
             raise ToolError(msg) from None
         if not _is_text(folder) or not folder.startswith("/"):
-            self.refuse("no path")
+            self.raise_protocol_error("no path")
         return str(folder)
 
     def make_folders(self, paths: Sequence[str]) -> None:
         """Make folders in a private folder."""
-        self.ask("mkdirs", paths=list(paths))
+        self.call("mkdirs", paths=list(paths))
 
-    def remove(self, folder: str) -> None:
+    def remove_private_folder(self, folder: str) -> None:
         """Remove a private folder; after a lost connection the remote program removes it by itself."""
         connection = self._connection
         if connection is not None and not connection.is_lost:
             with suppress(WorkspaceLost, OSError):
-                connection.answer(connection.ask("remove", path=folder, seconds=CALL_SECONDS), seconds=CALL_SECONDS)
+                connection.wait_for_reply(
+                    connection.send_call("remove", path=folder, seconds=CALL_SECONDS), seconds=CALL_SECONDS
+                )
 
     # --- programs ----------------------------------------------------------------------------------------------------
 
@@ -453,8 +455,8 @@ class RemoteSystem:
             OSError: when the system there cannot start a process.
             UnknownOutcome: when no answer came.
         """
-        connection = self.get_connection(None if folder.is_root else folder.line)
-        number = connection.ask(
+        connection = self.ensure_connection(None if folder.is_root else folder.line)
+        number = connection.send_call(
             "spawn",
             script or b"",
             effect=True,
@@ -464,12 +466,12 @@ class RemoteSystem:
             script=script is not None,
             **what,
         )
-        connection.answer(number, seconds=CALL_SECONDS)
+        connection.wait_for_reply(number, seconds=CALL_SECONDS)
         return Spawned(connection, number)
 
-    def end_marked(self, mark: str) -> None:
+    def kill_marked_processes(self, mark: str) -> None:
         """Kill every remote process whose environment contains the text *mark*."""
-        self.ask("end_marked", mark=mark)
+        self.call("end_marked", mark=mark)
 
 
 class Spawned:
@@ -498,7 +500,7 @@ class Spawned:
 
     def allow_output(self, size: int) -> None:
         """Allow the process to print *size* more bytes."""
-        self._connection.grant(self._number, size)
+        self._connection.allow_output(self._number, size)
 
 
 def _is_text(value: Any) -> bool:
@@ -529,10 +531,10 @@ def _read_listing(data: bytes, system: RemoteSystem) -> Iterator[Any]:
         while at < len(text):
             part, at = decode(text, at)
             if not isinstance(part, list):
-                system.refuse("no listing")
+                system.raise_protocol_error("no listing")
             yield from part
     except (ValueError, RecursionError):
-        system.refuse("no listing")
+        system.raise_protocol_error("no listing")
 
 
 def _parse_entry(told: Any) -> FarEntry:

@@ -29,11 +29,11 @@ from stepengine.workspace.environment import (
     find_program,
     parse_git_query,
 )
-from stepengine.workspace.guard import GUARD, file_guard, project_guard
+from stepengine.workspace.guard import GUARD, current_file_guard, project_guard
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.path_rules import INSTRUCTION_FILES
 from stepengine.workspace.root import Missing, Root
-from stepengine.workspace.skills import find_project_root, find_skills, read_start, user_folder
+from stepengine.workspace.skills import find_project_root, find_skills, read_start, user_config_folder
 from stepengine.workspace.walk import WalkBudget, walk
 from stepengine.workspace.workspace import WORKSPACE
 
@@ -136,7 +136,7 @@ class _Instructions:
                 )
             self._made["instructions"] = [one for folder in reversed(found) for one in folder]
             self._made["deeper"] = list(self._find_deeper_files(root, below))
-        own = user_folder() if user else None
+        own = user_config_folder() if user else None
         if own is not None:
             with suppress(DefinitionError), closing(Root(own, PathPolicy(allow_wide_root=True))) as root:
                 if one := self._read_file(root, "AGENTS.md", "~/AGENTS.md"):
@@ -248,7 +248,7 @@ def _parse_status(status: bytes, top: Path) -> dict[str, object]:
 
     Files that rules keep from tools are not among them.
     """
-    guard, real = file_guard(), tuple([part for part in os.path.realpath(top).split("/") if part])
+    guard, real = current_file_guard(), tuple([part for part in os.path.realpath(top).split("/") if part])
     made: dict[str, Any] = {"branch": "", "changed": [], "changed_count": 0}
     entries = iter(status.decode("utf-8", "replace").split("\0"))
     for entry in entries:

@@ -23,7 +23,7 @@ from attrs import frozen
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.workspace import calls
 from stepengine.workspace.calls import FILE, FOLDER, WALK, Fd
-from stepengine.workspace.guard import file_guard
+from stepengine.workspace.guard import current_file_guard
 from stepengine.workspace.path_policy import PathPolicy, is_wide
 from stepengine.workspace.path_rules import PROTECTED, SECRETS, UNPROTECTED, PathRules
 from stepengine.workspace.paths import resolve_link_target, split_path, to_path
@@ -85,9 +85,9 @@ class Root:
         self.system = folder.system if isinstance(folder, Workspace) else None
         path = folder.root if isinstance(folder, Workspace) else to_path(folder, "the root folder")
         if self.system is None:
-            self._open_here(path)
+            self._open_local(path)
         else:
-            self.fd, real = self.system.root(os.fspath(path), wide=policy.allow_wide_root)
+            self.fd, real = self.system.open_root(os.fspath(path), wide=policy.allow_wide_root)
             self.real = tuple([p for p in real.split("/") if p])
         self._closer = weakref.finalize(self, calls.close, self.fd)
         self.info = calls.fstat(self.fd)
@@ -106,7 +106,7 @@ class Root:
         here = self.system.find_local_folder(path)
         return tuple([p for p in here.split("/") if p]) if here else (self.system.name, *self.real)
 
-    def _open_here(self, folder: str | os.PathLike[str]) -> None:
+    def _open_local(self, folder: str | os.PathLike[str]) -> None:
         if os.open not in os.supports_dir_fd or os.mkdir not in os.supports_dir_fd:
             msg = "this system cannot open files relative to a held folder, so nothing could be confined to a root"
             raise DefinitionError(msg)
@@ -145,16 +145,18 @@ class Root:
         """
         if self.policy.cross_mounts:
             return True
-        return calls.fstat(fd).st_dev == self.info.st_dev and (file_guard() is None or self._is_mounted_here(fd))
+        return calls.fstat(fd).st_dev == self.info.st_dev and (
+            current_file_guard() is None or self._is_on_root_mount(fd)
+        )
 
     @cached_property
     def _root_mount(self) -> str:
-        return calls.mount_of(
+        return calls.get_mount_id(
             self.fd
         )  # cached: a walk needs it for every folder, and an open folder does not change it
 
-    def _is_mounted_here(self, fd: Fd) -> bool:
-        return calls.mount_of(fd) == self._root_mount
+    def _is_on_root_mount(self, fd: Fd) -> bool:
+        return calls.get_mount_id(fd) == self._root_mount
 
     def parts(self, path: str) -> tuple[str, ...]:
         """Return the components of a path below the root; links in it are not followed."""
@@ -170,13 +172,13 @@ class Root:
         """
         opened = self._open_path(path, lambda folder, name: calls.open_at(name, FILE, folder))
         try:
-            self.check_file(opened, path)
+            self.check_readable_file(opened, path)
         except ToolError:
             calls.close(opened.fd)
             raise
         return opened
 
-    def trusts(self, path: str) -> bool:
+    def is_trusted(self, path: str) -> bool:
         """Return whether a file is one of the policy's ``trusted`` ones, links followed."""
         if self.trusted.patterns:
             try:
@@ -191,25 +193,25 @@ class Root:
         """Open a folder for listing; the errors are those of ``open_file``."""
         return self._open_path(path, lambda folder, name: calls.open_at(name, FOLDER, folder))
 
-    def check_secret(self, parts: Sequence[str], path: str) -> None:
+    def refuse_withheld(self, parts: Sequence[str], path: str) -> None:
         """Raise an error for a path that is secret or that the rules of the current call withhold."""
         # Before anything is opened, and again after a link (`_open_path`): a harmless name may lead to a secret file, and a
         # secret name to a harmless one.
         if self.secrets.match(parts):
-            which = self.secrets.which(parts)
+            which = self.secrets.find_matching_pattern(parts)
             msg = f"{path!r} may hold secrets (it matches {which!r}) and is not available to tools"
             raise ToolError(msg)
-        guard = file_guard()
+        guard = current_file_guard()
         if guard is not None and (why := guard(self.real, parts)):
             msg = f"{path!r} {why}"
             raise ToolError(msg)
 
     def is_withheld(self, parts: Sequence[str]) -> bool:
         """Return whether listings and searches omit a file or folder."""
-        guard = file_guard()
+        guard = current_file_guard()
         return self.secrets.match(parts) or (guard is not None and bool(guard(self.real, parts)))
 
-    def check_file(self, opened: OpenedEntry, path: str) -> None:
+    def check_readable_file(self, opened: OpenedEntry, path: str) -> None:
         """Raise an error for a file that is not regular or is a hard link to a secret one."""
         mode = opened.info.st_mode
         if stat.S_ISDIR(mode):
@@ -218,7 +220,9 @@ class Root:
         if not stat.S_ISREG(mode):
             msg = f"{path!r} is a {special_kind(mode)}, not a regular file"
             raise ToolError(msg)
-        is_alias = self.policy.cross_mounts and file_guard() is not None and not self._is_mounted_here(opened.fd)
+        is_alias = (
+            self.policy.cross_mounts and current_file_guard() is not None and not self._is_on_root_mount(opened.fd)
+        )
         if opened.info.st_nlink > 1 or is_alias:
             self._check_hardlink(opened, path)
 
@@ -255,7 +259,7 @@ class Root:
     def _open_path(self, path: str, use: Callable[[Fd, str], Fd]) -> OpenedEntry:
         """Walk to the last component and open it with *use*, following links that stay inside."""
         parts = self.parts(path)
-        self.check_secret(parts, path)
+        self.refuse_withheld(parts, path)
         todo, done, folder, hops = deque(parts or (".",)), deque[str](), self.fd, 0
         # Component by component, each opened relative to the one before and without following links. A check of the path
         # followed by opening it would leave a moment in which another process, such as a command of the model, replaces a
@@ -264,7 +268,7 @@ class Root:
             while True:
                 name = todo.popleft()
                 if not todo:
-                    self.check_secret((*done, name), path)
+                    self.refuse_withheld((*done, name), path)
                 try:
                     fd = calls.open_at(name, WALK, folder) if todo else use(folder, name)
                 except OSError as error:
@@ -317,7 +321,7 @@ class Root:
         return new
 
     @contextmanager
-    def parent(self, path: str, *, create: bool, made: list[str] | None = None) -> Iterator[tuple[Fd, str]]:
+    def open_parent(self, path: str, *, create: bool, made: list[str] | None = None) -> Iterator[tuple[Fd, str]]:
         """
         Open the folder of the last component for writing, and yield its descriptor and the component's name.
 
@@ -332,14 +336,14 @@ class Root:
         if not parts:
             msg = "the root folder itself cannot be written"
             raise ToolError(msg)
-        self.check_secret(parts, path)
+        self.refuse_withheld(parts, path)
         if self.protected.match(parts):
-            which = self.protected.which(parts)
+            which = self.protected.find_matching_pattern(parts)
             msg = f"{path!r} is protected from being written (it matches {which!r}), because other programs run or trust it"
             raise ToolError(msg)
         # A file that a run has written may contain text of third parties, and would be trusted when it is read again.
         if self.trusted.match(parts):
-            msg = f"{path!r} is not written by tools (it matches {self.trusted.which(parts)!r}), because what it holds is trusted"
+            msg = f"{path!r} is not written by tools (it matches {self.trusted.find_matching_pattern(parts)!r}), because what it holds is trusted"
             raise ToolError(msg)
         folder, made = calls.open_at(".", FOLDER, self.fd), [] if made is None else made
         try:
@@ -349,23 +353,23 @@ class Root:
                 )
             yield folder, parts[-1]
         except BaseException:
-            self.remove_empty(made)
+            self.remove_empty_folders(made)
             raise
         finally:
             self._replace_fd(folder, self.fd)
 
-    def remove_empty(self, folders: Sequence[str]) -> list[str]:
+    def remove_empty_folders(self, folders: Sequence[str]) -> list[str]:
         """Remove the empty ones of the folders, passed outermost first, and return them."""
         removed: list[str] = []
         for path in reversed(folders):
-            with suppress(OSError, ToolError), self.parent(path, create=False) as (folder, name):
+            with suppress(OSError, ToolError), self.open_parent(path, create=False) as (folder, name):
                 calls.rmdir(name, folder)
                 removed.append(path)
         return removed
 
     def list_names(self, path: str) -> list[str] | None:
-        """Return the names in a folder that prevent ``remove_empty`` from removing it; ``None`` if it is missing."""
-        with suppress(OSError, ToolError), self.parent(path, create=False) as (folder, name):
+        """Return the names in a folder that prevent ``remove_empty_folders`` from removing it; ``None`` if it is missing."""
+        with suppress(OSError, ToolError), self.open_parent(path, create=False) as (folder, name):
             fd = calls.open_at(name, FOLDER, folder)
             try:
                 with calls.scandir(fd) as entries:

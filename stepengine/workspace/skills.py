@@ -23,7 +23,7 @@ from stepengine.data.alike import find_nearest, list_names
 from stepengine.data.visible import truncate_text, visible
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.workspace import calls
-from stepengine.workspace.guard import GUARD, file_guard
+from stepengine.workspace.guard import GUARD, current_file_guard
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Root
 from stepengine.workspace.walk import WalkBudget, walk
@@ -105,7 +105,7 @@ def find_project_root(folder: Path) -> Path:
     return folder
 
 
-def user_folder() -> Path | None:
+def user_config_folder() -> Path | None:
     """Return the user's configuration folder; ``None`` if the home folder is unknown."""
     base = os.environ.get("XDG_CONFIG_HOME", "")
     if base.startswith("/"):
@@ -152,7 +152,7 @@ class _Scan:
     warnings: tuple[str, ...]
     stamps: Mapping[str, Stamp]
 
-    def holds(self) -> bool:
+    def is_current(self) -> bool:
         """Return True if nothing has changed since."""
         return all(_read_stamp(path) == stamp for path, stamp in self.stamps.items())
 
@@ -169,11 +169,11 @@ def find_skills(folder: Path, *, user: bool) -> SkillCatalog:
     """
     places = tuple(_skill_places(folder, user=user))
     known = _scans.get(places)
-    if known is None or not known.holds():
-        known = _scan_places(places)
+    if known is None or not known.is_current():
+        known = _scan_skill_places(places)
         while len(_scans) >= KEPT_SCANS:
             _scans.pop(next(iter(_scans), places), None)
-        if not _is_fresh(known):
+        if not _has_recent_change(known):
             _scans[places] = known
     return _open_catalog(known)
 
@@ -182,12 +182,12 @@ def _skill_places(folder: Path, *, user: bool) -> Iterator[Place]:
     top = find_project_root(folder)
     yield from [(top, place, "project") for place in PLACES]
     if user:
-        own, home = user_folder(), os.environ.get("HOME", "")
+        own, home = user_config_folder(), os.environ.get("HOME", "")
         yield from [(own, "skills", "user")] if own is not None else []
         yield from [(Path(home), place, "user") for place in PLACES[1:]] if home.startswith("/") else []
 
 
-def _scan_places(places: Iterable[Place]) -> _Scan:
+def _scan_skill_places(places: Iterable[Place]) -> _Scan:
     found, left, stamps = SkillCatalog(), WalkBudget(MAX_FOLDERS * 10, SCAN_SECONDS), dict[str, Stamp]()
     bases: dict[str, Path] = {}
     # Files that rules withhold from one call are removed from its result below; the scan serves all calls.
@@ -198,7 +198,7 @@ def _scan_places(places: Iterable[Place]) -> _Scan:
                 for root, path in folders:
                     _add_skill(found, root, path, scope)
                     bases |= dict.fromkeys(found.skills.keys() - bases.keys(), base)
-                    if not left.check_time():  # the walk checks only every 64th entry, and a head may need a second
+                    if not left.has_time_left():  # the walk checks only every 64th entry, and a head may need a second
                         break
     finally:
         GUARD.reset(token)
@@ -220,7 +220,7 @@ def _open_catalog(known: _Scan) -> SkillCatalog:
             continue
         skill = Skill(root=root, **members)
         try:
-            if file_guard() is not None:
+            if current_file_guard() is not None:
                 calls.close(root.open_file(f"{skill.folder}/SKILL.md").fd)
         except (ToolError, OSError) as error:
             found.warnings.append(f"the skill in {skill.path!r} was left out: {error}")
@@ -244,7 +244,7 @@ def _read_stamp(path: str) -> Stamp:
     return status.st_mtime_ns, status.st_ctime_ns, status.st_size, status.st_ino, status.st_dev
 
 
-def _is_fresh(scan: _Scan) -> bool:
+def _has_recent_change(scan: _Scan) -> bool:
     """Return True if a change is so recent that the next one could have the same stamp."""
     now = time.time_ns()
     return any(stamp is not None and now - stamp[1] < FRESH_NS for stamp in scan.stamps.values())

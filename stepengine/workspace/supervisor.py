@@ -67,7 +67,7 @@ def exec_command(folder: int, limits: str, program: str, argv: list[str]) -> Non
     os.execve(program, argv, os.environ)  # noqa: S606  (an argument list; that there is no shell is the point)
 
 
-def start(line: int, folder: int, limits: str, program: str, argv: list[str]) -> int:
+def start_command(line: int, folder: int, limits: str, program: str, argv: list[str]) -> int:
     """Start the command, and return its process id; 0 if it could not be executed, after reporting that."""
     failed, fails = os.pipe()  # closed by `execve`
     pid = os.fork()
@@ -110,7 +110,7 @@ def reap_children(line: int, command: int, *, is_reported: bool) -> bool:
 
     The command itself is not collected, so that its id stays reserved.
     """
-    for pid in children(command):
+    for pid in list_children(command):
         if pid != command:
             with contextlib.suppress(ChildProcessError):
                 os.waitpid(pid, os.WNOHANG)
@@ -123,21 +123,24 @@ def reap_children(line: int, command: int, *, is_reported: bool) -> bool:
     return is_reported
 
 
-def children(command: int) -> list[int]:
+def list_children(command: int) -> list[int]:
     """Return the ids of the children of this process, ended ones included; without ``/proc`` only the command."""
     me = os.getpid()
     with contextlib.suppress(OSError):
-        return [int(pid) for pid in read(f"/proc/self/task/{me}/children").split()]
+        return [int(pid) for pid in read_proc_file(f"/proc/self/task/{me}/children").split()]
     found = {command}
     with contextlib.suppress(OSError), os.scandir("/proc") as entries:
         for entry in entries:
             with contextlib.suppress(OSError):  # it ended meanwhile
-                if entry.name.isdigit() and int(read(f"/proc/{entry.name}/stat").rpartition(b")")[2].split()[1]) == me:
+                if (
+                    entry.name.isdigit()
+                    and int(read_proc_file(f"/proc/{entry.name}/stat").rpartition(b")")[2].split()[1]) == me
+                ):
                     found.add(int(entry.name))
     return list(found)
 
 
-def read(path: str) -> bytes:
+def read_proc_file(path: str) -> bytes:
     """Return the content of a file in ``/proc``, without importing the slow ``pathlib``."""
     fd = os.open(path, os.O_RDONLY)
     try:
@@ -146,17 +149,17 @@ def read(path: str) -> bytes:
         os.close(fd)
 
 
-def end_all(command: int) -> bool:
+def kill_all_children(command: int) -> bool:
     """
     Kill the command's process group and then all other children; return whether none is left.
 
-    Return whether nothing is left; a fork bomb may win.
+    A fork bomb may outlast the attempts.
     """
     give_up = time.monotonic() + KILL_SECONDS
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(command, signal.SIGKILL)
     while time.monotonic() < give_up:
-        for pid in children(command):
+        for pid in list_children(command):
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         try:
@@ -182,7 +185,7 @@ def main(arguments: list[str]) -> None:
     os.set_blocking(wakes, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wakes, warn_on_full_buffer=False)
-    command = start(int(line), int(folder), limits, program, argv)
+    command = start_command(int(line), int(folder), limits, program, argv)
     if not command:
         return
     nothing = os.open(os.devnull, os.O_RDWR)
@@ -192,7 +195,7 @@ def main(arguments: list[str]) -> None:
     # If the parent has ended while the command started, writing fails from the first message on.
     with contextlib.suppress(OSError):
         supervise(int(line), parent, command, woken)
-    sys.exit(not end_all(command))
+    sys.exit(not kill_all_children(command))
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def cut_line(line: str) -> str:
     return f"{body[:READ_LINE_CHARS]} [... {len(body) - READ_LINE_CHARS:,} characters of this line were cut]{line[len(body) :]}"
 
 
-def stream_lines(fd: Fd, offset: int, limit: int) -> tuple[list[str], int | None]:
+def read_line_range(fd: Fd, offset: int, limit: int) -> tuple[list[str], int | None]:
     """Return a window of the lines of a UTF-8 file, and how many it has; ``None`` if it is too long to count."""
     window = _LineWindow(offset, limit)
     seen = 0
@@ -154,16 +154,16 @@ class _LineWindow:
             return
         pieces = chunk.split(b"\n")
         for piece in pieces[:-1]:
-            self._add(piece)
-            self._close(b"\n")
-        self._add(pieces[-1])
+            self._add_piece(piece)
+            self._finish_line(b"\n")
+        self._add_piece(pieces[-1])
 
-    def _add(self, piece: bytes) -> None:
+    def _add_piece(self, piece: bytes) -> None:
         self._length += len(piece)
         if self._first <= self._number < self._after:
             self._open += piece[: max(0, self.KEPT_CHARS - len(self._open))]
 
-    def _close(self, end: bytes) -> None:
+    def _finish_line(self, end: bytes) -> None:
         if self._first <= self._number < self._after:
             line = bytes(self._open).decode("utf-8", "replace")
             missing = self._length - len(self._open)
@@ -176,5 +176,5 @@ class _LineWindow:
 
     def end(self) -> int:
         if self._length:
-            self._close(b"")
+            self._finish_line(b"")
         return self._number

@@ -172,7 +172,7 @@ class ThreadPool:
             return value
         raise value
 
-    def begin(self, name: str, body: Callable[[], Any], tells: ResultCallback) -> None:
+    def start_with_callback(self, name: str, body: Callable[[], Any], tells: ResultCallback) -> None:
         """
         Start *body* in a thread, and call *tells* in the running event loop when it has ended.
 
@@ -232,7 +232,7 @@ class ThreadPool:
     def _run_jobs(self) -> None:
         thread = threading.current_thread()
         plain_name = thread.name
-        while (job := self._next_job(plain_name)) is not None:
+        while (job := self._wait_for_job(plain_name)) is not None:
             thread.name = job.thread
             job.run()
             thread.name = plain_name
@@ -242,7 +242,7 @@ class ThreadPool:
                 return
             del job
 
-    def _next_job(self, thread: str) -> _ThreadTask | None:
+    def _wait_for_job(self, thread: str) -> _ThreadTask | None:
         with self._ready:
             while not self._jobs:
                 self._idle += 1

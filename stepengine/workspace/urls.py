@@ -156,7 +156,7 @@ class UrlTarget:
         return f"{self.scheme}://{self.authority}{self.path}"
 
 
-def _blocked_error(url: str, why: str) -> BlockedAddress:
+def _make_blocked_error(url: str, why: str) -> BlockedAddress:
     shown = cut_after(url, 200)
     return BlockedAddress(f"{shown!r} is not fetched: {why}")
 
@@ -170,21 +170,21 @@ def parse_url(text: str) -> UrlTarget:
     """
     url = text.strip(" ")
     if len(url) > URL_CHARS:
-        raise _blocked_error(url, f"the address has more than {URL_CHARS:,} characters")
+        raise _make_blocked_error(url, f"the address has more than {URL_CHARS:,} characters")
     if any(unicodedata.category(c) in {"Cc", "Cf", "Cs", "Zs", "Zl", "Zp"} or c == "\\" for c in url):
-        raise _blocked_error(url, "it holds a blank, a control character or a backslash; percent-encode them")
+        raise _make_blocked_error(url, "it holds a blank, a control character or a backslash; percent-encode them")
     found = URL.fullmatch(url)
     if found is None:
-        raise _blocked_error(url, "only addresses that begin with http:// or https:// are")
+        raise _make_blocked_error(url, "only addresses that begin with http:// or https:// are")
     scheme, authority, rest = found[1].lower(), found[2], found[3]
     if "@" in authority:
-        raise _blocked_error(url, "it holds a user name; leave out everything up to the '@'")
+        raise _make_blocked_error(url, "it holds a user name; leave out everything up to the '@'")
     parts = AUTHORITY.fullmatch(authority)
     if parts is None:
-        raise _blocked_error(url, "it has no host that could be understood")
+        raise _make_blocked_error(url, "it has no host that could be understood")
     port = int(parts[2]) if parts[2] else PORTS[scheme]
     if not 0 < port <= MAX_PORT:
-        raise _blocked_error(url, f"{port} is not a port")
+        raise _make_blocked_error(url, f"{port} is not a port")
     path = quote(rest if rest.startswith("/") else f"/{rest}", safe=SAFE)
     return UrlTarget(scheme, _parse_host(parts[1], url), port, path)
 
@@ -193,18 +193,18 @@ def _parse_host(text: str, url: str) -> str:
     if text.startswith("["):
         address = parse_address(text[1:-1])
         if address is None or address.version != IPV6_VERSION:
-            raise _blocked_error(url, "the brackets hold no IPv6 address")
+            raise _make_blocked_error(url, "the brackets hold no IPv6 address")
         return str(address)
     name = _encode_idna(text.removesuffix("."), url)
     labels = name.split(".")
     if not all(LABEL.fullmatch(label) for label in labels) or len(name) > HOST_CHARS:
-        raise _blocked_error(url, "its host holds characters that host names do not have")
+        raise _make_blocked_error(url, "its host holds characters that host names do not have")
     if NUMERIC_LABEL.fullmatch(labels[-1]):
         if text != name or parse_address(text) is None:
-            raise _blocked_error(url, "write IPv4 addresses as four decimal numbers, such as 192.0.2.1")
+            raise _make_blocked_error(url, "write IPv4 addresses as four decimal numbers, such as 192.0.2.1")
         return text
     if name == "localhost" or name.endswith(".localhost"):
-        raise _blocked_error(url, "localhost is this machine")
+        raise _make_blocked_error(url, "localhost is this machine")
     return name
 
 
@@ -216,7 +216,7 @@ def _encode_idna(name: str, url: str) -> str:
     try:
         return idna.encode(name, uts46=True, std3_rules=True).decode("ascii").lower()
     except (idna.IDNAError, UnicodeError):
-        raise _blocked_error(url, "its host is no international host name") from None
+        raise _make_blocked_error(url, "its host is no international host name") from None
 
 
 def resolve_redirect(base: UrlTarget, location: str) -> UrlTarget:
@@ -227,11 +227,11 @@ def resolve_redirect(base: UrlTarget, location: str) -> UrlTarget:
         BlockedAddress: when that is not a plain http or https address.
     """
     if any(c <= " " or c in {"\x7f", "\\"} for c in location.strip(" ")):
-        raise _blocked_error(location, "the redirect holds a blank, a control character or a backslash")
+        raise _make_blocked_error(location, "the redirect holds a blank, a control character or a backslash")
     try:
         return parse_url(urljoin(base.url, location.strip(" ")))
     except ValueError:
-        raise _blocked_error(location, "the redirect is not an address") from None
+        raise _make_blocked_error(location, "the redirect is not an address") from None
 
 
 class AllowList:
@@ -288,8 +288,8 @@ class AllowList:
         if not self._public and not self._below.isdisjoint(below):
             return
         if target.port not in self._ports:
-            raise _blocked_error(target.url, f"port {target.port} is not among the ports that may be used")
+            raise _make_blocked_error(target.url, f"port {target.port} is not among the ports that may be used")
         any_port = [(names, None) for names, _ in below]
         if self._public or (target.host, None) in self._exact or not self._below.isdisjoint(any_port):
             return
-        raise _blocked_error(target.url, f"the host {target.host!r} is not among those that may be fetched from")
+        raise _make_blocked_error(target.url, f"the host {target.host!r} is not among those that may be fetched from")

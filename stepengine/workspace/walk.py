@@ -41,16 +41,16 @@ class WalkBudget:
         self._cancelled = cancelled
         self.cut = ""
 
-    def use(self) -> bool:
+    def count_entry(self) -> bool:
         """Count one entry, and return True if it was within the budget."""
         self._left -= 1
         if self._left < 0:
             self.cut = f"stopped after {self._entries:,} entries"
         elif not self._left % 64 or self._left > self._entries - 2:
-            self.check_time()
+            self.has_time_left()
         return not self.cut
 
-    def check_time(self) -> bool:
+    def has_time_left(self) -> bool:
         """Return True if there is time left."""
         if time.monotonic() > self._end:
             self.cut = f"stopped after {self._seconds:g} s"
@@ -90,7 +90,7 @@ def walk(
         place = (*parts, entry.name)
         if is_folder and not enter(place, fd):
             continue
-        if not budget.use():
+        if not budget.count_entry():
             return
         yield place, entry
         if is_folder:

@@ -22,7 +22,7 @@ STALE_SECONDS = 60
 NAME = re.compile(re.escape(TEMPORARY) + r"(\d+)-[0-9a-f]{16}")
 
 
-def put(folder: int, name: str, data: bytes, mode: int | None) -> None:
+def replace_file_atomically(folder: int, name: str, data: bytes, mode: int | None) -> None:
     """
     Replace the content of a file in an open folder durably and atomically.
 
@@ -33,7 +33,7 @@ def put(folder: int, name: str, data: bytes, mode: int | None) -> None:
         mode: Its permission bits; 0644 minus the umask for ``None``.
     """
     if mode is None:
-        mode = NEW_MODE & ~umask()
+        mode = NEW_MODE & ~read_umask()
     # With the process id, so that files of ended processes can be distinguished from those of running ones.
     temporary = f"{TEMPORARY}{os.getpid()}-{secrets.token_hex(8)}"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -58,7 +58,7 @@ def put(folder: int, name: str, data: bytes, mode: int | None) -> None:
     os.fsync(folder)
 
 
-def umask() -> int:
+def read_umask() -> int:
     """Return the umask, where possible without changing it for a moment."""
     with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as status:  # noqa: PTH123  (it starts without pathlib)
         found = re.search(r"^Umask:\s*([0-7]+)$", status.read(), re.MULTILINE)
@@ -69,7 +69,7 @@ def umask() -> int:
     return current
 
 
-def sweep(folder: int) -> None:
+def remove_stale_temporaries(folder: int) -> None:
     """Remove temporary files in a folder from processes that have ended."""
     with os.scandir(folder) as entries:
         names = [e.name for e in entries if e.name.startswith(TEMPORARY)]

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from stepengine.workspace.whole_files import put, sweep  # noqa: TC004 - its text is ahead of this one, see above
+    from stepengine.workspace.whole_files import remove_stale_temporaries, replace_file_atomically  # noqa: TC004 - its text is ahead of this one, see above
 
 READY = b"stepengine worker 1\n"
 LENGTHS = struct.Struct(">II")
@@ -94,7 +94,7 @@ def stat_numbers(info: os.stat_result) -> list[int]:
     ]
 
 
-def mount_of(fd: int) -> str:
+def get_mount_id(fd: int) -> str:
     """Return the mount id of an open file or folder; ``""`` if the system does not report it."""
     try:
         with open("/proc/self/fdinfo/%d" % fd, encoding="ascii") as lines:
@@ -136,11 +136,11 @@ class Worker:
             head = json.loads(read_exactly(self.source, head_size).decode())
             data = read_exactly(self.source, data_size)
             if head["do"] in SLOW:
-                threading.Thread(target=self.answer, args=(head, data), daemon=True).start()
+                threading.Thread(target=self.handle_request, args=(head, data), daemon=True).start()
             else:
-                self.answer(head, data)
+                self.handle_request(head, data)
 
-    def answer(self, head: dict[str, Any], data: bytes) -> None:
+    def handle_request(self, head: dict[str, Any], data: bytes) -> None:
         """Execute a request, and send its reply."""
         number = head.pop("id", None)
         try:
@@ -207,7 +207,7 @@ class Worker:
             if above in ("/", ""):
                 break
             above = os.path.dirname(above)
-        return {"info": stat_numbers(info), "real": os.path.realpath(path), "wide": wide, "mount": mount_of(fd)}
+        return {"info": stat_numbers(info), "real": os.path.realpath(path), "wide": wide, "mount": get_mount_id(fd)}
 
     def do_variables(self, names: list[str]) -> Any:
         """Return the values of the variables in *names*, the user's name and the home folder."""
@@ -263,7 +263,7 @@ class Worker:
         self.open[handle] = fd
         info = os.fstat(fd)
         if kind != "file":
-            return {"info": stat_numbers(info), "mount": mount_of(fd)}
+            return {"info": stat_numbers(info), "mount": get_mount_id(fd)}
         start = b""
         if stat.S_ISREG(info.st_mode):
             with contextlib.suppress(OSError):
@@ -272,7 +272,7 @@ class Worker:
 
     def do_fstat(self, handle: int) -> Any:
         """Return the status of an open file or folder."""
-        return {"info": stat_numbers(os.fstat(self.fd(handle))), "mount": mount_of(self.fd(handle))}
+        return {"info": stat_numbers(os.fstat(self.fd(handle))), "mount": get_mount_id(self.fd(handle))}
 
     def do_pread(self, handle: int, offset: int, size: int) -> Any:
         """Return bytes of an open file."""
@@ -325,11 +325,11 @@ class Worker:
 
     def do_replace(self, folder: int, name: str, mode: Any, data: bytes) -> None:
         """Replace the content of a file durably."""
-        put(self.fd(folder), name, data, mode)
+        replace_file_atomically(self.fd(folder), name, data, mode)
 
     def do_sweep(self, folder: int) -> None:
         """Remove temporary files from processes that have ended."""
-        sweep(self.fd(folder))
+        remove_stale_temporaries(self.fd(folder))
 
     # --- programs ---------------------------------------------------------------------------------------------------
 

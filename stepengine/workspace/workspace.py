@@ -304,7 +304,7 @@ class Workspace:
         if bool(image) == bool(container):
             msg = f'Workspace.{program} takes an image or container="...", one of them'
             raise DefinitionError(msg)
-        named, seen = _check_operand(image or container, program), _visible_variables(CONTAINERS)
+        named, seen = _check_operand(image or container, program), _connection_variables(CONTAINERS)
         inside = (python, *ENTERING, _check_absolute_path(root))
         limits = (
             f"--network={network}", "--security-opt=no-new-privileges", f"--memory={memory}", f"--memory-swap={memory}",
@@ -497,7 +497,7 @@ class Workspace:
         if kind == "bubblewrap" and rest:
             return cls.bubblewrap(Path(folder, rest))
         if kind == "over" and rest:
-            return cls.from_command(_split(rest), folder)
+            return cls.from_command(_split_command(rest), folder)
         if kind in {"container", "ssh", "kubernetes"} and name and path:
             made = {"container": lambda: cls.docker("", path, container=name), "ssh": lambda: cls.ssh(name, path)}
             return made.get(kind, lambda: cls.kubernetes(name, path))()
@@ -522,7 +522,7 @@ class Workspace:
         from stepengine.workspace.remote_files import RemotePlace, RemoteSystem
 
         place = RemotePlace(
-            name=name, argv=argv, env=_visible_variables(env), limits=resource_limits(limits or {}), start=start, once=once, shown=shown or {},
+            name=name, argv=argv, env=_connection_variables(env), limits=limits_by_rlimit_name(limits or {}), start=start, once=once, shown=shown or {},
             kept=kept, again=again,
         )  # fmt: skip
         return cls(Path(root), system=RemoteSystem(place))
@@ -562,7 +562,7 @@ def _uncopyable_names(folder: str, names: list[str]) -> list[str]:
     return found
 
 
-def _visible_variables(names: Sequence[str]) -> dict[str, str]:
+def _connection_variables(names: Sequence[str]) -> dict[str, str]:
     """Return the environment variables for the program that makes a connection."""
     return {one: os.environ[one] for one in (*ALWAYS, *names) if one in os.environ}
 
@@ -575,7 +575,7 @@ def _check_command_words(argv: Any) -> tuple[str, ...]:
     return tuple(argv)
 
 
-def _split(text: str) -> list[str]:
+def _split_command(text: str) -> list[str]:
     try:
         return shlex.split(text)
     except ValueError as error:
@@ -608,7 +608,7 @@ def _mount_option(here: str | os.PathLike[str], there: str) -> str:
     return f"type=bind,source={real},target={_check_absolute_path(there)}"
 
 
-def resource_limits(given: Mapping[str, int]) -> dict[str, int]:
+def limits_by_rlimit_name(given: Mapping[str, int]) -> dict[str, int]:
     """
     Return limits by the names of ``resource``.
 

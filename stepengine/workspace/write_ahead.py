@@ -246,7 +246,7 @@ class Database:
             with self.lock, self.looking, self.scanning:
                 self.disconnect()
 
-    def connection(self) -> GuardedConnection:
+    def get_writer(self) -> GuardedConnection:
         """
         Return the writing connection; the caller must hold ``lock``. A commit is durable.
 
@@ -255,7 +255,7 @@ class Database:
             sqlite3.Error: when it cannot be opened, or is not a database.
         """
         if self._writer is None:
-            database = self._connected()
+            database = self._connect()
             try:
                 enable_write_ahead(database, self.seconds)
                 database.execute("PRAGMA synchronous=FULL")
@@ -280,7 +280,7 @@ class Database:
         """
         from stepengine.workspace.guarded_database import raise_interrupt_cause
 
-        database = self.connection()
+        database = self.get_writer()
         if not self._has_written:
             # From now on it is asked more often than SQLite would do it.
             database.execute("PRAGMA busy_timeout=0")
@@ -304,10 +304,10 @@ class Database:
         """
         from stepengine.workspace.guarded_database import raise_interrupt_cause
 
-        self._check_same()
+        self._check_not_replaced()
         if not is_long and not self._has_written and self.lock.acquire(timeout=0):
             try:
-                database = self.connection()
+                database = self.get_writer()
                 with raise_interrupt_cause(database):
                     yield database
             finally:
@@ -315,26 +315,26 @@ class Database:
             return
         with self.scanning if is_long else self.looking:
             if is_long not in self._readers:
-                self._readers[is_long] = self._connected()
+                self._readers[is_long] = self._connect()
             with raise_interrupt_cause(self._readers[is_long]):
                 yield self._readers[is_long]
 
-    def _connected(self) -> GuardedConnection:
+    def _connect(self) -> GuardedConnection:
         from stepengine.workspace.guarded_database import open_guarded
 
         # The thread of a cancelled caller continues: a connection opened after the last user closed would never be closed.
         if not self._users:
             raise OSError(errno.EBADF, "it was closed")
-        self._check_same()
+        self._check_not_replaced()
         database = open_guarded(self.path, seconds=self.seconds, any_thread=True)
         try:
-            self._check_same()
+            self._check_not_replaced()
         except BaseException:
             database.close()
             raise
         return database
 
-    def _check_same(self) -> None:
+    def _check_not_replaced(self) -> None:
         _read_same_status(str(self.path), self._status)
 
     def _check_files(self) -> None:
@@ -358,7 +358,7 @@ class Database:
 
         try:
             # A new connection, since an open one has pages in memory that the file may lack.
-            with closing(self._connected()) as database:
+            with closing(self._connect()) as database:
                 found = database.execute("PRAGMA quick_check(1)").fetchone()
             problem = "" if found == ("ok",) else str(found)
         except sqlite3.Error as error:

@@ -86,21 +86,21 @@ class FileWrite:
     doubtful: bool = False
 
     @property
-    def was(self) -> str | None:
+    def hash_before(self) -> str | None:
         """The hash of the file before the write; ``None`` if it did not exist."""
         return None if self.before is None else self.before.hash
 
-    def form(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """Return the write as JSON."""
         form: dict[str, object] = {"root": self.root, "path": self.path, "before": None, "after": self.after}
         if self.before is not None:
             old = self.before
-            form["before"] = {"hash": old.hash, "mode": old.mode, **_content_form(old)}
+            form["before"] = {"hash": old.hash, "mode": old.mode, **_content_to_json(old)}
         form |= {"folders": list(self.folders)} if self.folders else {}
         return form | ({"doubtful": True} if self.doubtful else {})
 
     @classmethod
-    def of_form(cls, form: Any) -> FileWrite:
+    def from_json(cls, form: Any) -> FileWrite:
         """
         Return the write that JSON describes.
 
@@ -123,7 +123,7 @@ class FileWrite:
         return made
 
 
-def _content_form(old: OldFile) -> dict[str, object]:
+def _content_to_json(old: OldFile) -> dict[str, object]:
     """Return the content as text if JSON makes it at most twice as long, else as base64; without content, the reason."""
     if old.content is None:
         return {"lost": old.lost}

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from stepengine import Engine, RunStatus, load_agent
-from stepengine.drafts import EXAMPLE, Example, agent_file_rules, checked_agents
+from stepengine.drafts import EXAMPLE, Example, agent_file_rules, load_draft_agents
 from stepengine.errors import InputError
 from stepengine.sandbox import MontySandbox, program_tool
 from stepengine.sandbox.source_rewriter import KNOWN
@@ -307,7 +307,7 @@ def test_a_folder_at_the_file_path_fails_the_run(project: Path) -> None:
 @pytest.mark.spec("generator-contract:B35")
 def test_the_rules_name_every_allowed_import_and_their_example_runs() -> None:
     rules = agent_file_rules()
-    agents = checked_agents(EXAMPLE, "example.py")
+    agents = load_draft_agents(EXAMPLE, "example.py")
     example = Example(agents, prompt="Tea?", replies=[READS, ANSWER["answer"]], results={"list_directory": LISTED})
 
     assert [] == [n for names in KNOWN.values() for n in names if not re.search(rf"\b{n}\b", rules)]

@@ -26,7 +26,7 @@ from stepengine.data.messages import ToolResult
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.tools import ToolRegistry
 from stepengine.tools.bundled import file_tools, search_tools
-from stepengine.workspace.atomic import replace_file, stat_target
+from stepengine.workspace.atomic import replace_file, stat_regular_file
 from stepengine.workspace.path_policy import PathPolicy
 from stepengine.workspace.root import Root
 from stepengine.workspace.walk import WalkBudget, walk
@@ -419,7 +419,7 @@ def check_inside(folder: Path, held: Root, path: str) -> None:
         assert (real + "/").startswith(top + "/")
         assert real.removeprefix(top).strip("/") == "/".join(opened.parts)
     before = tree(folder)
-    with suppress(ToolError), held.parent(path, create=True) as (fd, name):
+    with suppress(ToolError), held.open_parent(path, create=True) as (fd, name):
         real = os.readlink(f"/proc/self/fd/{fd}") if Path("/proc/self/fd").exists() else top
         assert (real + "/").startswith(top + "/")
         assert name not in {"", ".", ".."}
@@ -500,8 +500,8 @@ def listing(held: Root) -> str:
 
 def writing(held: Root) -> str:
     try:
-        with held.parent("a/g", create=False) as (folder, name):
-            replace_file(folder, name, b"inside", stat_target(folder, name, "a/g"))
+        with held.open_parent("a/g", create=False) as (folder, name):
+            replace_file(folder, name, b"inside", stat_regular_file(folder, name, "a/g"))
     except (ToolError, FileNotFoundError):
         return "refused"
     return "inside"

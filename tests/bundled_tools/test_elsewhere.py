@@ -218,7 +218,7 @@ async def test_over_ssh_the_environment_is_that_of_the_other_machine(
 
 def worker_of(place: Workspace) -> int:
     assert place.system is not None
-    return int(place.system.get_connection()._process.pid)
+    return int(place.system.ensure_connection()._process.pid)
 
 
 async def lose_connection(place: Workspace, root: Path) -> None:
@@ -237,7 +237,7 @@ async def test_a_lost_connection_is_reopened_between_calls(root: Path) -> None:
         tools = ToolRegistry([*file_tools(place, write=True), *shell_tools(place)])
         before = worker_of(place)
         os.kill(before, signal.SIGKILL)
-        await until_async(lambda: place.system.get_connection().is_lost or worker_of(place) != before)  # type: ignore[union-attr]
+        await until_async(lambda: place.system.ensure_connection().is_lost or worker_of(place) != before)  # type: ignore[union-attr]
         read = await tools.execute("read_files", {"paths": ["a.txt"]})
 
         assert "one\\n" in read.text
@@ -303,7 +303,7 @@ async def test_a_cancelled_read_does_not_wait_for_its_answer(root: Path, monkeyp
         await tools.execute("read_files", {"paths": ["a.txt"]})
         os.kill(worker_of(place), signal.SIGSTOP)
         task = asyncio.create_task(tools.execute("read_files", {"paths": ["a.txt"]}))
-        await until_async(lambda: place.system.get_connection()._pending)  # type: ignore[union-attr]
+        await until_async(lambda: place.system.ensure_connection()._pending)  # type: ignore[union-attr]
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
@@ -480,7 +480,7 @@ async def test_an_ended_container_is_not_replaced_by_an_empty_one(
     with Workspace.docker("image", str(root)) as place:
         tools = ToolRegistry(file_tools(place))
         assert place.system is not None
-        line = place.system.get_connection()
+        line = place.system.ensure_connection()
         os.kill(worker_of(place), signal.SIGKILL)
         await until_async(lambda: line.is_lost)
         result = await tools.execute("read_files", {"paths": ["a.txt"]})

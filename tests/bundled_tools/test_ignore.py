@@ -63,7 +63,7 @@ def ignored_by_us(repository: Path, paths: list[str]) -> list[str]:
     root = Root(repository, PathPolicy())
     try:
         ignore = Ignore(root, WalkBudget())
-        return [path for path in paths if ignore.is_hidden(tuple(path.split("/")))]
+        return [path for path in paths if ignore.is_path_ignored(tuple(path.split("/")))]
     finally:
         root.close()
 

@@ -189,8 +189,8 @@ def test_too_many_open_files_error_names_ulimit(tmp_path: Path, kind: str, monke
 @pytest.mark.smoke
 @pytest.mark.spec("reliability:R1", "reliability:JR39")
 def test_runs_that_are_ready_at_once_share_a_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened, connected = [], Database._connected
-    monkeypatch.setattr(Database, "_connected", lambda self: opened.append(self) or connected(self))
+    opened, connected = [], Database._connect
+    monkeypatch.setattr(Database, "_connect", lambda self: opened.append(self) or connected(self))
     results = at_once(20, lambda _: SqliteJournal(tmp_path / "runs.db"))
 
     assert {RunStatus.COMPLETED} == {result.status for result in results}

@@ -110,7 +110,7 @@ def test_allowed_hash_is_neither_redacted_nor_reported():
     redactor = Redactor({}, shapes=True, rules=RedactionRules(allowed=[digest_secret(KEY)]))
 
     assert f"the example key is {KEY}, the real one <redacted:github-token>" == redactor.text(text)
-    assert ["github-token"] == [rule for _, rule in redactor.findings({"x": text})]
+    assert ["github-token"] == [rule for _, rule in redactor.find_secret_pointers({"x": text})]
     assert {"password": "example"} == Redactor(
         {}, shapes=True, rules=RedactionRules(allowed=[digest_secret("example")])
     ).value({"password": "example"})  # fmt: skip

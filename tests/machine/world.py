@@ -50,7 +50,7 @@ from stepengine.errors import LimitExceeded, PerformError, StepEngineError, Tool
 from stepengine.machine import Finished, RunPlan, run_agent
 from stepengine.machine.protocol import BODY, FIRST, LAST, ORDER, STOPPED, next_states, protocol_token
 from stepengine.tools.agent_tools import BUILT_IN
-from stepengine.tools.control import set_output_binding
+from stepengine.tools.control import make_set_output_binding
 
 KNOWN = {name: attrs.evolve(tool.binding(), repair=None) for name, tool in BUILT_IN.items()}
 """What every run knows; inputs are not mended, so that a test sees what is checked."""
@@ -321,7 +321,7 @@ def plan_of(definition: AgentDefinition[Any], **fields: Any) -> RunPlan:
     offered = fields.pop("offered", None)
     named = {**fields.pop("known", KNOWN), **{b.spec.name: b for b in tools}}
     if fields.get("output_json_schema") is not None:
-        named["set_output"] = set_output_binding(fields["output_json_schema"])
+        named["set_output"] = make_set_output_binding(fields["output_json_schema"])
     more = {
         "hooks": definition.hooks,
         "limits": definition.limits,

@@ -64,11 +64,11 @@ HOSTILE = {
 
 
 def all_of_it(redactor: Redactor, text: str) -> None:
-    redactor.suspicious(text)
+    redactor.may_contain_secret(text)
     redactor.text(text)
-    redactor.spans(text)
-    redactor.secrets(text)
-    redactor.json_text(text)
+    redactor.find_spans(text)
+    redactor.find_secrets(text)
+    redactor.redact_json_text(text)
     redactor.value({"a": text, "b": f'["{text}"]'})
 
 
@@ -187,15 +187,15 @@ def test_a_secret_of_invalid_text_causes_no_error():
 def test_a_redactor_learns_keys_registered_later():
     keys = KnownSecrets()
     redactor = Redactor({}, shapes=False, keys=keys)
-    before = redactor.key
+    before = redactor.cache_key
     assert KEY == redactor.text(KEY)
-    assert not redactor.suspicious(KEY)
+    assert not redactor.may_contain_secret(KEY)
     keys.add(KEY, "anthropic_api_key")
     keys.add(KEY, "openai_api_key")
 
-    assert redactor.suspicious(KEY)
+    assert redactor.may_contain_secret(KEY)
     assert "<redacted:anthropic_api_key>" == redactor.text(KEY)
-    assert redactor.key not in ("", before)
+    assert redactor.cache_key not in ("", before)
     keys.add_from_environment({"MY_KEY": KEY, "HOME": "/home/somebody"})
     assert "<redacted:MY_KEY>" == redactor.text(KEY)
     assert "<redacted:OTHER>" == Redactor({KEY: "OTHER"}, shapes=False, keys=keys).text(KEY)
@@ -327,8 +327,8 @@ def test_the_end_of_a_known_secret_alone_is_no_secret() -> None:
     redactor = Redactor({KEY: "K"}, shapes=False)
 
     assert KEY[-8:] == redactor.text(KEY[-8:])
-    assert {} == redactor.secrets(KEY[1:])
-    assert [] == redactor.spans(KEY[1:])
+    assert {} == redactor.find_secrets(KEY[1:])
+    assert [] == redactor.find_spans(KEY[1:])
     assert (KEY[1:], KEY[-8:]) == RecordRedaction(redactor).redact((KEY[1:], KEY[-8:]))
 
 
@@ -345,5 +345,5 @@ def test_text_redactor_redacts_texts_and_pieces_of_streams() -> None:
     redactor = TextRedactor({KEY: "A_KEY"}, shapes=False)
 
     assert "<redacted:A_KEY> and <redacted:abridged>" == redactor.text(f"{KEY} and sk...1234")
-    assert b"\xff<redacted:A_KEY>" == redactor.binary(b"\xff" + KEY.encode())
+    assert b"\xff<redacted:A_KEY>" == redactor.redact_binary(b"\xff" + KEY.encode())
     assert [True, False, False] == [redactor.is_harmless_piece(piece) for piece in ("plain", KEY, KEY[:4])]

@@ -92,9 +92,9 @@ def test_a_known_secret_is_found_in_every_encoding(encode: Callable[[str], str])
     text = f"before {encode(SECRET)} after"
 
     assert "before <redacted:S> after" == redactor.text(text)
-    assert redactor.suspicious(text)
-    assert {encode(SECRET): "S"} == redactor.secrets(text)
-    assert b"before <redacted:S> after" == redactor.binary(text.encode())
+    assert redactor.may_contain_secret(text)
+    assert {encode(SECRET): "S"} == redactor.find_secrets(text)
+    assert b"before <redacted:S> after" == redactor.redact_binary(text.encode())
 
 
 SIGNS = st.text(
@@ -154,7 +154,7 @@ def test_the_search_for_encodings_takes_linear_time(piece: str) -> None:
     redactor = make_redactor("all", {"A_KEY": SECRET, "B_KEY": "/\\\\\\\\//&&%%+"})
     start = time.process_time()
     redactor.text(text)
-    redactor.spans(text)
+    redactor.find_spans(text)
     trickle = StreamRedactor(redactor)
     trickle.feed(text)
 

@@ -16,8 +16,8 @@ from stepengine.sandbox.program_checks import (
     ProgramProblem,
     check_with_monty,
     find_defined_names,
+    find_program_problems,
     format_problems,
-    problems,
 )
 from stepengine.sandbox.sandbox import ABSENT, BUILTINS, MODULES
 from stepengine.sandbox.stubs import ALIASES
@@ -91,7 +91,7 @@ def test_ordinary_programs_are_not_refused():
     """
     Under one in a hundred are refused.
     """
-    refused = {program: found for program in CORPUS if (found := problems(program, STUBS))}
+    refused = {program: found for program in CORPUS if (found := find_program_problems(program, STUBS))}
 
     assert len(refused) < MOST_FALSE * len(CORPUS), refused
 
@@ -143,7 +143,7 @@ FINE = {
 @pytest.mark.spec("programs:PG24")
 @pytest.mark.parametrize("program", FINE.values(), ids=FINE)
 def test_possibly_correct_programs_are_accepted(program, pool):
-    assert () == problems(program, STUBS)
+    assert () == find_program_problems(program, STUBS)
     assert () == check_with_monty(pool.checkout, program, STUBS).refused
 
 
@@ -152,9 +152,9 @@ def test_names_of_earlier_programs_are_known_and_hide_functions(pool):
     known = ["rows", "_private", "price", "Ärger"]
     program = "print(rows, _private, Ärger)\nprice(1, 2, 3, 4)"
 
-    assert () == problems(program, STUBS, known)
+    assert () == find_program_problems(program, STUBS, known)
     assert () == check_with_monty(pool.checkout, program, STUBS, known).refused
-    assert [1, 1, 1, 2, 2] == [problem.line for problem in problems(program, STUBS)]
+    assert [1, 1, 1, 2, 2] == [problem.line for problem in find_program_problems(program, STUBS)]
 
 
 @pytest.mark.spec("programs:PG24")
@@ -179,7 +179,7 @@ def test_every_word_of_newer_syntax_counts_as_a_name():
 @pytest.mark.spec("programs:PG24")
 @pytest.mark.parametrize(("program", "line"), WRONG.items())
 def test_a_certain_failure_is_refused_at_its_line(program, line):
-    found = problems(program, STUBS)
+    found = find_program_problems(program, STUBS)
 
     assert found
     assert line == found[0].line, found
@@ -254,7 +254,7 @@ def test_stubs_with_an_accepted_canary_count_as_unchecked(pool, monkeypatch):
 def test_checking_time_grows_linearly_with_length(line):
     began = time.process_time()
 
-    problems(line, STUBS)
+    find_program_problems(line, STUBS)
 
     assert time.process_time() - began < 5
 
@@ -271,9 +271,9 @@ def test_programs_beyond_a_size_or_depth_are_refused():
         "".join([f"{' ' * n}if 1:\n" for n in range(90)]) + " " * 90 + "pass\n" + "x = " + "not " * 2_000 + "1",
     ]
 
-    assert "at most 65,536 are read" in problems(too_long, STUBS)[0].text
-    assert all(len(problems(program, STUBS)) >= 1 for program in deep)
-    assert problems("x = '\ud800'", STUBS)[0].text.startswith("a program is text")
+    assert "at most 65,536 are read" in find_program_problems(too_long, STUBS)[0].text
+    assert all(len(find_program_problems(program, STUBS)) >= 1 for program in deep)
+    assert find_program_problems("x = '\ud800'", STUBS)[0].text.startswith("a program is text")
 
 
 @pytest.mark.deep
@@ -283,7 +283,7 @@ def test_programs_beyond_a_size_or_depth_are_refused():
 def test_any_text_yields_problems_in_order(text, place, put):
     program = text[:place] + put + text[place:]
 
-    found = problems(program, STUBS)
+    found = find_program_problems(program, STUBS)
 
     assert list(found) == sorted(found, key=lambda problem: (problem.line, problem.column))
     assert isinstance(format_problems(found, program), str)
@@ -293,7 +293,7 @@ def test_any_text_yields_problems_in_order(text, place, put):
 @pytest.mark.spec("programs:PG24")
 def test_problems_suggest_valid_alternatives():
     def said(program):
-        return problems(program, STUBS)[0].text
+        return find_program_problems(program, STUBS)[0].text
 
     assert "did you mean `query`?" in said("await qery('t')")
     assert "there is no `read`" in said("read-file")
@@ -317,7 +317,7 @@ def test_a_problem_shows_its_line_and_a_caret():
 
 @pytest.mark.spec("programs:PG24")
 def test_columns_count_characters():
-    (found,) = problems("print('äöü', zork)", STUBS)
+    (found,) = find_program_problems("print('äöü', zork)", STUBS)
 
     assert 14 == found.column
 
@@ -326,7 +326,7 @@ def test_columns_count_characters():
 def test_at_most_twenty_problems_are_shown_and_the_rest_counted():
     program = "\n".join([f"unknown_{n}" for n in range(50)])
 
-    text = format_problems(problems(program, STUBS), program)
+    text = format_problems(find_program_problems(program, STUBS), program)
 
     assert 20 == text.count("^")
     assert text.endswith("... and 30 more.")
@@ -336,7 +336,7 @@ def test_at_most_twenty_problems_are_shown_and_the_rest_counted():
 def test_a_long_line_is_shown_around_the_place():
     program = f"x = [{'1, ' * 2_000}zork]"
 
-    text = format_problems(problems(program, STUBS), program)
+    text = format_problems(find_program_problems(program, STUBS), program)
 
     _, line, caret = text.split("\n")
     assert len(line) < 200
@@ -393,6 +393,6 @@ def test_the_checker_knows_all_builtins_that_the_sandbox_has(pool):
     ],
 )
 def test_an_asyncio_call_without_await_is_named(program, text):
-    (found,) = problems(program, STUBS)
+    (found,) = find_program_problems(program, STUBS)
 
     assert text in found.text

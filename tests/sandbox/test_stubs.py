@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from stepengine import AgentDefinition
 from stepengine.data.tools import ToolSpec
-from stepengine.sandbox.program_checks import check_with_monty, problems
+from stepengine.sandbox.program_checks import check_with_monty, find_program_problems
 from stepengine.sandbox.stubs import RESERVED, ProgramFunction, make_stubs
 from tests.sandbox import corpus
 from tests.sandbox.corpus import INTEGER, TEXT, tool
@@ -125,8 +125,8 @@ def test_descriptions_become_a_short_docstring():
 def test_positional_arguments_become_an_input_and_defaults_are_left_out():
     function = ProgramFunction("price", "tool", "price", ("item", "currency"), required=1)
 
-    assert {"item": "fig"} == function.input_of(("fig",), {})
-    assert {"item": "fig", "currency": "USD"} == function.input_of(("fig",), {"currency": "USD"})
+    assert {"item": "fig"} == function.make_tool_input(("fig",), {})
+    assert {"item": "fig", "currency": "USD"} == function.make_tool_input(("fig",), {"currency": "USD"})
 
 
 @pytest.mark.spec("programs:PG20")
@@ -140,7 +140,10 @@ def test_wrong_arguments_are_refused_in_pythons_own_words():
         function = ProgramFunction("find", "tool", "find", tuple(names), required=required)
         for positional, words in itertools.product(range(7), keywords):
             args, kwargs = range(positional), dict.fromkeys(words, 0)
-            expected, said = refusal(space["find"], *args, **kwargs), refusal(function.input_of, tuple(args), kwargs)
+            expected, said = (
+                refusal(space["find"], *args, **kwargs),
+                refusal(function.make_tool_input, tuple(args), kwargs),
+            )
             # Later Pythons may add what was meant.
             assert said == expected or (said and expected and expected.startswith(said))
 
@@ -161,22 +164,22 @@ def test_names_that_are_no_identifiers_go_by_one_parameter():
 
     assert function.takes_args
     assert ("args",) == function.parameters
-    assert {"from": "a"} == function.input_of(({"from": "a"},), {})
-    assert {"from": "a"} == function.input_of((), {"args": {"from": "a"}})
+    assert {"from": "a"} == function.make_tool_input(({"from": "a"},), {})
+    assert {"from": "a"} == function.make_tool_input((), {"args": {"from": "a"}})
     with pytest.raises(TypeError, match=r"find\(\) missing 1 required positional argument: 'args'"):
-        function.input_of((), {})
+        function.make_tool_input((), {})
     with pytest.raises(TypeError, match=r"argument 'args' must be a dict, not int"):
-        function.input_of((3,), {})
+        function.make_tool_input((3,), {})
     with pytest.raises(TypeError, match=r"keys of type str, not int"):
-        function.input_of(({3: 3},), {})
+        function.make_tool_input(({3: 3},), {})
 
 
 @pytest.mark.spec("programs:PG20")
 def test_an_input_of_any_members_is_given_as_one_dict():
     function = make_stubs([ToolSpec("find", "", {"type": "object"})], (), ask=False).functions["find"]
 
-    assert {} == function.input_of((), {})
-    assert {"x": 1} == function.input_of(({"x": 1},), {})
+    assert {} == function.make_tool_input((), {})
+    assert {"x": 1} == function.make_tool_input(({"x": 1},), {})
 
 
 @pytest.mark.spec("programs:PG20")
@@ -185,7 +188,7 @@ def test_a_tool_that_takes_more_than_it_names_takes_keywords():
 
     assert "async def find(x: str=..., more: str=..., **more_2: int) -> Any:" == signature(schema)
     function = make_stubs([ToolSpec("find", "", schema)], (), ask=False).functions["find"]
-    assert {"x": "a", "n": 3} == function.input_of(("a",), {"n": 3})
+    assert {"x": "a", "n": 3} == function.make_tool_input(("a",), {"n": 3})
 
 
 # --- names ----------------------------------------------------------------------------------------------------------
@@ -247,10 +250,10 @@ def test_an_agent_is_a_function_of_its_prompt_and_params():
 
     function = made.functions["deep_finder"]
     assert ("agent", "deep-finder") == (function.kind, function.of)
-    assert {"params": {"depth": 1}, "prompt": "x"} == function.input_of(({"depth": 1},), {"prompt": "x"})
+    assert {"params": {"depth": 1}, "prompt": "x"} == function.make_tool_input(({"depth": 1},), {"prompt": "x"})
     assert "-> DeepFinderResult:" in made.declarations["deep_finder"]
     assert "-> Any:" in made.declarations["plain"]
-    assert {"prompt": "x"} == made.functions["plain"].input_of(("x",), {})
+    assert {"prompt": "x"} == made.functions["plain"].make_tool_input(("x",), {})
 
 
 @pytest.mark.spec("programs:PG20")
@@ -387,7 +390,7 @@ def test_any_schema_and_words_give_only_valid_stubs(name, words, schema, output)
     assert not keyword.iskeyword(called)
     assert called.isidentifier()
     assert called not in RESERVED
-    assert () == problems(f"fn = {called}", made)
+    assert () == find_program_problems(f"fn = {called}", made)
     assert len(made.text) < 60_000
 
 

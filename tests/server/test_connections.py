@@ -22,7 +22,7 @@ from stepengine.workspace.http_connections import (
     OncePerSecond,
     limits_of_process,
     make_protocol,
-    note_verified,
+    report_verified_token,
 )
 from tests.server.served import Served
 from tests.waits import until
@@ -42,7 +42,7 @@ async def app(scope: Any, receive: Any, send: Any) -> None:
     headers = dict(scope["headers"])
     is_let_in = headers.get(b"authorization") == b"Bearer k" or scope["path"] in ("/open", "/health")
     if is_let_in and scope["path"] == "/":
-        note_verified(scope)
+        report_verified_token(scope)
     size = 0
     if is_let_in:
         message = {"more_body": True}
@@ -212,7 +212,7 @@ def test_waiting_connections_per_address_are_bounded() -> None:
     table, closed = ConnectionTable(ConnectionLimits(connections=100, per_address=3)), list[str]()
     for name, address in (("a", "192.0.2.1"), ("b", "192.0.2.2"), *[(f"c{n}", "192.0.2.1") for n in range(4)]):
         table.add(name, address, lambda name=name: closed.append(name))
-    table.serve("c3")
+    table.mark_serving("c3")
     table.add("d", "192.0.2.1", lambda: closed.append("d"))
     for n in range(10):
         table.add(f"local{n}", "127.0.0.1", lambda: closed.append("local"))
@@ -225,7 +225,7 @@ def test_busy_connections_are_kept_and_the_newest_is_refused() -> None:
     table, closed = ConnectionTable(ConnectionLimits(connections=3)), list[str]()
     for name in "abc":
         table.add(name, "::1", lambda name=name: closed.append(name))
-        table.serve(name)
+        table.mark_serving(name)
     table.add("d", "::1", lambda: closed.append("d"))
     table.remove("a")
     table.add("e", "::1", lambda: closed.append("e"))
@@ -238,10 +238,10 @@ def test_longest_idle_connection_makes_room() -> None:
     table, closed = ConnectionTable(ConnectionLimits(connections=3)), list[str]()
     for name in "abc":
         table.add(name, "::1", lambda name=name: closed.append(name))
-        table.serve(name)
+        table.mark_serving(name)
     for name in "cab":
-        table.rest(name)
-    table.serve("c")
+        table.mark_idle(name)
+    table.mark_serving("c")
     for name in "de":
         table.add(name, "::1", lambda name=name: closed.append(name))
 

@@ -182,7 +182,7 @@ def test_output_beyond_the_limit_ends_the_connection(tmp_path: Path) -> None:
     with liar(tmp_path, flood) as place:
         root = Root(place, PathPolicy())
         assert place.system is not None
-        line = place.system.get_connection()
+        line = place.system.ensure_connection()
         spawned(root, place, told)
         until(lambda: ("gone", None) in told)
         assert line.is_lost
@@ -222,7 +222,7 @@ def test_a_sent_call_is_in_doubt_after_the_connection_ended(tmp_path: Path, monk
     with liar(tmp_path, "root(); asked()") as place:
         root = Root(place, PathPolicy())
         assert place.system is not None
-        line = place.system.get_connection()
+        line = place.system.ensure_connection()
         slow_to_return(monkeypatch, lambda: line._woken == -1)
         with pytest.raises(UnknownOutcome):
             spawned(root, place, told)
@@ -238,10 +238,10 @@ def test_an_unanswered_effect_is_in_doubt_unless_never_sent(tmp_path: Path) -> N
             root.fd.put("x", b"data", None)  # type: ignore[union-attr]
     with liar(tmp_path, "root()") as place:
         root = Root(place, PathPolicy())
-        connected = place.system.get_connection()  # type: ignore[union-attr]
+        connected = place.system.ensure_connection()  # type: ignore[union-attr]
         until(lambda: connected.is_lost)
         with pytest.raises(WorkspaceLost):
-            connected.ask("replace", b"data", effect=True, seconds=1)
+            connected.send_call("replace", b"data", effect=True, seconds=1)
 
 
 def names(root: Root) -> list[str]:
@@ -267,7 +267,7 @@ def test_the_worker_answers_an_invalid_call_with_an_error(tmp_path: Path) -> Non
             ("open", {"handle": 1, "folder": 1, "name": 7, "kind": "x"}),
         ):
             with pytest.raises((WorkspaceLost, OSError)):
-                place.system.ask(do, **given_)
+                place.system.call(do, **given_)
         assert [] == names(root)
 
 
@@ -408,7 +408,7 @@ def test_a_raising_listener_ends_the_connection_for_all_calls(tmp_path: Path) ->
         root = Root(place, PathPolicy())
         system = place.system
         assert system is not None
-        line = system.get_connection()
+        line = system.ensure_connection()
         for told, kind in ((first, Deaf), (second, Deaf)):
             system.spawn(
                 root.fd, kind(told), script=None, supervisor="", limits="", program="", argv=[], env={}, log=None
@@ -417,14 +417,14 @@ def test_a_raising_listener_ends_the_connection_for_all_calls(tmp_path: Path) ->
 
         assert line.is_lost
         with pytest.raises(WorkspaceLost, match="what came could not be taken: RuntimeError: the loop is closed"):
-            line.ask("fstat", seconds=1)
+            line.send_call("fstat", seconds=1)
         assert [("gone", None)] == first == second
 
 
 def test_a_call_interrupted_while_sending_ends_the_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with Workspace.from_command(["env"], tmp_path, python=sys.executable) as place:
         root = Root(place, PathPolicy())
-        line = place.system.get_connection()  # type: ignore[union-attr]
+        line = place.system.ensure_connection()  # type: ignore[union-attr]
         write, sent = os.write, []
 
         def half(fd: int, data: bytes) -> int:

@@ -313,7 +313,7 @@ class BorrowedTerminals:
 
 def _remote_environment(system: RemoteSystem) -> dict[str, str]:
     """Return the environment of a command on a remote system: the few variables that all commands get, and its user."""
-    given, user, home = system.variables(ALWAYS)
+    given, user, home = system.fetch_variables(ALWAYS)
     return {**given, "HOME": home, "USER": user, "LOGNAME": user}
 
 

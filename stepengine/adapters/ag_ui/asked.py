@@ -28,7 +28,7 @@ from stepengine.data.tools import Asking, ToolSpec
 from stepengine.errors import DefinitionError, InputError
 from stepengine.sessions import Session
 from stepengine.tools.control import control_tools_by_name, make_checked_tool
-from stepengine.tools.definition import Tool, check_name
+from stepengine.tools.definition import Tool, check_tool_name
 from stepengine.tools.schemas import SchemaInputs
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ def page_tool(name: str, description: str, schema: Mapping[str, Any]) -> Tool:
     Raises:
         DefinitionError: for a name that no provider takes, or a schema that cannot be checked.
     """
-    check_name(name)
+    check_tool_name(name)
     if not isinstance(schema, Mapping):
         msg = f"the parameters of the tool {name!r} are no JSON Schema of an object"
         raise DefinitionError(msg)

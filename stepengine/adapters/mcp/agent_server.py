@@ -39,9 +39,9 @@ from stepengine.engine import Engine
 from stepengine.engine.schemas import compile_schemas
 from stepengine.errors import DefinitionError, StepEngineError
 from stepengine.journal import FileJournal, MemoryJournal
-from stepengine.tools.agent_tools import direct_tool
+from stepengine.tools.agent_tools import spawnable_agent_tool
 from stepengine.tools.conversion import encode
-from stepengine.workspace.http_connections import logging_once_per_second, note_verified, protocol_options
+from stepengine.workspace.http_connections import logging_once_per_second, protocol_options, report_verified_token
 from stepengine.workspace.installed import installed_version
 from stepengine.workspace.urls import MAX_PORT, is_loopback_host
 
@@ -236,7 +236,7 @@ class AgentServer:
     def _add_agent(self, one: Offered) -> None:
         import mcp_types as types
 
-        spec = direct_tool(one.definition).spec
+        spec = spawnable_agent_tool(one.definition).spec
         if spec.name in self._offered:
             msg = f"two agents would be the tool {spec.name!r}; offer one of them"
             raise DefinitionError(msg)
@@ -429,7 +429,7 @@ def _require_token(app: Any, token: str) -> Any:
                 await send({"type": "http.response.start", "status": 401, "headers": head})
                 await send({"type": "http.response.body", "body": b""})
                 return
-            note_verified(scope)
+            report_verified_token(scope)
         await app(scope, receive, send)
 
     return guard

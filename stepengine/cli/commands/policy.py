@@ -67,9 +67,9 @@ def _known_tools(agent: str) -> dict[str, ToolSpec]:
     from stepengine.data.tools import ToolLike
     from stepengine.engine import load_agent
     from stepengine.engine.agent_family import find_agent_family
-    from stepengine.tools.bundled.bundled import uncalled_tools
+    from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
-    specs = {tool.spec.name: tool.spec for tool in uncalled_tools(Path.cwd())}
+    specs = {tool.spec.name: tool.spec for tool in list_all_workspace_tools(Path.cwd())}
     for definition in find_agent_family(load_agent(agent), agent) if agent else ():
         own = [tool for tool in definition.tools if isinstance(tool, ToolLike)]
         specs |= {tool.spec.name: tool.spec for tool in own}

@@ -126,7 +126,7 @@ class PageTexts:
         if isinstance(value, str):
             return self._escape_invisible(self._redactor.text(value))
         written = compact(value)
-        return self._escape_invisible(self._redactor.value(value) if self._redactor.suspicious(written) else value)
+        return self._escape_invisible(self._redactor.value(value) if self._redactor.may_contain_secret(written) else value)
 
     def _escape_invisible(self, value: object) -> object:
         if isinstance(value, str):
@@ -199,7 +199,7 @@ class PageTexts:
         told: Form = {"media": f"{part.mime_type}, {len(part.data):,} bytes"}
         kind = find_media_type(part.data)
         if kind in IMAGES and len(part.data) <= MAX_IMAGE:
-            written = f"data:{kind};base64,{base64.b64encode(self._redactor.binary(part.data)).decode()}"
+            written = f"data:{kind};base64,{base64.b64encode(self._redactor.redact_binary(part.data)).decode()}"
             told["image"] = self._pictures.setdefault(written, len(self.images))
             self.images += [written] if told["image"] == len(self.images) else []
         return told

@@ -16,6 +16,6 @@ def bounded_field(most: int, least: int = 1) -> Any:
     return Field(ge=least, json_schema_extra={"maximum": most})
 
 
-def note_excess(name: str, value: int, most: int) -> list[str]:
+def excess_notes(name: str, value: int, most: int) -> list[str]:
     """Return a note that *value* was lowered to *most*; an empty list if it was not."""
     return [f"{name} was {value:,} and is at most {most:,}"] if value > most else []

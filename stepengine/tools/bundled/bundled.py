@@ -296,7 +296,7 @@ def _check_local_options(root: Folder, **lent: object) -> None:
         raise DefinitionError(msg)
 
 
-def _set_tool_folder(root: Folder, tools: list[Tool]) -> list[Tool]:
+def _confine_tools_to_folder(root: Folder, tools: list[Tool]) -> list[Tool]:
     """Set the folder of each tool, and return *tools*. The engine uses it to check whether they reach forbidden files."""
     for tool in tools:
         tool.confine()  # their files are opened by a ``Root``, which asks the rules about each
@@ -310,13 +310,13 @@ def _set_tool_folder(root: Folder, tools: list[Tool]) -> list[Tool]:
     return tools
 
 
-def _tools_function(
+def _make_tools_function(
     options: Callable[P, FileTools | SearchTools | ShellTools], name: str
 ) -> Callable[Concatenate[Folder, P], list[Tool]]:
     """Return a function that takes a root and these options and returns the tools."""
 
     def tools(root: Folder, /, *args: P.args, **kwargs: P.kwargs) -> list[Tool]:
-        return _set_tool_folder(root, options(*args, **kwargs).make_tools(root))
+        return _confine_tools_to_folder(root, options(*args, **kwargs).make_tools(root))
 
     tools.__name__ = tools.__qualname__ = name
     tools.__doc__ = options.__doc__
@@ -326,9 +326,9 @@ def _tools_function(
     return tools
 
 
-file_tools = _tools_function(FileTools, "file_tools")
-search_tools = _tools_function(SearchTools, "search_tools")
-shell_tools = _tools_function(ShellTools, "shell_tools")
+file_tools = _make_tools_function(FileTools, "file_tools")
+search_tools = _make_tools_function(SearchTools, "search_tools")
+shell_tools = _make_tools_function(ShellTools, "shell_tools")
 
 
 def web_tools(
@@ -384,12 +384,12 @@ def change_hook_tools(
     Raises:
         DefinitionError: when there are no hooks, a pattern cannot be used, or the root is no folder or too wide.
     """
-    from stepengine.tools.bundled.checks import make_check_tool
+    from stepengine.tools.bundled.checks import make_change_hook_tool
     from stepengine.workspace.root import Root
 
     run, *_ = shell_tools(root, env=env, runner=runner, allow_wide_root=allow_wide_root)
-    return _set_tool_folder(
-        root, [make_check_tool(Root(root, PathPolicy(allow_wide_root=allow_wide_root)), hooks, run)]
+    return _confine_tools_to_folder(
+        root, [make_change_hook_tool(Root(root, PathPolicy(allow_wide_root=allow_wide_root)), hooks, run)]
     )
 
 
@@ -504,7 +504,7 @@ def rootless_tools(searxng: str | None = None) -> list[Tool]:
     return [*tools, *web_tools(search, SearchedDocs(search, fetcher), fetcher)]
 
 
-def uncalled_tools(root: Folder = "/") -> list[Tool]:
+def list_all_workspace_tools(root: Folder = "/") -> list[Tool]:
     """Return all tools that a workspace may offer, for their names and schemas only; they are never called."""
     place = Workspace(Path(root), write=True, shell=True)  # noqa: S604 - a permission, no subprocess
     return [*workspace_tools(place, allow_wide_root=True), *rootless_tools("http://localhost")]

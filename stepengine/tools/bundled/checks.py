@@ -31,7 +31,7 @@ def _compile_hooks(hooks: Sequence[FileChangeHook]) -> list[tuple[FileChangeHook
         raise DefinitionError(error.message) from None
 
 
-def make_check_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool) -> Tool:
+def make_change_hook_tool(root: Root, hooks: Sequence[FileChangeHook], run: Tool) -> Tool:
     """
     Return the tool that runs the hooks for changed files.
 

@@ -132,7 +132,9 @@ def make_recall_tool() -> Tool:
             return f"There is no message {place}; {len(messages)} were left out."
         words = [_fold_case(word) for word in query.split()]
         shown = (
-            _search_messages(messages, words, place) if words else _read_messages(messages, place, offset - 1, limit)
+            _search_messages(messages, words, place)
+            if words
+            else _format_messages_from(messages, place, offset - 1, limit)
         )
         return "\n".join(shown)
 
@@ -159,7 +161,7 @@ def _search_messages(messages: Sequence[Message], words: Sequence[str], place: i
         yield f"None of the {len(messages) - place + 1} messages from place {place} on that were left out holds all of these words."
 
 
-def _read_messages(messages: Sequence[Message], place: int, skip: int, limit: int) -> Iterator[str]:
+def _format_messages_from(messages: Sequence[Message], place: int, skip: int, limit: int) -> Iterator[str]:
     left = limit
     for number in range(place, len(messages) + 1):
         text = message_text(messages[number - 1])

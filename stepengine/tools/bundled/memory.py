@@ -110,9 +110,9 @@ class FileMemory:
 
     async def search(self, scope: str, query: str, limit: int) -> list[Note]:
         """Return the notes that match words of the query: a whole word or tag counts 2, the start of a word 1; ties newest first."""
-        return await asyncio.to_thread(self._search, scope, query, limit)
+        return await asyncio.to_thread(self._search_file, scope, query, limit)
 
-    def _search(self, scope: str, query: str, limit: int) -> list[Note]:
+    def _search_file(self, scope: str, query: str, limit: int) -> list[Note]:
         notes = _parse_notes(self._read_lines(scope))
         wanted = set(_split_words(query))
         ranked = [(_score_note(note, wanted), int(note.id[1:]), note) for note in notes]
@@ -123,7 +123,7 @@ class FileMemory:
         """Delete a note from its file; return whether it was there."""
         return await asyncio.to_thread(self._remove_note, scope, id)
 
-    def _path(self, scope: str) -> Path:
+    def _scope_path(self, scope: str) -> Path:
         if not SCOPE.fullmatch(scope):
             msg = f"{scope!r} is no scope of notes; 'user' or 'project:' with 16 hexadecimal digits would be fine"
             raise ToolError(msg)
@@ -139,7 +139,7 @@ class FileMemory:
 
     def _read_lines(self, scope: str) -> list[str]:
         """Return the lines of a file. A link or a file above the size limit raises an error."""
-        path = self._path(scope)
+        path = self._scope_path(scope)
         try:
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
         except FileNotFoundError:
@@ -189,7 +189,7 @@ class FileMemory:
         """Hold the lock of a notes file against other threads and processes, and yield the path of the notes file."""
         import fcntl
 
-        path = self._path(scope)
+        path = self._scope_path(scope)
         try:
             path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
             fd = os.open(f"{path}.lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)

@@ -20,7 +20,7 @@ from stepengine.data.tools import ToolAnnotations
 from stepengine.data.visible import visible
 from stepengine.errors import DefinitionError, ToolError
 from stepengine.redaction import make_redactor
-from stepengine.tools.bundled.bounds import bounded_field, note_excess
+from stepengine.tools.bundled.bounds import bounded_field, excess_notes
 from stepengine.tools.bundled.memory import MAX_TAGS, NOTE_CHARS, FileMemory, MemoryStore
 from stepengine.tools.bundled.skill_tool import working_folder
 from stepengine.tools.context import ToolContext
@@ -155,7 +155,7 @@ def _make_recall_tool(notes: MemoryStore, scopes: tuple[Scope, ...]) -> Tool:
             limit: How many notes of each scope at most.
         """
         parts: list[str] = []
-        bounded = [f"({note})" for note in note_excess("limit", limit, MAX_RECALLED_NOTES)]
+        bounded = [f"({note})" for note in excess_notes("limit", limit, MAX_RECALLED_NOTES)]
         left = ANSWER_BYTES
         for one in scopes if scope is None else (scope,):
             for note in await notes.search(_resolve_scope(ctx, one, scopes), query, min(limit, MAX_RECALLED_NOTES)):

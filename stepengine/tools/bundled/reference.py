@@ -147,14 +147,14 @@ def _bundled_specs() -> Mapping[str, ToolSpec]:
     from stepengine.tools.bundled.bundled import (
         change_hook_tools,
         file_tools,
+        list_all_workspace_tools,
         memory_tools,
         skill_tools,
-        uncalled_tools,
     )
     from stepengine.tools.bundled.changes import FileChangeHook
 
     made = [
-        *uncalled_tools(),
+        *list_all_workspace_tools(),
         *file_tools(Path("/"), write=True, delete=True, allow_wide_root=True),
         *change_hook_tools(Path("/"), [FileChangeHook("check", ["true"])], allow_wide_root=True),
         *skill_tools(),
@@ -226,7 +226,7 @@ def _describe_bounds(schema: Mapping[str, object]) -> str:
 
 
 def _make_form(annotation: object) -> Form:
-    shape = _find_shape(annotation)
+    shape = _find_typed_dict(annotation)
     if shape is None:
         return Form(_describe_type(annotation))
     return Form(_describe_type(annotation), shape.__name__, result_keys(shape))
@@ -236,17 +236,17 @@ def result_keys(shape: Any) -> tuple[ResultKey, ...]:
     """Return the keys of a result class of ``stepengine.tools.bundled.shapes``."""
     keys = []
     for name, annotation in get_type_hints(shape, include_extras=True).items():
-        docs = [one.documentation for one in _annotation_extras(annotation) if isinstance(one, Doc)]
-        inner = _find_shape(annotation)
+        docs = [one.documentation for one in _annotation_metadata(annotation) if isinstance(one, Doc)]
+        inner = _find_typed_dict(annotation)
         form = None if inner is None else _make_form(inner)
         keys.append(ResultKey(name, _describe_type(annotation), name in shape.__required_keys__, " ".join(docs), form))
     return tuple(keys)
 
 
-def _annotation_extras(annotation: object) -> Sequence[object]:
+def _annotation_metadata(annotation: object) -> Sequence[object]:
     """Return the metadata of an annotation, without its type."""
     if get_origin(annotation) is NotRequired:
-        return _annotation_extras(get_args(annotation)[0])
+        return _annotation_metadata(get_args(annotation)[0])
     return get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
 
 
@@ -257,7 +257,7 @@ def _strip_annotation(annotation: object) -> Any:
     return annotation
 
 
-def _find_shape(annotation: object) -> Any:
+def _find_typed_dict(annotation: object) -> Any:
     plain = _strip_annotation(annotation)
     if get_origin(plain) is list:
         plain = _strip_annotation(get_args(plain)[0])

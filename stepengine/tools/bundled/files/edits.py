@@ -70,7 +70,7 @@ def _replace_one(text: str, replacement: TextReplacement) -> str:
     if old == new:
         msg = "old_string and new_string are the same"
         raise ToolError(msg)
-    spans = _find_line_spans(text, old, replacement) or _find_spans(text, old, replacement)
+    spans = _find_spans_any_line_end(text, old, replacement) or _find_spans(text, old, replacement)
     if not spans:
         msg = "old_string was found 0 times; it has to match exactly, white space included. Read the file again"
         raise ToolError(msg)
@@ -84,7 +84,7 @@ def _replace_one(text: str, replacement: TextReplacement) -> str:
         raise ToolError(msg)
     pieces, position = [], 0
     for start, end in spans:
-        pieces += [text[position:start], _match_line_ends(new, text, start, end)]
+        pieces += [text[position:start], _adapt_line_ends(new, text, start, end)]
         position = end
     return "".join([*pieces, text[position:]])
 
@@ -99,7 +99,7 @@ def _find_spans(text: str, old: str, replacement: TextReplacement) -> list[tuple
     return spans
 
 
-def _find_line_spans(text: str, old: str, replacement: TextReplacement) -> list[tuple[int, int]]:
+def _find_spans_any_line_end(text: str, old: str, replacement: TextReplacement) -> list[tuple[int, int]]:
     """Return the start and end of each match of *old*; LF and CRLF compare equal, and neither is cut."""
     ends = [m.start() for m in re.finditer("\r\n", text)]
     shifted = [e - i for i, e in enumerate(ends)]
@@ -107,7 +107,7 @@ def _find_line_spans(text: str, old: str, replacement: TextReplacement) -> list[
     return [(a + bisect_left(shifted, a), b + bisect_left(shifted, b)) for a, b in found]
 
 
-def _match_line_ends(new: str, text: str, start: int, end: int) -> str:
+def _adapt_line_ends(new: str, text: str, start: int, end: int) -> str:
     """Return *new* with the line ends of the replaced text, or else of the line that it is in, or of the one before."""
     at = text.find("\n", end)
     at = text.rfind("\n", 0, start) if at < 0 else at

@@ -22,7 +22,7 @@ from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool
 from stepengine.workspace import calls
-from stepengine.workspace.atomic import stat_target
+from stepengine.workspace.atomic import stat_regular_file
 from stepengine.workspace.buffers import Buffers, absolute_path, content_in_editor
 from stepengine.workspace.calls import FILE
 from stepengine.workspace.line_ends import keep_line_ends
@@ -68,7 +68,7 @@ def make_proposal_tools(root: Root, buffers: Buffers | None = None) -> list[Tool
             content: The complete new content.
             instructions: What the change is for, in a few words; it is only logged.
         """
-        before = proposed.text(ctx.agent_state, path)
+        before = proposed.read_proposed_text(ctx.agent_state, path)
         ctx.logger.info("propose_write_file", path=path, instructions=instructions)
         word = "create" if before is None else "overwrite"
         after = content if "\r\n" in content else keep_line_ends(before or "", content)
@@ -100,7 +100,7 @@ def make_proposal_tools(root: Root, buffers: Buffers | None = None) -> list[Tool
             path: The file.
             replacements: What to replace.
         """
-        before = proposed.text(ctx.agent_state, path)
+        before = proposed.read_proposed_text(ctx.agent_state, path)
         if before is None:
             msg = f"{path!r} does not exist; use propose_write_file to propose it"
             raise ToolError(msg)
@@ -119,22 +119,22 @@ class _ProposedFiles:
         self._root = root
         self._buffers = buffers
 
-    def text(self, state: AgentState, path: str) -> str | None:
+    def read_proposed_text(self, state: AgentState, path: str) -> str | None:
         """Return the text of a file with the run's proposals applied; ``None`` if the file does not exist."""
         name = PREFIX + display_path(self._root.parts(path))
         known = state.context.get(name)
         if known is not None and known["run_id"] == state.run_id:
             return str(known["text"])
-        return self._text_on_disk(path)
+        return self._read_current_text(path)
 
-    def _text_on_disk(self, path: str) -> str | None:
+    def _read_current_text(self, path: str) -> str | None:
         try:
-            with self._root.parent(path, create=False) as (folder, name):
-                if stat_target(folder, name, path) is None:
+            with self._root.open_parent(path, create=False) as (folder, name):
+                if stat_regular_file(folder, name, path) is None:
                     return None
                 fd = calls.open_at(name, FILE, folder)
                 try:
-                    self._root.check_file(OpenedEntry(fd, self._root.parts(path), calls.fstat(fd)), path)
+                    self._root.check_readable_file(OpenedEntry(fd, self._root.parts(path), calls.fstat(fd)), path)
                     data = read_capped(fd)
                 finally:
                     calls.close(fd)

@@ -28,8 +28,8 @@ from stepengine.workspace.text import (
     cut_line,
     decode_text,
     read_capped,
+    read_line_range,
     short_hash,
-    stream_lines,
 )
 from stepengine.workspace.walk import TEMPORARY, WalkBudget
 
@@ -60,7 +60,7 @@ class FileWindow(TypedDict):
 def _trust_of_files(root: Root, input: JsonDict) -> Trust:
     """Return whether all files of a call are trusted."""
     paths = [one if isinstance(one, str) else one["path"] for one in input["paths"]]
-    return "trusted" if all(map(root.trusts, paths)) else "untrusted"
+    return "trusted" if all(map(root.is_trusted, paths)) else "untrusted"
 
 
 def make_read_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
@@ -117,9 +117,9 @@ def make_read_tools(root: Root, buffers: Buffers | None = None) -> list[Tool]:
         wanted = [_WantedPart(p, offset, limit, is_window=is_window) for p in paths]
         seen, entries, left = set(), [], READ_CHARS - 2
         for one in wanted:
-            if one.key(root) in seen:
+            if one.dedup_key(root) in seen:
                 continue
-            seen.add(one.key(root))
+            seen.add(one.dedup_key(root))
             if len(seen) > READ_PATHS:
                 entries.append({"path": one.path, "error": TOO_MANY.format(READ_PATHS)})
                 continue
@@ -174,7 +174,7 @@ def _list_folder(root: Root, fd: Fd, parts: tuple[str, ...], budget: WalkBudget)
                 continue
             if entry.name.startswith(TEMPORARY) or root.is_withheld((*parts, entry.name)):
                 continue
-            if not budget.use():
+            if not budget.count_entry():
                 break
             found[kind].append(printable_name(entry.name))
     result: dict[str, object] = {kind: sorted(names) for kind, names in found.items()}
@@ -192,7 +192,7 @@ class _WantedPart:
         self.limit = min(window.get("limit", limit), READ_LINES)
         self.is_window = is_window or "offset" in window or "limit" in window
 
-    def key(self, root: Root) -> Any:
+    def dedup_key(self, root: Root) -> Any:
         try:
             parts: object = root.parts(self.path)
         except ToolError:
@@ -224,10 +224,10 @@ class _FileReader:
     def read_entry(self) -> dict[str, Any]:
         wanted = self._wanted
         try:
-            self._check_room(has_room=self._left > 0)
+            self._raise_if_no_room(has_room=self._left > 0)
             opened = self._root.open_file(wanted.path)
             try:
-                entry = self._select_lines(*self._read_lines(opened))
+                entry = self._make_lines_entry(*self._read_lines(opened))
                 record_hash(self._ctx, self._root.real, opened.parts, self._hash)
                 return entry
             finally:
@@ -237,7 +237,7 @@ class _FileReader:
         except OSError as error:
             return {"path": wanted.path, "error": f"{wanted.path!r} cannot be read: {error.strerror}"}
 
-    def _check_room(self, *, has_room: bool) -> None:
+    def _raise_if_no_room(self, *, has_room: bool) -> None:
         if not has_room:
             msg = f"the {READ_CHARS:,} characters of this call are used up; read this file in another call"
             raise ToolError(msg)
@@ -249,7 +249,7 @@ class _FileReader:
         if data is None:
             calls.lseek(fd, 0)
             self._check_large_file(fd, size)
-            return stream_lines(fd, wanted.offset - 1, wanted.limit)
+            return read_line_range(fd, wanted.offset - 1, wanted.limit)
         data = content_in_editor(self._buffers, absolute_path(self._root.real, opened.parts), data)
         self._hash = short_hash(data)
         decoded = decode_text(data)
@@ -279,7 +279,7 @@ class _FileReader:
         )
         raise ToolError(msg)
 
-    def _select_lines(self, lines: list[str], total: int | None) -> dict[str, object]:
+    def _make_lines_entry(self, lines: list[str], total: int | None) -> dict[str, object]:
         wanted = self._wanted
         if total is not None and wanted.offset > max(total, 1):
             msg = f"offset {wanted.offset} is after the end; the file has {total} lines, the first is 1"
@@ -287,7 +287,7 @@ class _FileReader:
         if self._line_numbers:
             lines = [f"{number:>6}\t{line}" for number, line in enumerate(lines, wanted.offset)]
         kept = self._count_fitting_lines(lines)
-        self._check_room(has_room=kept > 0 or not lines)
+        self._raise_if_no_room(has_room=kept > 0 or not lines)
         entry: dict[str, object] = {
             "path": wanted.path,
             "content": "".join(lines[:kept]),

@@ -25,7 +25,7 @@ from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool, ToolPreview
 from stepengine.workspace import calls
-from stepengine.workspace.atomic import lock_for, replace_file, stat_target
+from stepengine.workspace.atomic import hold_file_lock, replace_file, stat_regular_file
 from stepengine.workspace.buffers import Buffers, absolute_path, content_in_editor, text_for_editor
 from stepengine.workspace.calls import FILE, Fd
 from stepengine.workspace.line_ends import keep_line_ends
@@ -67,7 +67,7 @@ def make_write_tools(root: Root, *, delete: bool = False, buffers: Buffers | Non
     @tool(
         category="write",
         annotations=OVERWRITES,
-        preview=lambda given: writer.preview("Write", given, _make_content_change(given["content"])),
+        preview=lambda given: writer.preview_change("Write", given, _make_content_change(given["content"])),
         destinations=(),
     )
     def write_file(  # noqa: D417  (the context is no parameter of the tool)
@@ -98,7 +98,7 @@ def make_write_tools(root: Root, *, delete: bool = False, buffers: Buffers | Non
             expected_hash: The `hash` that `read_files` gave; when the file has changed since, nothing is written.
         """
         given = {"path": path, "content": content, "instructions": instructions, "expected_hash": expected_hash}
-        done = writer.change(ctx, given, _make_content_change(content))
+        done = writer.apply_change(ctx, given, _make_content_change(content))
         data = done.new or b""
         lines = content.count("\n") + bool(content and not content.endswith("\n"))
         word, file = "Created" if done.action == "created" else "Overwrote", done.file
@@ -108,7 +108,7 @@ def make_write_tools(root: Root, *, delete: bool = False, buffers: Buffers | Non
     @tool(
         category="write",
         annotations=EDITS,
-        preview=lambda given: writer.preview(
+        preview=lambda given: writer.preview_change(
             "Edit", given, _make_replacement_change(given["path"], given["replacements"])
         ),
         aliases=ALIASES,
@@ -146,7 +146,7 @@ def make_write_tools(root: Root, *, delete: bool = False, buffers: Buffers | Non
             expected_hash: The `hash` that `read_files` gave; when the file has changed since, nothing is written.
         """
         given = {"path": path, "replacements": replacements, "expected_hash": expected_hash}
-        done = writer.change(ctx, given, _make_replacement_change(path, replacements))
+        done = writer.apply_change(ctx, given, _make_replacement_change(path, replacements))
         count = f"{len(replacements)} replacement{'s' if len(replacements) > 1 else ''}"
         value = {"file": done.file, "message": f"Changed {done.file} ({count}).", "unified_diff": done.diff}
         return _make_result(value, done.file)
@@ -154,7 +154,7 @@ def make_write_tools(root: Root, *, delete: bool = False, buffers: Buffers | Non
     @tool(
         category="write",
         annotations=EDITS,
-        preview=lambda given: writer.preview("Delete", given, _make_delete_change(given["path"])),
+        preview=lambda given: writer.preview_change("Delete", given, _make_delete_change(given["path"])),
         destinations="path",
     )
     def delete_file(ctx: ToolContext, path: PathText, expected_hash: str = "") -> ToolResult:  # noqa: D417  (as above)
@@ -177,7 +177,7 @@ def make_write_tools(root: Root, *, delete: bool = False, buffers: Buffers | Non
             path: The file.
             expected_hash: The `hash` that `read_files` gave; when the file has changed since, nothing is deleted.
         """
-        done = writer.change(ctx, {"path": path, "expected_hash": expected_hash}, _make_delete_change(path))
+        done = writer.apply_change(ctx, {"path": path, "expected_hash": expected_hash}, _make_delete_change(path))
         value = {"file": done.file, "message": f"Deleted {done.file}."}
         return ToolResult.json(value, side_effects=(SideEffect("file_deleted", done.file),))
 
@@ -310,7 +310,7 @@ class _Writer:
         # What people were shown who were asked about a call: the hash of the file that its diff was made from.
         self._shown: OrderedDict[str, str] = OrderedDict()
 
-    def change(self, ctx: ToolContext, given: Mapping[str, Any], change: Change) -> ContentChange:
+    def apply_change(self, ctx: ToolContext, given: Mapping[str, Any], change: Change) -> ContentChange:
         """
         Apply the change that a call requests, and return it.
 
@@ -322,8 +322,8 @@ class _Writer:
         began, path, made = time.monotonic(), given["path"], list[str]()
         try:
             with (
-                self._root.parent(path, create="content" in given, made=made) as (folder, name),
-                lock_for(folder, name),
+                self._root.open_parent(path, create="content" in given, made=made) as (folder, name),
+                hold_file_lock(folder, name),
             ):
                 self._remove_stale_files(folder)
                 old = self._read_found_file(folder, name, path)
@@ -388,12 +388,12 @@ class _Writer:
             raise ToolError(msg)
 
     def _read_found_file(self, folder: Fd, name: str, path: str) -> FoundFile:
-        info = stat_target(folder, name, path)
+        info = stat_regular_file(folder, name, path)
         if info is None:
             return FoundFile(None, None)
         fd = calls.open_at(name, FILE, folder)
         try:
-            self._root.check_file(OpenedEntry(fd, self._root.parts(path), calls.fstat(fd)), path)
+            self._root.check_readable_file(OpenedEntry(fd, self._root.parts(path), calls.fstat(fd)), path)
             data = read_capped(fd)
         finally:
             calls.close(fd)
@@ -410,12 +410,12 @@ class _Writer:
 
     # --- what people are shown ----------------------------------------------------------------------------------------
 
-    def preview(self, verb: str, given: JsonDict, change: Change) -> ToolPreview:
+    def preview_change(self, verb: str, given: JsonDict, change: Change) -> ToolPreview:
         """Return the diff that a call would cause now; the call fails if the file changes before it runs."""
         path = given["path"]
         try:
             old = FoundFile(None, None)
-            with suppress(Missing), self._root.parent(path, create=False) as (folder, name):
+            with suppress(Missing), self._root.open_parent(path, create=False) as (folder, name):
                 old = self._read_found_file(folder, name, path)
             done = ContentChange(display_path(self._root.parts(path)), old, change(old))
         except (ToolError, OSError) as error:

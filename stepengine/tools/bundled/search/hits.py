@@ -180,9 +180,9 @@ class FileHits:
     total: int
 
 
-def read_searched_lines(root: Root, ignore: Ignore, parts: tuple[str, ...]) -> list[str] | None:
+def read_searchable_lines(root: Root, ignore: Ignore, parts: tuple[str, ...]) -> list[str] | None:
     """Return the lines of a text file; ``None`` for a file that a search leaves out: a secret, ignored or large one."""
-    if root.is_withheld(parts) or ignore.is_hidden(parts):
+    if root.is_withheld(parts) or ignore.is_path_ignored(parts):
         return None
     text = read_text_file(root, parts, SEARCH_FILE_BYTES)
     if text is None:

@@ -48,13 +48,13 @@ class Ignore:
         names = tuple(map(_decode_bytewise, parts))
         for depth in range(len(parts) - 1, -1, -1):
             for number, pattern in enumerate(self._patterns_of_folder(parts[:depth])):
-                if not number % PATTERNS_BETWEEN_CHECKS and not self._budget.check_time():
+                if not number % PATTERNS_BETWEEN_CHECKS and not self._budget.has_time_left():
                     return True
                 if pattern.match(names[depth:], is_folder=is_folder):
                     return not pattern.is_negated
         return bool(self._budget.cut)
 
-    def is_hidden(self, parts: Parts) -> bool:
+    def is_path_ignored(self, parts: Parts) -> bool:
         """Return True if a file or a folder above it is ignored."""
         above = (parts[:depth] for depth in range(1, len(parts)))
         return any(self.is_ignored(a, is_folder=True) for a in above) or self.is_ignored(parts, is_folder=False)
@@ -77,7 +77,7 @@ class Ignore:
         made: list[IgnorePattern] = []
         text = (data or b"").decode("latin-1").removeprefix(BOM)
         for number, line in enumerate(text.split("\n")[:MAX_LINES]):
-            if not number % PATTERNS_BETWEEN_CHECKS and not self._budget.check_time():
+            if not number % PATTERNS_BETWEEN_CHECKS and not self._budget.has_time_left():
                 break
             pattern = IgnorePattern.parse(line.removesuffix("\r"))
             if pattern is not None:

@@ -24,7 +24,7 @@ from pydantic import Field
 from stepengine.data.estimate import CHARS_PER_TOKEN, estimate_tokens
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.bounds import bounded_field, note_excess
+from stepengine.tools.bundled.bounds import bounded_field, excess_notes
 from stepengine.tools.bundled.files.read_tools import READ_PATHS, TOO_MANY
 from stepengine.tools.bundled.search.ignore import walk_visible
 from stepengine.tools.bundled.search.symbols import SHORTEST_STEM_CHARS, has_symbols, read_symbols, split_words
@@ -112,9 +112,9 @@ def make_find_files_tool(root: Root) -> Tool:
         """
         budget = WalkBudget(cancelled=ctx.cancelled)
         files = _find_candidates(root, budget)
-        best = rank_files(prompt, files, budget.check_time)[: min(max_results, FIND_RESULTS_MAX)]
+        best = rank_files(prompt, files, budget.has_time_left)[: min(max_results, FIND_RESULTS_MAX)]
         notes = [f"{len(best)} of {len(files):,} files fit best" if best else "no file fits the description"]
-        notes += note_excess("max_results", max_results, FIND_RESULTS_MAX)
+        notes += excess_notes("max_results", max_results, FIND_RESULTS_MAX)
         if budget.cut:
             notes.append(f"incomplete: {budget.cut}")
         notes += withheld_note()
@@ -134,7 +134,7 @@ def _find_candidates(root: Root, budget: WalkBudget) -> dict[Parts, list[str]]:
         calls.close(opened.fd)
     files: dict[Parts, list[str]] = {place: [] for place in places}
     for place in sorted(places, key=lambda p: (len(p), p))[:FIND_SOURCES]:
-        if not budget.check_time():
+        if not budget.has_time_left():
             break
         files[place] = read_symbols(root, place)
     return files
@@ -149,19 +149,19 @@ class Hit:
     symbols: tuple[str, ...]
 
 
-def rank_files(prompt: str, files: Mapping[Parts, list[str]], goes_on: Callable[[], bool] = lambda: True) -> list[Hit]:
+def rank_files(prompt: str, files: Mapping[Parts, list[str]], has_time: Callable[[], bool] = lambda: True) -> list[Hit]:
     """
     Return the files that match the description *prompt*, best first, then by depth and name.
 
     Args:
         prompt: What is looked for.
         files: The places of files, with the top-level names in them.
-        goes_on: Called again and again; when it returns False, the matches found so far are ranked.
+        has_time: Called again and again; when it returns False, the matches found so far are ranked.
     """
-    index = _Index(files, goes_on)
+    index = _Index(files, has_time)
     wanted = list(dict.fromkeys(w for w in split_words(prompt) if w not in COMMON))[:PROMPT_WORDS]
     scores: defaultdict[Parts, float] = defaultdict(float)
-    for word in takewhile(lambda _: goes_on(), wanted):
+    for word in takewhile(lambda _: has_time(), wanted):
         fitting = index.find_matches(word)
         weight = math.log(1 + len(files) / (1 + len(fitting)))
         for place, score in fitting.items():
@@ -174,7 +174,7 @@ def rank_files(prompt: str, files: Mapping[Parts, list[str]], goes_on: Callable[
             index.adjust_score(place, scores[place], named, about_tests=about_tests),
             index.find_symbols(place, wanted, named),
         )
-        for place in takewhile(lambda _: goes_on(), files)
+        for place in takewhile(lambda _: has_time(), files)
         if scores[place] or index.is_named(place, named)
     ]
     return sorted(hits, key=lambda h: (-h.score, len(h.place), h.place))
@@ -183,10 +183,10 @@ def rank_files(prompt: str, files: Mapping[Parts, list[str]], goes_on: Callable[
 class _Index:
     """An index from words to the files that have them in their path or top-level names."""
 
-    def __init__(self, files: Mapping[Parts, list[str]], goes_on: Callable[[], bool]) -> None:
+    def __init__(self, files: Mapping[Parts, list[str]], has_time: Callable[[], bool]) -> None:
         self._files = files
         self._by_word: defaultdict[str, dict[Parts, float]] = defaultdict(dict)
-        for place, symbols in takewhile(lambda _: goes_on(), files.items()):
+        for place, symbols in takewhile(lambda _: has_time(), files.items()):
             self._add_words(split_words(place[-1]), place, IN_NAME)
             self._add_words((w for folder in place[:-1] for w in split_words(folder)), place, IN_FOLDER)
             self._add_words((w for symbol in symbols for w in split_words(symbol)), place, IN_SYMBOL)
@@ -308,7 +308,7 @@ def make_subtree_tool(root: Root) -> Tool:
         wanted = list(dict.fromkeys(p.rstrip("/") or p or "." for p in paths or ["."]))
         shown, refused = wanted[:READ_PATHS], wanted[READ_PATHS:]
         budget = WalkBudget(cancelled=ctx.cancelled)
-        notes = note_excess("max_tokens", max_tokens, SUBTREE_TOKENS_MAX)
+        notes = excess_notes("max_tokens", max_tokens, SUBTREE_TOKENS_MAX)
         entries, left = [], min(max_tokens, SUBTREE_TOKENS_MAX)
         for number, path in enumerate(shown):
             entry = _make_entry(root, path, left // (len(shown) - number), budget)
@@ -327,7 +327,7 @@ def _make_entry(root: Root, path: str, max_tokens: int, budget: WalkBudget) -> d
     except ToolError as error:
         return _make_file_entry(root, path, max_tokens, error)
     try:
-        made = _Tree(root, opened, budget).entry(max_tokens)
+        made = _Tree(root, opened, budget).make_entry(max_tokens)
     finally:
         calls.close(opened.fd)
     return {"path": display_path(opened.parts), **made, "spent": made["token_count"]}
@@ -353,11 +353,11 @@ def _make_file_entry(root: Root, path: str, max_tokens: int, problem: ToolError)
     return {**entry, "spent": estimate_tokens(" ".join(kept))}
 
 
-def print_tree(root: Root, max_tokens: int) -> str:
+def format_file_tree(root: Root, max_tokens: int) -> str:
     """Return the tree of the files below *root* in at most *max_tokens* tokens."""
     opened = root.open_folder(".")
     try:
-        return str(_Tree(root, opened, WalkBudget()).entry(max_tokens)["printed_tree"])
+        return str(_Tree(root, opened, WalkBudget()).make_entry(max_tokens)["printed_tree"])
     finally:
         calls.close(opened.fd)
 
@@ -373,7 +373,7 @@ class _Tree:
             self._all = [TreeNode(place, is_folder) for place, _, is_folder in entries]
         self._cut = budget.cut
 
-    def entry(self, max_tokens: int) -> dict[str, Any]:
+    def make_entry(self, max_tokens: int) -> dict[str, Any]:
         """Return the tree, reduced until it fits: without unimportant files, without names, or without deep entries."""
         room = max_tokens * CHARS_PER_TOKEN
         lean = [n for n in self._all if n.is_folder or not n.place[-1].lower().endswith(UNIMPORTANT)]
@@ -411,7 +411,7 @@ class _Tree:
         sources = sorted((len(n.place), n.place) for n in nodes if not n.is_folder and has_symbols(n.place[-1]))
         found: dict[Parts, str] = {}
         for number, (_, place) in enumerate(sources):
-            if room <= len(MORE) or number >= SUBTREE_SOURCES or not self._budget.check_time():
+            if room <= len(MORE) or number >= SUBTREE_SOURCES or not self._budget.has_time_left():
                 return found, len(sources) - len(found)
             text = "".join(f" {name}" for name in read_symbols(self._root, place))
             if len(text) <= room:

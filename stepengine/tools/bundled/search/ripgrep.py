@@ -5,7 +5,7 @@ ripgrep gets a fixed command line, and every line that it reports is read again 
 folder that is swapped for a link while it runs could lead it out of the root. What is shown is therefore not its output
 but the lines of files that the walk has opened, where they are the same.
 
-In Python, a regular expression can take exponential time, and nothing can stop it; ``safe_columns`` refuses those.
+In Python, a regular expression can take exponential time, and nothing can stop it; ``max_search_columns`` refuses those.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from typing import TYPE_CHECKING, Any
 from stepengine.data.alike import list_names
 from stepengine.data.visible import cut_end
 from stepengine.errors import ToolError, WorkspaceLost
-from stepengine.tools.bundled.search.hits import SEARCH_FILE_BYTES, FileHits, SearchFlags, read_searched_lines
+from stepengine.tools.bundled.search.hits import SEARCH_FILE_BYTES, FileHits, SearchFlags, read_searchable_lines
 from stepengine.tools.bundled.search.ignore import Ignore
 from stepengine.tools.conversion import ERROR_CHARS
 from stepengine.workspace import calls
 from stepengine.workspace.calls import FOLDER, Fd
 from stepengine.workspace.environment import MARKER, SUPERVISOR
-from stepengine.workspace.patterns import SEARCH_COLUMNS, IgnorePattern, safe_columns
+from stepengine.workspace.patterns import SEARCH_COLUMNS, IgnorePattern, max_search_columns
 from stepengine.workspace.remote_files import RemoteFile, RemoteSystem
 from stepengine.workspace.walk import WalkBudget, walk
 
@@ -89,7 +89,7 @@ def search_in_python(
                 continue
             if entry.stat(follow_symlinks=False).st_size > SEARCH_FILE_BYTES:
                 continue
-            lines = read_searched_lines(root, ignore, place)
+            lines = read_searchable_lines(root, ignore, place)
             if lines is not None:
                 found = _find_spans(lines, test, flags, per_file, budget)
                 if found[0]:
@@ -105,7 +105,7 @@ def _find_spans(
     total = 0
     for number in range(len(lines)):
         is_long = len(lines[number]) > SHORT_LINE
-        if (is_long or not number % 1000) and not budget.check_time():
+        if (is_long or not number % 1000) and not budget.has_time_left():
             break
         if test(lines[number]) is not flags.invert:
             total += 1
@@ -126,7 +126,7 @@ def _make_line_test(pattern: str, flags: SearchFlags) -> Callable[[str], bool]:
         msg = f"without ripgrep a pattern has at most {SEARCH_PATTERN_CHARS} characters"
         raise ToolError(msg)
     source = re.escape(pattern) if flags.fixed else pattern
-    columns = SEARCH_COLUMNS if flags.fixed else safe_columns(source)
+    columns = SEARCH_COLUMNS if flags.fixed else max_search_columns(source)
     if flags.word:
         source = rf"(?<!\w)(?:{source})(?!\w)"
     ignore_case = flags.case == "i" or (flags.case == "S" and not any(c.isupper() for c in pattern))
@@ -191,7 +191,7 @@ FIXED = (
 def find_ripgrep(root: Sequence[str], system: RemoteSystem | None = None) -> str | None:
     """Return the path of ``rg``, next to the interpreter or on the search path (of *system*), but never below the root."""
     if system is not None:
-        given, _, _ = system.variables(("PATH",))
+        given, _, _ = system.fetch_variables(("PATH",))
         return system.find_program_outside("rg", given.get("PATH", "").split(os.pathsep), root)
     beside = str(Path(sys.executable).parent)
     for folders in (beside, None):
@@ -232,7 +232,7 @@ class Ripgrep:
         """
         spans: list[tuple[int, str]] = []
         ignore = Ignore(self._root, budget)
-        for event in self._iter_events(self._command(pattern, flags, per_file), budget):
+        for event in self._iter_events(self._build_command(pattern, flags, per_file), budget):
             kind, data = event.get("type"), event.get("data", {})
             if kind == "begin":
                 spans = []
@@ -248,7 +248,7 @@ class Ripgrep:
             msg = f"the search failed: {self.problems}"
             raise ToolError(msg)
 
-    def _command(self, pattern: str, flags: SearchFlags, per_file: int) -> list[str]:
+    def _build_command(self, pattern: str, flags: SearchFlags, per_file: int) -> list[str]:
         switches = {
             "--word-regexp": flags.word,
             "--fixed-strings": flags.fixed,
@@ -256,7 +256,7 @@ class Ripgrep:
             "--multiline": flags.multiline,
             "--invert-match": flags.invert,
         }
-        pattern, switches["--fixed-strings"] = _match_any_line_end(pattern, flags)
+        pattern, switches["--fixed-strings"] = _pattern_for_any_line_end(pattern, flags)
         limit = flags.max_count if flags.count else 1 if flags.names_only else per_file + 1
         secrets = () if self._root.secrets.has_exceptions else self._root.secrets.patterns
         return [
@@ -287,7 +287,7 @@ class Ripgrep:
         """Return the reported matches that our own walk finds on the same lines."""
         names = tuple(path.removeprefix("./").split("/"))
         parts = (*self._base.parts, *names)
-        lines = read_searched_lines(self._root, ignore, parts)
+        lines = read_searchable_lines(self._root, ignore, parts)
         if lines is None:
             return None
         same = [(first, n) for first, text in spans if (n := _count_lines_if_equal(lines, first, text))]
@@ -325,14 +325,14 @@ class Ripgrep:
         given = {"limits": "RLIMIT_CORE=0", "program": command[0], "argv": command, "env": env, "log": None}
         running = at.system.spawn(at, heard, script=None, supervisor=source, **given)
         try:
-            while self._code is None and budget.check_time():
+            while self._code is None and budget.has_time_left():
                 stream, data = heard.poll()
                 running.allow_output(len(data))
                 if stream == "err":
                     self._errors = (self._errors + data)[: ERROR_CHARS * 4]
                 elif stream == "out":
                     *whole, rest = (rest + data).split(b"\n")
-                    _check_line(rest)
+                    _check_line_length(rest)
                     yield from whole
                 elif (found := EXIT.fullmatch(data)) is not None:
                     self._code = int(found[1])
@@ -359,7 +359,7 @@ class Ripgrep:
             return
         out, err = process.stdout.fileno(), process.stderr.fileno()
         open_ends, rest = {out, err}, b""
-        while out in open_ends and budget.check_time():
+        while out in open_ends and budget.has_time_left():
             ready, _, _ = select.select(list(open_ends), [], [], POLL_SECONDS)
             for fd in ready:
                 data = os.read(fd, CHUNK_BYTES)
@@ -413,13 +413,13 @@ class _RemoteOutput:
         return stream, data
 
 
-def _check_line(rest: bytes) -> None:
+def _check_line_length(rest: bytes) -> None:
     if len(rest) > OUTPUT_LINE_BYTES:
         msg = f"the search there printed a line of more than {OUTPUT_LINE_BYTES:,} bytes"
         raise ToolError(msg)
 
 
-def _match_any_line_end(pattern: str, flags: SearchFlags) -> tuple[str, bool]:
+def _pattern_for_any_line_end(pattern: str, flags: SearchFlags) -> tuple[str, bool]:
     """Return the pattern of a search of several lines, whose line ends also match CRLF, and whether it is plain text."""
     if not flags.multiline:
         return pattern, flags.fixed
@@ -427,10 +427,10 @@ def _match_any_line_end(pattern: str, flags: SearchFlags) -> tuple[str, bool]:
         # A line end among the characters of a class stays as it is: there it is one character.
         return LINE_END.sub(lambda match: match[1] or "\\r?\\n", pattern), False
     lines = pattern.replace("\r\n", "\n").split("\n")
-    return (pattern, True) if len(lines) == 1 else ("\\r?\\n".join(map(_escape, lines)), False)
+    return (pattern, True) if len(lines) == 1 else ("\\r?\\n".join(map(_escape_regex, lines)), False)
 
 
-def _escape(text: str) -> str:
+def _escape_regex(text: str) -> str:
     """Return a regular expression of ripgrep that matches *text*."""
     return re.sub(r"[\\.+*?()|\[\]{}^$#&~-]", lambda match: "\\" + match[0], text)
 

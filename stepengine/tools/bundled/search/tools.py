@@ -9,7 +9,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.bounds import bounded_field, note_excess
+from stepengine.tools.bundled.bounds import bounded_field, excess_notes
 from stepengine.tools.bundled.files.read_tools import READS
 from stepengine.tools.bundled.search.hits import SEARCH_MATCHES, MatchReport, SearchFlags, parse_flags
 from stepengine.tools.bundled.search.ignore import walk_visible
@@ -81,7 +81,7 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
             max_results: How many files to return at most.
         """
         wanted = GlobPattern(NEGATED.sub("[!", pattern), dotfiles=False)
-        _check_syntax(pattern)
+        _check_glob_syntax(pattern)
         return _glob_files(root, wanted, cwd or ".", max_results, WalkBudget(cancelled=ctx.cancelled))
 
     @tool(category="read", annotations=READS, parallel_safe=True, destinations=())
@@ -132,7 +132,7 @@ def make_search_tools(root: Root, *, prefer_python: bool) -> list[Tool]:
     return [glob, code_search, make_find_files_tool(root)]
 
 
-def _check_syntax(pattern: str) -> None:
+def _check_glob_syntax(pattern: str) -> None:
     """Raise for a pattern that would silently find nothing: one with the syntax of other globs, or with ``/`` at its end."""
     found = OTHER_SYNTAX.search(pattern)
     if found:
@@ -156,7 +156,7 @@ def _glob_files(root: Root, pattern: GlobPattern, cwd: str, max_results: int, bu
         calls.close(opened.fd)
     most = min(max_results, GLOB_MAX_RESULTS)
     notes = [f"Found {len(found):,} file{'' if len(found) == 1 else 's'}"]
-    notes += note_excess("max_results", max_results, GLOB_MAX_RESULTS)
+    notes += excess_notes("max_results", max_results, GLOB_MAX_RESULTS)
     if len(found) > most:
         notes.append(f"the first {most} are shown")
     if budget.cut:
@@ -170,7 +170,7 @@ def _search_files(  # noqa: PLR0917  (one call, spelled out)
     root: Root, ripgrep: str | None, pattern: str, flags: SearchFlags, cwd: str, max_results: int, budget: WalkBudget
 ) -> dict[str, object]:
     most = min(max_results, SEARCH_MATCHES)
-    report = MatchReport(flags, most, note_excess("max_results", max_results, SEARCH_MATCHES))
+    report = MatchReport(flags, most, excess_notes("max_results", max_results, SEARCH_MATCHES))
     opened = root.open_folder(cwd)
     engine = None if ripgrep is None else Ripgrep(ripgrep, root, opened)
     try:

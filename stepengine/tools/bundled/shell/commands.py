@@ -29,7 +29,7 @@ from stepengine.workspace.guard import GUARD
 from stepengine.workspace.paths import display_path
 from stepengine.workspace.root import OpenedEntry, Root
 from stepengine.workspace.terminals import TerminalResult, Terminals
-from stepengine.workspace.workspace import resource_limits
+from stepengine.workspace.workspace import limits_by_rlimit_name
 
 COMMANDS_AT_ONCE = 16
 """Commands use whole cores; more at a time only slow each other down."""
@@ -97,7 +97,7 @@ def encode_limits(limits: Mapping[str, int]) -> str:
     Raises:
         DefinitionError: for a limit that is not known, or is no positive number.
     """
-    made = {"RLIMIT_CORE": 0, **resource_limits(limits)}
+    made = {"RLIMIT_CORE": 0, **limits_by_rlimit_name(limits)}
     return ",".join([f"{number}={value}" for number, value in made.items()])
 
 
@@ -211,7 +211,7 @@ class Shell:
         try:
             launch = await self._prepare_launch(command, opened, private)
             script = command.text.encode() if isinstance(command, Script) else None
-            what = await self._call_system(self._start, launch, opened.fd)
+            what = await self._call_system(self._make_command_start, launch, opened.fd)
             return await start_command(attrs.evolve(what, script=script, sink=sink, shows=shows, reads=reads, log=log))
         finally:
             calls.close(opened.fd)
@@ -267,7 +267,7 @@ class Shell:
         """Create the private folder of a command."""
         return await self._call_system(PrivateFolders.create, self.root.system)
 
-    def _start(self, launch: Launch, folder: Fd) -> CommandStart:
+    def _make_command_start(self, launch: Launch, folder: Fd) -> CommandStart:
         """Return the program, arguments and environment of a command to start, after the runner."""
         if self.runner is not None:
             launch = self.runner(launch)
@@ -281,7 +281,7 @@ class Shell:
         def receive_output(data: bytes) -> None:
             said.extend(data[: NAMES_BYTES + 1 - len(said)])
 
-        what = await self._call_system(self._start, launch, folder)
+        what = await self._call_system(self._make_command_start, launch, folder)
         process = await start_command(attrs.evolve(what, reads=receive_output))
         in_time = False
         try:

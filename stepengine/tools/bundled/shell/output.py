@@ -43,7 +43,7 @@ class Capture:
     def feed(self, data: bytes) -> str:
         """Append bytes of the stream, and return their text."""
         self.total += len(data)
-        return self._append_kept(self._strip_control(self._decoder.decode(data)))
+        return self._store_text(self._strip_control(self._decoder.decode(data)))
 
     def _strip_control(self, text: str, *, final: bool = False) -> str:
         text = self._pending + text
@@ -58,7 +58,7 @@ class Capture:
         self._pending = text[start:]
         return CONTROL.sub("", text[:start])
 
-    def _append_kept(self, text: str) -> str:
+    def _store_text(self, text: str) -> str:
         room = self._head_limit - len(self._head)
         self._head += text[:room]
         self._tail += text[room:] if room else text
@@ -69,7 +69,7 @@ class Capture:
 
     def end(self) -> str:
         """End the stream, and return the text that was held back."""
-        return self._append_kept(self._strip_control(self._decoder.decode(b"", final=True), final=True))
+        return self._store_text(self._strip_control(self._decoder.decode(b"", final=True), final=True))
 
     @property
     def is_cut(self) -> bool:
@@ -84,7 +84,7 @@ class Capture:
         missing = self._left_out + len(self._tail) - len(tail)
         return f"{self._head}\n[... {missing:,} characters were left out here ...]\n{tail}"
 
-    def take(self) -> str:
+    def pop_text(self) -> str:
         """Return the stored text, and clear it."""
         text = self.text()
         self._reset()
@@ -98,11 +98,11 @@ def fit_texts(texts: tuple[str, str], room: int) -> tuple[str, str]:
         return texts
     small = min(sizes)
     shares = [min(size, max(room - small, room // 2)) for size in sizes]
-    made = [_cut_to(text, share) for text, share in zip(texts, shares, strict=True)]
+    made = [_cut_to_json_size(text, share) for text, share in zip(texts, shares, strict=True)]
     return made[0], made[1]
 
 
-def _cut_to(text: str, room: int) -> str:
+def _cut_to_json_size(text: str, room: int) -> str:
     limit = len(text)
     made = text
     while len(compact(made)) > room:

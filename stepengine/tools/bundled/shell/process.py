@@ -259,11 +259,11 @@ class _LocalChild:
         self._env = env
 
     def forward_to(self, process: CommandProcess) -> None:
-        """Read from the event loop."""
+        """Forward the output and the supervisor's messages to *process* from the event loop."""
         out, err, line = self._fds
         self._out = _Pipe(out, lambda data: process.feed(process.out, data))
         self._err = _Pipe(err, lambda data: process.feed(process.err, data))
-        self._line = _Pipe(line, process.receive, process.handle_messages_end)
+        self._line = _Pipe(line, process.handle_supervisor_output, process.handle_messages_end)
         self._captures = process.out, process.err
 
     @property
@@ -335,18 +335,18 @@ class _FarChild:
     # --- in the thread that reads ----
 
     def handle_output(self, stream: str, data: bytes) -> None:
-        """Process output of the command."""
-        self._pass_on(self._feed_output, stream, data)
+        """Pass output of the command to the event loop."""
+        self._call_on_loop(self._feed_output, stream, data)
 
     def handle_end(self, stream: str) -> None:
-        """Process the end of a stream."""
-        self._pass_on(self._end, stream)
+        """Pass the end of a stream to the event loop."""
+        self._call_on_loop(self._end_stream, stream)
 
     def handle_exit(self, code: int | None) -> None:
-        """Pass on the exit code of the supervisor."""
-        self._pass_on(self._handle_exit, code)
+        """Pass the exit code of the supervisor to the event loop."""
+        self._call_on_loop(self._handle_exit, code)
 
-    def _pass_on(self, do: Callable[..., None], *args: object) -> None:
+    def _call_on_loop(self, do: Callable[..., None], *args: object) -> None:
         with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
             self._loop.call_soon_threadsafe(do, *args, context=Context())
 
@@ -361,13 +361,13 @@ class _FarChild:
         if process is None or self._is_closed:
             return
         if stream == "line":
-            process.receive(data)
+            process.handle_supervisor_output(data)
         else:
             process.feed(process.out if stream == "out" else process.err, data)
         if self.spawned is not None:
             self.spawned.allow_output(len(data))
 
-    def _end(self, stream: str) -> None:
+    def _end_stream(self, stream: str) -> None:
         process = self._process
         if process is None:
             return
@@ -386,7 +386,7 @@ class _FarChild:
         if code is None and self._process is not None and not self._line_closed.is_set():
             self._process.is_lost = True
         for stream in ("out", "err", "line"):
-            self._end(stream)
+            self._end_stream(stream)
         self._is_left.set()
 
     @property
@@ -429,7 +429,7 @@ class _FarChild:
                 await self._is_left.wait()
         if self._code and not self._is_lost:
             with contextlib.suppress(WorkspaceLost, OSError):
-                await asyncio.to_thread(self._system.end_marked, f"{MARKER}={self._env[MARKER]}")
+                await asyncio.to_thread(self._system.kill_marked_processes, f"{MARKER}={self._env[MARKER]}")
 
     @property
     def _is_lost(self) -> bool:
@@ -472,7 +472,7 @@ class CommandProcess:
         child.forward_to(self)
 
     def feed(self, capture: Capture, data: bytes) -> None:
-        """Process output of the command."""
+        """Store output, pass it to the callbacks, and kill a command that printed more than 64 MiB."""
         if self.flooded:
             return
         text = capture.feed(data)
@@ -490,8 +490,8 @@ class CommandProcess:
 
     # --- what the supervisor says ------------------------------------------------------------
 
-    def receive(self, data: bytes) -> None:
-        """Process the output of the supervisor."""
+    def handle_supervisor_output(self, data: bytes) -> None:
+        """Parse messages of the supervisor, and record the process id, the start error or the end of the command."""
         *lines, self._said = (self._said + data[:SAID_BYTES]).split(b"\n")
         for line in lines:
             what, _, number = line.decode("ascii", "replace").partition(" ")

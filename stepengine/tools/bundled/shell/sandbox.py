@@ -54,10 +54,10 @@ def make_bubblewrap_runner(root: Sequence[str]) -> Runner:
         )
         raise DefinitionError(msg)
     _probe_sandbox(program, "/" + "/".join(root))
-    return _run_in_sandbox
+    return _wrap_in_bubblewrap
 
 
-def _run_in_sandbox(launch: Launch) -> Launch:
+def _wrap_in_bubblewrap(launch: Launch) -> Launch:
     """Return the launch that executes *launch* in the sandbox."""
     private = str(Path(launch.env["TMPDIR"]).parent)
     folder = launch.root if launch.cwd == "." else f"{launch.root}/{launch.cwd}"

@@ -33,7 +33,7 @@ from stepengine.tools.context import ToolContext
 from stepengine.tools.decorator import tool
 from stepengine.tools.definition import Tool, ToolPreview
 from stepengine.workspace.argv import Argv, Script, command_text
-from stepengine.workspace.environment import PrivateFolders, without_secrets
+from stepengine.workspace.environment import PrivateFolders, replace_environment_secrets
 
 JOBS_PER_RUN = 4
 """A server, a watcher and some builds; a model forgets jobs, and each uses a core."""
@@ -423,7 +423,7 @@ def _result_with_output(
 ) -> ToolResult:
     """Return a result with both streams, as long as the cap of results allows."""
     is_cut = process.out.is_cut or process.err.is_cut
-    texts = process.out.take(), process.err.take()
+    texts = process.out.pop_text(), process.err.pop_text()
     room = RESULT_CHARS - len(compact(frame)) - 100
     out, err = fit_texts(texts, room)
     value = {**frame, "stdout": out, **({"stderr": err} if err else {}), "truncated": is_cut or (out, err) != texts}
@@ -447,7 +447,7 @@ def _job_result(job: BackgroundCommand, more: Mapping[str, object]) -> ToolResul
 
 def _log_command(ctx: ToolContext, command: Argv | Script, process: CommandProcess, ending: Ending) -> None:
     """Log the command and its end, but never its output."""
-    message = f"ran {without_secrets(cut_middle(command_text(command), SHOWN_CHARS))}"
+    message = f"ran {replace_environment_secrets(cut_middle(command_text(command), SHOWN_CHARS))}"
     ctx.logger.debug(
         message,
         exit_code=ending.code,

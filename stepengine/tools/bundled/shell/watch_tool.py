@@ -275,7 +275,7 @@ async def _run_poll(ctx: ToolContext, shell: Shell, given: JsonDict) -> PollResu
             await finish_shielded(asyncio.create_task(end_and_clean_up(process, private)))
     ending = process.ending() or Ending(None, None)
     process.raise_if_lost(cut_middle(command_text(command), 80))
-    out, err = process.out.take(), process.err.take()
+    out, err = process.out.pop_text(), process.err.pop_text()
     how = heard.digest.hexdigest(), err, process.err.total, ending.code, ending.signal
     late = "" if in_time else f"it was stopped because it took longer than {shell.timeout:g} s"
     output = out if not err else f"{out}\n{err}" if out and not out.endswith("\n") else out + err

@@ -141,7 +141,7 @@ class Gates:
             asyncio.AbstractEventLoop, weakref.WeakValueDictionary[str, asyncio.Semaphore]
         ] = weakref.WeakKeyDictionary()
 
-    def get_gate(self, name: str) -> asyncio.Semaphore:
+    def get_semaphore(self, name: str) -> asyncio.Semaphore:
         """Return the semaphore of *name*. It exists as long as a caller waits for it or holds it."""
         gates = self._by_loop.setdefault(asyncio.get_running_loop(), weakref.WeakValueDictionary())
         gate = gates.get(name)
@@ -291,7 +291,7 @@ class SafeFetcher:
         now, left = asyncio.get_running_loop().time, self._seconds
         for _ in range(WEB_REDIRECTS + 1):
             self._allow.check(target)
-            async with self._gates.get_gate(target.host):  # waiting for its turn is not the host's fault
+            async with self._gates.get_semaphore(target.host):  # waiting for its turn is not the host's fault
                 began = now()
                 async with asyncio.timeout(left):
                     found = await self._send_once(target, method)
@@ -319,7 +319,7 @@ class SafeFetcher:
         try:
             response = await self._send(transport, target, method, addresses)
             try:
-                return await _read_answer(response, target, method)
+                return await _read_response_or_redirect(response, target, method)
             finally:
                 await response.aclose()
         except httpx2.TimeoutException:
@@ -388,7 +388,7 @@ class SafeFetcher:
         return httpx2.Request(method, url, headers=headers, extensions=extensions)
 
 
-async def _read_answer(response: httpx2.Response, target: UrlTarget, method: str) -> Fetched | UrlTarget:
+async def _read_response_or_redirect(response: httpx2.Response, target: UrlTarget, method: str) -> Fetched | UrlTarget:
     check_headers(response, target.url)
     location = response.headers.get("location")
     if response.status_code in REDIRECTS and location:

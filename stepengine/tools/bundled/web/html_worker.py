@@ -37,7 +37,7 @@ def extract_readable(html: bytes, base: str, encoding: str | None) -> dict[str, 
 
     page = JustHTML(html, sanitize=False, encoding=encoding)
     title, description = _title_and_description(page)
-    _remove_hidden(page.root, base)
+    _remove_hidden_and_fix_links(page.root, base)
     parts = page.query("main") or page.query("article")
     text = _to_markdown(parts) or _to_markdown([page.root])
     return {"title": title, "description": description, "text": text[:MAX_CHARS]}
@@ -62,7 +62,7 @@ def _collapse_spaces(text: str) -> str:
     return text if len(text) <= 1_000 else f"{text[:1_000]}..."  # noqa: PLR2004 - a long title
 
 
-def _remove_hidden(root: Any, base: str) -> None:
+def _remove_hidden_and_fix_links(root: Any, base: str) -> None:
     """Remove elements that are not shown to readers, and make links absolute, without recursion."""
     open_nodes = [(root, 0)]
     seen = 0

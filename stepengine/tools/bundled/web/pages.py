@@ -127,7 +127,7 @@ async def _convert_html(fetched: Fetched, charset: str) -> Page:
         msg = f"{fetched.url} is HTML, and reading HTML needs the extra 'web': pip install 'stepengine[web]'"
         raise ToolError(msg)
     folder = str(Path(found.origin).parent.parent)
-    async with WORKERS.get_gate("html"):
+    async with WORKERS.get_semaphore("html"):
         said = await _convert_in_worker(fetched, charset, folder)
     return Page(_drop_invisible(said["text"]), _drop_invisible(said["title"]), _drop_invisible(said["description"]))
 

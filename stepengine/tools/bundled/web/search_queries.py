@@ -198,7 +198,7 @@ async def _fetch_json(
         raise ToolError(KNOWN.text(f"the search at {where} failed: {why}")) from None
     text = body.decode("utf-8", "replace")
     if response.status_code not in SUCCESS:
-        msg = f"the search at {where} answered with HTTP {response.status_code}: {KNOWN.clean_beginning(text, REFUSAL_CHARS)[:REFUSAL_CHARS]}"
+        msg = f"the search at {where} answered with HTTP {response.status_code}: {KNOWN.redact_beginning(text, REFUSAL_CHARS)[:REFUSAL_CHARS]}"
         raise ToolError(msg)
     try:
         answer = json.loads(text)

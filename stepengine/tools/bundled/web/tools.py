@@ -11,7 +11,7 @@ from pydantic import Field, StringConstraints
 from stepengine.data.estimate import estimate_tokens
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import ToolError
-from stepengine.tools.bundled.bounds import bounded_field, note_excess
+from stepengine.tools.bundled.bounds import bounded_field, excess_notes
 from stepengine.tools.bundled.web.fetcher import Fetcher, count_page
 from stepengine.tools.bundled.web.pages import read_page
 from stepengine.tools.bundled.web.search_queries import Depth, DocsBackend, SearchBackend
@@ -131,7 +131,7 @@ def _make_docs_tool(backend: DocsBackend, counts: OrderedDict[str, int]) -> Tool
             raise ToolError(msg)
         if estimate_tokens(text) > most:
             text = f"{text[: most * 4]}\n[... cut at {most:,} tokens]"
-        notes = note_excess("max_tokens", max_tokens, DOCS_TOKENS_MAX)
+        notes = excess_notes("max_tokens", max_tokens, DOCS_TOKENS_MAX)
         return {"documentation": text, **({"message": notes[0]} if notes else {})}
 
     return read_docs
@@ -180,7 +180,7 @@ def _make_url_tool(fetcher: Fetcher, counts: OrderedDict[str, int]) -> Tool:
         made["text"] = page.text[:most]
         made["truncated"] = fetched.truncated or len(page.text) > most
         notes = [] if page.is_text else ["this is no text, so only its type is shown"]
-        notes += note_excess("max_chars", max_chars, WEB_CHARS_MAX)
+        notes += excess_notes("max_chars", max_chars, WEB_CHARS_MAX)
         return {**made, "message": "; ".join(notes)} if notes else made
 
     return read_url
