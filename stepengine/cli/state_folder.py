@@ -27,7 +27,7 @@ from stepengine.cli.options import Options
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.state import RunStatus
 from stepengine.errors import DefinitionError, JournalError
-from stepengine.journal.journal_files import close_locked, lock_file
+from stepengine.journal.journal_files import unlock_and_close, lock_file
 from stepengine.journal.recorded_runs import (
     STEM,
     RecordedRun,
@@ -426,7 +426,7 @@ def _remove_runs_over_limits(folder: Path, keep_runs: int, keep_bytes: int) -> N
     except JournalError:
         pass  # another process is at it
     finally:
-        close_locked(descriptor)
+        unlock_and_close(descriptor)
 
 
 def _remove_runs_while_locked(folder: Path, keep_runs: int, keep_bytes: int) -> None:

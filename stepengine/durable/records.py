@@ -320,7 +320,7 @@ def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
         plan, state = start_run(
             session, plan, state, limits=order.limits, models=launcher.models.by_agent, own_models=order.models
         )
-        services = played.wrap(made.services)
+        services = played.wrap_services(made.services)
         live = at_that_time.make_engine_run(attrs.evolve(made, plan=plan, state=state, services=services))
     except BaseException:
         session.writer.close()
@@ -400,7 +400,7 @@ class Playback:
             planner=self._wrap_planner(services.planner),
             middlewares=(*services.middlewares, partial(_PlaybackPerformer, played=self)),
         )
-        return self.session.wrap(mine)
+        return self.session.wrap_services(mine)
 
     def _wrap_planner(self, inner: ChildPlanner) -> ChildPlanner:
         def planned(parent: RunPlan, effect: Spawn | CallBody, path: str) -> tuple[RunPlan, AgentState]:

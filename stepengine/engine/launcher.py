@@ -252,7 +252,7 @@ class Launcher:
                     own_models=self.models.choose_for_run(request, recorded),
                     workspace="" if place is None or place.system is None else place.name,
                 ),
-                wrap=session.wrap,
+                wrap=session.wrap_services,
                 shows=session.mode.make_new_event_filter(session.recorded_part),
                 waiting_run=waiting_run,
             )

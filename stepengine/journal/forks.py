@@ -96,12 +96,12 @@ def branch(
             remedy = f"undo(journal, root, at={format_address(*address)!r}, trust=True) (`stepengine undo --at`), then fork without restoring files"
             refuse_untrusted_journal(source, history, restore_files, cut.keeps_result, UndoOptions(), remedy=remedy)
         undo_writes(history, restore_files, cut.keeps_result, UndoOptions())
-    replace_with_derived(target, _add_start_time(records, now or datetime.now(UTC), stable=target.stable), source)
+    replace_with_derived(target, _set_fork_time(records, now or datetime.now(UTC), stable=target.stable), source)
     source.forks += 1
     return target
 
 
-def _add_start_time(records: list[Record], now: datetime, *, stable: bool) -> list[Record]:
+def _set_fork_time(records: list[Record], now: datetime, *, stable: bool) -> list[Record]:
     """Return the records of a fork with the time at which it was made in its head."""
     head = records[0]
     if not isinstance(head, Head):

@@ -144,7 +144,7 @@ class History:
     @property
     def duration_ms(self) -> int:
         """How long the run has taken until its last record; of a fork, since it was made."""
-        return self.own_time(self.last_at)
+        return self.compute_time_since_start(self.last_at)
 
     @property
     def started(self) -> str:
@@ -154,7 +154,7 @@ class History:
             return "" if head is None else head.created
         return _format_utc_time(parse_created(head) + timedelta(milliseconds=head.since))
 
-    def own_time(self, at: int) -> int:
+    def compute_time_since_start(self, at: int) -> int:
         """Return a recorded time in milliseconds since the start of this run; 0 for records that a fork copied."""
         return max(0, at - (0 if self.head is None else self.head.since))
 
@@ -289,9 +289,9 @@ class History:
         except JournalError:
             raise
         except (StepEngineError, *UNREADABLE) as error:
-            raise self.corrupt(record, error) from error
+            raise self.make_corrupt_error(record, error) from error
 
-    def corrupt(self, record: Record, error: BaseException) -> JournalCorrupt:
+    def make_corrupt_error(self, record: Record, error: BaseException) -> JournalCorrupt:
         """Return the error for a record whose content cannot be read because of *error*."""
         number = next((n for n, known in enumerate(self.records, 1) if known is record), 0)
         why = error.message if isinstance(error, StepEngineError) else f"{type(error).__name__}: {error}"
@@ -340,7 +340,7 @@ class History:
         source, texts = result.read_from, self.blobs.texts_for("result", result)
         if source is None or isinstance(source, Mapping):
             return cast("Mapping[str, Any]", unpack_texts(source, texts))
-        members = source.fill_blobs(result.start, result.end, texts)
+        members = source.read_filled_members(result.start, result.end, texts)
         check_same_address(result, members)
         return members
 

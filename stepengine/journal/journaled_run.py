@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 class JournaledRun:
     """
-    One run tree and its journal. Made by ``record``, ``resume``, ``replay``, ``walk``, ``rerecord``, ``record_missing`` and ``fork``.
+    One run tree and its journal. Made by ``record``, ``resume``, ``replay``, ``open_for_stepping``, ``rerecord``, ``record_missing`` and ``fork``.
 
     Args:
         mode: What is done with the journal.
@@ -186,7 +186,7 @@ class JournaledRun:
         return run
 
     @classmethod
-    def walk(cls, journal: Journal, history: History, *, leeway: AllowedDifferences | None = None) -> JournaledRun:
+    def open_for_stepping(cls, journal: Journal, history: History, *, leeway: AllowedDifferences | None = None) -> JournaledRun:
         """Return a recorded run whose machines the caller drives; several may share one *history*."""
         # No journal is opened, and there is no lock: a debugger makes a walk for each place that somebody looks at, and
         # all of them read one history.
@@ -260,7 +260,7 @@ class JournaledRun:
         writer.open_copy()
         return run
 
-    def wrap(self, services: Services) -> Services:
+    def wrap_services(self, services: Services) -> Services:
         """Return *services* with recording and replay built in."""
         if self.replayer is not None and (self.notifies_providers or getattr(services.models, "is_for_run", False)):
             # What was made for this run alone knows nothing of what the run did before, unless it is told.

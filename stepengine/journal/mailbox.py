@@ -50,7 +50,7 @@ from stepengine.journal.journal_files import (
     CAREFULLY,
     NO_LINK,
     REOPENED,
-    close_locked,
+    unlock_and_close,
     lock_file,
     make_private,
 )
@@ -679,15 +679,15 @@ class _MailboxFile:
                     self._locked.descriptor = descriptor
                     return partial(self._unlock, descriptor)
             except BaseException:
-                close_locked(descriptor)
+                unlock_and_close(descriptor)
                 raise
-            close_locked(descriptor)
+            unlock_and_close(descriptor)
 
     def _unlock(self, descriptor: int) -> None:
         # One that was made for nothing would else stand beside the next journal of that name.
         if not os.fstat(descriptor).st_size:
             self._path.unlink(missing_ok=True)
-        close_locked(descriptor)
+        unlock_and_close(descriptor)
 
     def _has_same_name(self, descriptor: int) -> bool:
         """Return whether an open file still has its name."""

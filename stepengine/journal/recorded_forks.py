@@ -541,11 +541,11 @@ class ForkReplayer(Replayer):
         given: Any = outcome.value if isinstance(outcome, Value) else None
         if isinstance(given, ChildResult):
             same = past.is_same_child(recorded, given)
-            return None if same else self._errors.make_child_error(recorded, outcome, item)
+            return None if same else self._errors.make_child_end_error(recorded, outcome, item)
         if isinstance(given, ToolResult):
             ended = attrs.evolve(cast("Value", outcome), inputs=recorded.inputs)
             same = past.is_same_outcome(recorded, ended)
-            return None if same else self._errors.make_result_error(recorded, ended, item, "changed")
+            return None if same else self._errors.make_different_result_error(recorded, ended, item, "changed")
         return None
 
     def starts_alike(self, asked: Intent) -> None:

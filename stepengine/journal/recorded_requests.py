@@ -98,7 +98,7 @@ class RecordedRequests:
             position = end
         if part.stop is not None and position < part.stop:
             msg = f"a later request shares {part.stop} messages with it, and it has {position}"
-            raise self.history.corrupt(self.history.intents[part.address], DataError(msg))
+            raise self.history.make_corrupt_error(self.history.intents[part.address], DataError(msg))
 
     def _check_refers_to_earlier(self, source: Address, address: Address) -> None:
         """Raise unless a request refers to an earlier one, so that expanding it ends."""
@@ -113,7 +113,7 @@ class RecordedRequests:
             or self._order[source] >= self._order[address]
         ):
             msg = f"it shares messages with {format_address(*source)}, which is not an earlier request"
-            raise self.history.corrupt(self.history.intents[address], DataError(msg))
+            raise self.history.make_corrupt_error(self.history.intents[address], DataError(msg))
 
     def _list_stored_items(self, address: Address) -> list[Mapping[str, Any]]:
         intent = self.history.intents[address]

@@ -21,7 +21,7 @@ from stepengine.data.state import RunStatus
 from stepengine.data.visible import one_line, truncate_text
 from stepengine.data.waits import describe_wait
 from stepengine.errors import JournalError
-from stepengine.journal.journal_files import close_locked, lock_file
+from stepengine.journal.journal_files import unlock_and_close, lock_file
 from stepengine.journal.pending_items import find_waits, open_questions
 from stepengine.redaction import ANY
 from stepengine.workspace.user_state import RUNS, is_writable_only_by_user, state_folder
@@ -130,7 +130,7 @@ class RecordedRun(NamedTuple):
         else:
             yield True
         finally:
-            close_locked(descriptor)
+            unlock_and_close(descriptor)
 
 
 def list_runs(*, working_folder: Path | None = None, waiting: bool = False) -> list[RecordedRun]:

@@ -36,7 +36,7 @@ from stepengine.errors import ModelError, StepEngineError
 from stepengine.journal.call_writes import CallWrites
 from stepengine.journal.encoding import (
     bare,
-    encode_call,
+    encode_call_with_durability,
     encode_effect,
     must_be_durable,
     outcome_members,
@@ -280,7 +280,7 @@ class Recorder:
         """
         path, effect, seq = item.path, item.effect, item.effect.seq
         at = self._timing.record_time(path, seq, outcome.at)
-        writes = self._writes.pop_forms(item, again=again) if self._writes.pending else ()
+        writes = self._writes.pop_write_forms(item, again=again) if self._writes.pending else ()
         if isinstance(outcome, Stop):
             self._record_partial_answers(item, outcome, at)
             if outcome.begun is not None:
@@ -355,7 +355,7 @@ def _make_intent(item: Item, together: int | None) -> tuple[Intent, bool]:
     """Return the intent of an effect other than a model call, and whether it must be durable."""
     effect = item.effect
     if isinstance(effect, CallTool):
-        form, lasts = encode_call(effect, item.plan)
+        form, lasts = encode_call_with_durability(effect, item.plan)
     else:
         form = cast("Mapping[str, Any]", encode_effect(item))
         lasts = must_be_durable(item, form)

@@ -361,10 +361,10 @@ class Head:
 class JournalSource(Protocol):
     """The bytes of a journal, whose records are parsed on demand."""
 
-    def members(self, start: int, end: int) -> Mapping[str, Any]:
+    def read_line_members(self, start: int, end: int) -> Mapping[str, Any]:
         """Return the members of the line from *start* to *end*; raise ``JournalCorrupt`` if it is no record."""
 
-    def fill_blobs(self, start: int, end: int, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def read_filled_members(self, start: int, end: int, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the line's members with its blobs filled in; raise ``KeyError`` if one is missing."""
 
 
@@ -372,7 +372,7 @@ def _parse_line_members(record: Intent | Result) -> Mapping[str, Any] | None:
     source = record.read_from
     if source is None or isinstance(source, Mapping):
         return source
-    members = source.members(record.start, record.end)
+    members = source.read_line_members(record.start, record.end)
     check_same_address(record, members)
     return members
 

@@ -257,7 +257,7 @@ class Replayer:
         if isinstance(outcome, Stop):
             return outcome
         if not past.is_same_outcome(recorded, outcome):
-            raise self._writer.fail(self._errors.make_result_error(recorded, outcome, item))
+            raise self._writer.fail(self._errors.make_different_result_error(recorded, outcome, item))
         return recorded
 
     def _count_and_copy_result(self, known: Result, outcome: Value | Failure, item: Item) -> None:
@@ -358,7 +358,7 @@ class Replayer:
         past, address = self._past, item.address
         if isinstance(item.effect, CallBody):
             return self._resolve_body_difference(known, recorded, outcome, item)
-        error = self._errors.make_child_error(recorded, outcome, item)
+        error = self._errors.make_child_end_error(recorded, outcome, item)
         child: object = outcome.value if isinstance(outcome, Value) else None
         if not isinstance(child, ChildResult):
             raise self._writer.fail(error)
@@ -380,7 +380,7 @@ class Replayer:
         if not isinstance(outcome, Value):
             msg = f"the body of the tool {item.effect.tool_name!r} was stopped where it is recorded to have ended"  # type: ignore[union-attr]
             raise self._writer.fail(JournalError(msg))
-        error = self._errors.make_result_error(recorded, outcome, item, "changed")
+        error = self._errors.make_different_result_error(recorded, outcome, item, "changed")
         fp = past.fingerprint_result(outcome.value)
         if not past.was_difference_accepted(item.address, fp):
             self.acceptance.accept_or_raise(error, item.address, fp)

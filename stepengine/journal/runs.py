@@ -2,7 +2,7 @@
 Recording, resuming, replaying and forking runs; *launch* runs one to its end.
 
 An engine gives its own: it builds plan and services from ``run.opening``, and runs them with ``start_run`` and
-``run.wrap``.
+``run.wrap_services``.
 """
 
 from __future__ import annotations

@@ -24,14 +24,14 @@ from stepengine.journal.follower import JournalPosition, OffsetPosition
 from stepengine.journal.journal_files import (
     check_regular_file,
     create_file,
-    find_similar,
+    suggest_names,
     is_locked,
-    listed,
+    format_names_with_verb,
     lock_file,
     make_private,
     make_private_folder,
     make_unusable_error,
-    missing_file,
+    make_missing_file_error,
     read_file_stamp,
 )
 from stepengine.journal.line_journal import LineJournal, LineWriter, LockedStore
@@ -128,9 +128,9 @@ class SqliteJournal(LineJournal):
         """Return the error for a run that the file lacks; it names the runs in the file, or files in the folder."""
         known = self.runs() if self.path.exists() else []
         if not known:
-            return missing_file(self.path)
-        near = find_similar(self.run or "", known)
-        msg = f"there is no run {self.run!r} in {self.path}; in it {listed(near, len(known))}"
+            return make_missing_file_error(self.path)
+        near = suggest_names(self.run or "", known)
+        msg = f"there is no run {self.run!r} in {self.path}; in it {format_names_with_verb(near, len(known))}"
         return JournalMissing(msg, path=str(self.path), beside=near)
 
     def bound(self, run: str) -> Journal:

@@ -32,7 +32,7 @@ from stepengine.journal.encoding import Encoder
 from stepengine.journal.follower import Again, JournalPosition, NewRecords, OffsetPosition
 from stepengine.journal.history import History
 from stepengine.journal.journal_files import TO_RECORD
-from stepengine.journal.line_macs import MacChain, load_key
+from stepengine.journal.line_macs import MacChain, load_mac_key
 from stepengine.journal.line_reader import read_lines
 from stepengine.journal.mailbox import Mailbox, MemoryMailbox
 from stepengine.journal.records import Head, Input, Intent, Record, Result, to_compact_json
@@ -357,15 +357,15 @@ class Journal(abc.ABC):
             inline=self.inline,
             keeps_macs=self.macs == "kept" and not self.stable,
         )
-        key = load_key(makes=False) if self.macs == "new" else None
-        encoder.add_mac = None if key is None else MacChain(key).add
+        key = load_mac_key(creates=False) if self.macs == "new" else None
+        encoder.add_mac = None if key is None else MacChain(key).add_line
         kept = (
             redact_records(History(records, self.name), self.redactor)
             if any(map(self._needs_redaction, records))
             else records
         )
         if self.signing is None:
-            return [line for record in kept for line in encoder.lines(record)]
+            return [line for record in kept for line in encoder.encode_record_lines(record)]
         return _encode_signed_lines(self.signing, kept, encoder)
 
     def _needs_redaction(self, record: Record) -> bool:
@@ -407,14 +407,14 @@ def _encode_signed_lines(key: SigningKey, records: Sequence[Record], encoder: En
         if isinstance(record, Head):
             line = None if record.line is None else {**record.line, "signed": key.public}
             made = attrs.evolve(record, signed=key.public, line=line)
-        lines += encoder.lines(made)
+        lines += encoder.encode_record_lines(made)
     chain = SignatureChain(
         key,
         hashlib.sha256(b"".join(lines)),
         records=len(lines),
         marks=[compute_line_digest(line[:-1]) for line in lines],
     )
-    return [*lines, encoder.line(chain.sign(closes=True))] if lines else []
+    return [*lines, encoder.encode_text_line(chain.sign(closes=True))] if lines else []
 
 
 class MemoryJournal(Journal):
@@ -553,7 +553,7 @@ class _MemoryWriter(Writer):
         # its tests must not fail in production with the first long output.
         if given is not None and not isinstance(given, CallModel) and may_be_long(given):
             journal = self._journal
-            Encoder(journal.redactor, link=False, inline=journal.inline).lines(record)
+            Encoder(journal.redactor, link=False, inline=journal.inline).encode_record_lines(record)
         self._records.append(record)
 
     def set_request_base(self, path: str, seq: int, transcript: Transcript) -> None:

@@ -151,7 +151,7 @@ class Room:
 @pytest.mark.parametrize("taken", [0, 50_000])
 async def test_effect_that_fills_the_disk_keeps_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int):
     room = Room()
-    monkeypatch.setattr(disk_reserve, "_allocate_space", room.keep)
+    monkeypatch.setattr(disk_reserve, "_create_reserve_file", room.keep)
     monkeypatch.setattr(os, "close", room.give_back)
     monkeypatch.setattr(DiskReserve, "_known", {})
     path = tmp_path / "run.jsonl"
@@ -191,7 +191,7 @@ def test_full_disk_at_start_leaves_no_run(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(DiskReserve, "_known", {})
     with Engine([agent_of([], tmp_path, lambda _: None)]) as engine:
         with monkeypatch.context() as patch:
-            patch.setattr(disk_reserve, "_allocate_space", full)
+            patch.setattr(disk_reserve, "_create_reserve_file", full)
             with pytest.raises(JournalWriteFailed, match="Nothing was run or recorded; start the run again"):
                 engine.run_sync("fills", "go", journal=journal())
         report = check(journal())
