@@ -1328,7 +1328,7 @@ PLACES = (
     ),
     Place(
         "letter of a mailbox",
-        lambda line: StoredMessage.read(line, "x"),
+        lambda line: StoredMessage.parse(line, "x"),
         tuple(
             lambda n, name=name, shape=shape: encode_line(f'{{"run":"r","kind":"message","{name}":{shape(n)}}}', 0)[0][
                 :-1

@@ -247,7 +247,7 @@ class ReplayedTree:
             said = "the run does not wait for the result that is recorded here"
             location = find_waiting_location(run.machine)
             unused = make_divergence_error(self._history, address, "unused", asked=said, location=location)
-        return self._writer.fail(unused)
+        return self._writer.record_fatal_error(unused)
 
     def _answer(self, run: ReplayedRun) -> None:
         """Send the outcomes of all waiting effects to the machine of a run."""
@@ -364,7 +364,7 @@ class ReplayedTree:
 
     def _confirm(self, known: Result, outcome: Value | Failure, item: Item) -> Single:
         """Return the recorded outcome of a child run, if *outcome* is the same; raise ``ReplayDivergence`` if not."""
-        confirmed = self._replayer.confirm(known, outcome, item)
+        confirmed = self._replayer.confirm_child_end(known, outcome, item)
         assert confirmed is not None  # noqa: S101 - nothing is performed, so nothing can be new
         return confirmed
 
@@ -394,18 +394,18 @@ class ReplayedTree:
     def _make_stop(self, item: Item) -> Stop:
         address = item.address
         if isinstance(item.effect, AskPerson):
-            return self._replayer.ends.stop_at(item.path, render_questions(item))
+            return self._replayer.ends.make_record_end_stop(item.path, render_questions(item))
         is_background = isinstance(item.effect, Spawn) and item.effect.is_background
         if not isinstance(item.effect, RUNS) or is_background or not self._replayer.has_begun(address):
-            stop = self._replayer.ends.stop_at(item.path, (), waits=isinstance(item.effect, WAITS))
+            stop = self._replayer.ends.make_record_end_stop(item.path, (), waits=isinstance(item.effect, WAITS))
             return attrs.evolve(stop, begun=self._replayer.find_stopped_call_usage(item))
         path = child_path(*address)
         ended = self._finish_run(self.get_or_start(path))
         del self.runs[path]
         if isinstance(item.effect, CallBody):
-            return attrs.evolve(self._replayer.ends.stop_at(item.path, ended.pending), body=ended.as_body())
+            return attrs.evolve(self._replayer.ends.make_record_end_stop(item.path, ended.pending), body=ended.as_body())
         child = ended.as_child(is_inline=cast("Spawn", item.effect).is_inline)
-        return attrs.evolve(self._replayer.ends.stop_at(item.path, child.questions), child=child)
+        return attrs.evolve(self._replayer.ends.make_record_end_stop(item.path, child.questions), child=child)
 
 
 def _outcome_of_run(ended: Finished, item: Item, at: int) -> Value:

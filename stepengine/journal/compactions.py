@@ -59,12 +59,12 @@ class Compaction:
     unrecorded: int = 0
 
     @property
-    def tokens(self) -> int:
+    def removed_tokens(self) -> int:
         """The estimated size of the removed messages."""
         return sum(map(message_tokens, self.left_out))
 
     @property
-    def tokens_instead(self) -> int:
+    def replacement_tokens(self) -> int:
         """The estimated size of the messages that replace them."""
         return sum(map(message_tokens, self.instead))
 

@@ -213,7 +213,7 @@ class FileJournal(LineJournal):
         self.path.unlink(missing_ok=True)
         mailbox_path(self.path).unlink(missing_ok=True)
 
-    def set_aside(self) -> Journal:
+    def make_backup(self) -> Journal:
         """Copy the file to a new one next to it, such as ``run.before-1.jsonl``."""
         number = 0
         # A new name each time and never an overwritten one: what is put aside is the only copy of what was cut off.
@@ -222,7 +222,7 @@ class FileJournal(LineJournal):
             path = self.path.with_name(f"{self.path.stem}.before-{number}{self.path.suffix}")
             with contextlib.suppress(FileExistsError):
                 self._copy_file_to(create_file(path))
-                return FileJournal(path, sync=self.sync, unsafe_no_lock=self.unsafe_no_lock).with_rules_of(self)
+                return FileJournal(path, sync=self.sync, unsafe_no_lock=self.unsafe_no_lock).use_redaction_rules_of(self)
 
     def _copy_file_to(self, descriptor: int) -> None:
         import shutil

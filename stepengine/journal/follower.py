@@ -119,7 +119,7 @@ class FollowableJournal(Protocol):
     def name(self) -> str:
         """The journal's name for errors."""
 
-    def tail(self) -> JournalPosition:
+    def make_start_position(self) -> JournalPosition:
         """Return a position at its start."""
 
     def read_piece(self, start: int, most: int) -> bytes:
@@ -285,7 +285,7 @@ class Follower:
 
     def __init__(self, journal: FollowableJournal) -> None:
         self._journal = journal
-        self._tail = journal.tail()
+        self._tail = journal.make_start_position()
         self._given = 0
         self._error: JournalError | None = None
         self.history = History((), journal.name, journal.make_missing_error)

@@ -270,7 +270,7 @@ class History:
             return effect
         address = (intent.path, intent.seq)
         with self.report_damage(intent):
-            form: Mapping[str, object] = unpack_texts(effect, self.blobs.texts_for("intent", intent))
+            form: Mapping[str, object] = unpack_texts(effect, self.blobs.get_counted_texts("intent", intent))
             # A checksum finds damage and no intent: whoever made the file may have put anything into it. So each form
             # is looked at before it is believed, once, and when it is first needed.
             if address not in self._sound:
@@ -337,7 +337,7 @@ class History:
             raise ValueError(msg)
 
     def _fill_blobs(self, result: Result) -> Mapping[str, object]:
-        source, texts = result.read_from, self.blobs.texts_for("result", result)
+        source, texts = result.read_from, self.blobs.get_counted_texts("result", result)
         if source is None or isinstance(source, Mapping):
             return cast("Mapping[str, Any]", unpack_texts(source, texts))
         members = source.read_filled_members(result.start, result.end, texts)
@@ -352,7 +352,7 @@ class History:
             DataError: when more is made from the journal than any run needs.
             KeyError: when a blob is missing.
         """
-        filled: dict[str, Any] = unpack_texts(record.input, self.blobs.texts_for("input", record))
+        filled: dict[str, Any] = unpack_texts(record.input, self.blobs.get_counted_texts("input", record))
         return filled
 
     def writes(self, result: Result) -> list[FileWrite]:
@@ -375,7 +375,7 @@ class History:
         if result.given is not None or not result.extras:
             return result.extras
         with self.report_damage(result):
-            return cast("Mapping[str, Any]", unpack_texts(result.extras, self.blobs.texts_for("extras", result)))
+            return cast("Mapping[str, Any]", unpack_texts(result.extras, self.blobs.get_counted_texts("extras", result)))
 
     def model(self, intent: Intent) -> str:
         """Return the model of a recorded model call."""

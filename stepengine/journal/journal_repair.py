@@ -18,7 +18,7 @@ from stepengine.errors import JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.fingerprints import Fingerprints, fingerprint
 from stepengine.journal.history import History
 from stepengine.journal.line_reader import Reading, parse_members, parse_members_strictly, read_lines
-from stepengine.journal.provenance import find_owner_mark, replace_with_derived
+from stepengine.journal.provenance import determine_ownership, replace_with_derived
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.records import (
     TAIL_BYTES,
@@ -148,7 +148,7 @@ def scrub(journal: JournalLike) -> MemoryJournal:
     copy = MemoryJournal(redact="all", link=history.head.link)
     copy.replace(redact_records(history, copy.redactor))
     made = MemoryJournal(copy.lines(), redact="all", link=copy.link)
-    made.is_own = find_owner_mark(source)
+    made.is_own = determine_ownership(source)
     return made
 
 
@@ -209,7 +209,7 @@ def seal_journal(journal: JournalLike) -> SealedJournal:
     copy.replace(records)
     edits = [EditedLine(n, _describe_record(records[n - 1]), _format_members(records[n - 1])) for n in sorted(numbers)]
     made = MemoryJournal(copy.lines(), redact="off", link=source.link)
-    made.is_own = find_owner_mark(source)
+    made.is_own = determine_ownership(source)
     return SealedJournal(made, tuple(edits))
 
 

@@ -341,7 +341,7 @@ class LineWriter(Writer):
         if reserve is not None and reserve.is_short and isinstance(record, Head | Intent):
             self.store.renew_reserve_or_raise(reserve)
         chain = self._chain
-        if chain is not None and chain.has_found:
+        if chain is not None and chain.has_unsigned_records:
             self._append_signature(chain)
         try:
             lines = self._encoder.encode_record_lines(record)
@@ -351,13 +351,13 @@ class LineWriter(Writer):
             raise
         self._lines += lines
         if chain is not None:
-            chain.take(record, lines)
+            chain.add_record(record, lines)
             if chain.is_due:
                 self._append_signature(chain)
 
     def _append_signature(self, chain: SignatureChain, *, closes: bool = False) -> None:
         """Append a signature of everything before it."""
-        line = self._encoder.encode_text_line(chain.sign(closes=closes))
+        line = self._encoder.encode_text_line(chain.make_signature_text(closes=closes))
         chain.add_signature(line)
         self._lines.append(line)
 

@@ -155,7 +155,7 @@ def load_mac_key(*, creates: bool = True) -> bytes | None:
         if not is_writable_only_by_user(folder):
             return None
         if folder not in _keys:
-            key = _read_or_create_key(folder / KEY_FILE, creates=makes)
+            key = _read_or_create_key(folder / KEY_FILE, creates=creates)
             if key is None:
                 return None
             _keys[folder] = key

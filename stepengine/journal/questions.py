@@ -73,11 +73,11 @@ class GivenAnswers:
         self.by_question, self.decisions = split_answers(given)
         self.in_doubt: InDoubt = in_doubt
 
-    def find(self, question: Question) -> AnswerLike | None:
+    def find_answer(self, question: Question) -> AnswerLike | None:
         """Return the answer to a question, or ``None``."""
         return self.by_question.get(question.id, self.by_question.get(question.text))
 
-    def has(self, question: Question) -> bool:
+    def has_answer(self, question: Question) -> bool:
         """Return whether a question is answered."""
         return question.id in self.by_question or question.text in self.by_question
 
@@ -151,7 +151,7 @@ def _check_question_answer(question: Question, answer: object) -> None:
     check_answer(answer, question)
 
 
-def in_doubt(history: History) -> list[str]:
+def list_effects_in_doubt(history: History) -> list[str]:
     """Return the addresses of effects that may have happened and cannot be repeated safely."""
     return [question.id.removeprefix(DOUBT) for question in make_doubt_questions(history)]
 

@@ -698,7 +698,7 @@ def _parse_head(members: Mapping[str, Any]) -> Head:
     return Head(
         **texts,
         parent=members.get("parent"),
-        since=_parse_since(members) if "since" in members else 0,
+        since=_parse_fork_time(members) if "since" in members else 0,
         hooks=tuple(members.get("hooks", ())),
         packages=members.get("packages", {}),
         link=members.get("link", False) is True,
@@ -709,7 +709,7 @@ def _parse_head(members: Mapping[str, Any]) -> Head:
     )
 
 
-def _parse_since(members: Mapping[str, object]) -> int:
+def _parse_fork_time(members: Mapping[str, object]) -> int:
     since: int = _get_member(members, "since", int)
     if not 0 <= since < MAX_AT_MS:
         msg = f"since {since} should be below {MAX_AT_MS}"

@@ -273,15 +273,15 @@ class Journal(abc.ABC):
         """Delete the records; a file is removed."""
         self.replace([])
 
-    def set_aside(self) -> Journal | None:
+    def make_backup(self) -> Journal | None:
         """Copy the records next to the journal before they are replaced, and return the copy; ``None`` (default) for no copy."""
         return None
 
-    def bound(self, run: str) -> Journal:
+    def bind_run(self, run: str) -> Journal:
         """Return the journal of a new run with this id; stores of many runs create one."""
         return self
 
-    def with_rules_of(self, other: Journal) -> Self:
+    def use_redaction_rules_of(self, other: Journal) -> Self:
         """Change this journal to the redaction rules of *other*, and return it."""
         self.redact, self.redactor = other.redact, other.redactor
         return self
@@ -310,7 +310,7 @@ class Journal(abc.ABC):
         msg = f"{self.name} has no mailbox; a FileJournal, SqliteJournal or MemoryJournal has one"
         raise JournalError(msg)
 
-    def tail(self) -> JournalPosition:
+    def make_start_position(self) -> JournalPosition:
         """Return a position at the start of this journal, for reading new records."""
         return OffsetPosition(self)
 
@@ -414,7 +414,7 @@ def _encode_signed_lines(key: SigningKey, records: Sequence[Record], encoder: En
         records=len(lines),
         marks=[compute_line_digest(line[:-1]) for line in lines],
     )
-    return [*lines, encoder.encode_text_line(chain.sign(closes=True))] if lines else []
+    return [*lines, encoder.encode_text_line(chain.make_signature_text(closes=True))] if lines else []
 
 
 class MemoryJournal(Journal):
@@ -466,7 +466,7 @@ class MemoryJournal(Journal):
         """Replace all records."""
         History(records, self.name)
         self.is_own, self.macs = None, "kept"
-        self.replace_records(list(records))
+        self.replace_records_unchecked(list(records))
 
     def head(self) -> Head | None:
         """Return the first record, or ``None`` while there is none."""
@@ -477,7 +477,7 @@ class MemoryJournal(Journal):
         first = records[0] if records else None
         return first if isinstance(first, Head) else None
 
-    def tail(self) -> JournalPosition:
+    def make_start_position(self) -> JournalPosition:
         """Return a position at the start of the records."""
         return _MemoryPosition(self)
 
@@ -490,7 +490,7 @@ class MemoryJournal(Journal):
         self.replace([])
         self._mailbox = MemoryMailbox(self)
 
-    def replace_records(self, records: list[Record]) -> None:
+    def replace_records_unchecked(self, records: list[Record]) -> None:
         """Replace all records, without checking them."""
         self._records = records
 
@@ -586,7 +586,7 @@ class Commits:
     _lock: ClassVar[Lock] = Lock()
 
     @classmethod
-    def renew(cls) -> None:
+    def reset_in_forked_child(cls) -> None:
         """Forget the parent's journals in a forked child, which lacks their threads."""
         cls._users = 0
 
@@ -597,7 +597,7 @@ class Commits:
         self._uses_pool = False
         self._is_closed = False
 
-    def durable(self) -> asyncio.Future[None]:
+    def request_commit(self) -> asyncio.Future[None]:
         """
         Return a future that is done once everything appended before is durable.
 
@@ -612,7 +612,7 @@ class Commits:
             self._loop, self._waiting = loop, []
             # At the end of this turn, so that results of other effects that end in it go along: a group of ten shares
             # one sync.
-            loop.call_soon(self._begin)
+            loop.call_soon(self._start_commit)
         self._waiting.append(future)
         self._writer.announce()
         return future
@@ -631,10 +631,10 @@ class Commits:
             self._is_closed = True
             if self._uses_pool:
                 self._uses_pool = False
-                self._count(-1)
+                self._change_user_count(-1)
 
     @classmethod
-    def _count(cls, change: int) -> None:
+    def _change_user_count(cls, change: int) -> None:
         """Change the number of users of the thread pool, which is closed when none is left."""
         with cls._lock:
             cls._users += change
@@ -644,10 +644,10 @@ class Commits:
     def _get_thread_pool(self) -> ThreadPool:
         if not self._uses_pool and not self._is_closed:
             self._uses_pool = True
-            self._count(1)
+            self._change_user_count(1)
         return self._pool
 
-    def _begin(self) -> None:
+    def _start_commit(self) -> None:
         """Start one commit for all waiting callers."""
         batch, self._waiting = self._waiting, []
         tell = partial(self._finish_batch, batch)
@@ -667,9 +667,9 @@ class Commits:
         # Whoever came while that commit ran was not in it, so the next begins at once; and there is never more than one
         # under way, since lines are chained.
         if self._waiting:
-            self._begin()
+            self._start_commit()
         else:
             self._loop = None
 
 
-call_after_fork(Commits.renew)
+call_after_fork(Commits.reset_in_forked_child)

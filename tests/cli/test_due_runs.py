@@ -86,7 +86,7 @@ def make_due(run: str, where: Path) -> None:
     Let a run be due, as if its time had come.
     """
     with open_wake_index(where) as index:
-        index.put_off(run, datetime.now(UTC) - timedelta(days=1))
+        index.postpone(run, datetime.now(UTC) - timedelta(days=1))
 
 
 @pytest.mark.deep
@@ -164,7 +164,7 @@ def test_resume_due_reports_runs_as_json() -> None:
         make_due(stems[agent], place())
     FileJournal(place() / stems["fails"]).mailbox().send(MailboxMessage(kind="answer", topic="q0", value="yes"))
     with open_wake_index(place()) as index:
-        index.post_arrived(stems["fails"], "answer")
+        index.wake_for_message(stems["fails"], "answer")
     result = command("resume", "--due", "--json", code=1)
     told = {line["agent"]: line["status"] for line in map(json.loads, result.stdout.splitlines())}
 

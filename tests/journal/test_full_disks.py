@@ -20,7 +20,7 @@ from stepengine.cli.app import app
 from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
 from stepengine.journal import FileJournal, Journal, SqliteJournal, check, disk_reserve, files, sqlite
 from stepengine.journal.disk_reserve import RESERVE_BYTES, DiskReserve
-from stepengine.journal.questions import in_doubt
+from stepengine.journal.questions import list_effects_in_doubt
 
 CLOSE = os.close
 ROUNDS = 6
@@ -100,7 +100,7 @@ async def test_run_cut_by_a_full_disk_resumes_without_doubt(disk: Path, kind: st
     result = await engine.run("fills", "go", journal=journal())
     while result.status is RunStatus.FAILED:
         assert isinstance(result.error, JournalWriteFailed), result.error
-        assert [] == in_doubt(journal().history())
+        assert [] == list_effects_in_doubt(journal().history())
         assert check(journal())
         # Still without room: nothing happens, and nothing is lost.
         before = list(done)
@@ -174,7 +174,7 @@ async def test_effect_that_fills_the_disk_keeps_its_result(tmp_path: Path, monke
             room.left = 10 * RESERVE_BYTES
             result = await (engine.resume(journal) if number else engine.run("fills", "go", journal=journal))
             assert [*range(number + 1)] == done
-            assert [] == in_doubt(FileJournal(path).history())
+            assert [] == list_effects_in_doubt(FileJournal(path).history())
 
     assert RunStatus.COMPLETED is result.status
 
