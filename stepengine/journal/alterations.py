@@ -50,7 +50,7 @@ def restore_verified_chain(key: SigningKey, content: bytes, history: History) ->
     scan.scan_lines(content)
     if scan.problems:
         msg = (
-            f"{history.name} is not as it was signed: {'; '.join(shorten_list(scan.problems))}. Nothing was run; `stepengine journal check --key` tells "
+            f"{history.name} is not as it was signed: {'; '.join(limit_shown_problems(scan.problems))}. Nothing was run; `stepengine journal check --key` tells "
             "the same"
         )
         raise JournalCorrupt(msg)
@@ -78,7 +78,7 @@ def parse_head_line(content: bytes, name: str) -> Head | None:
     return records[0] if records and isinstance(records[0], Head) else None
 
 
-def shorten_list(problems: Sequence[str]) -> list[str]:
+def limit_shown_problems(problems: Sequence[str]) -> list[str]:
     """Return the first of many sentences, and the number of the others."""
     more = len(problems) - SHOWN_CHANGES
     return [*problems[:SHOWN_CHANGES], *([f"and {more} more"] if more > 0 else [])]

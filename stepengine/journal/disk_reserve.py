@@ -57,13 +57,13 @@ class DiskReserve:
             return known
 
     def free_reserved_space(self) -> bool:
-        """Release the reserved room; return whether there was any."""
+        """Free the reserved space for results; return whether there was any."""
         with self._lock:
             return self._release_space()
 
     def restore_full_reserve(self, folder: Path) -> bool:
         """
-        Reserve all the room again if the disk has enough; return whether it has.
+        Reserve all the space again if the disk has enough; return whether it has.
 
         Args:
             folder: One of the disk that is there: the one that the room was first kept in may be gone.
@@ -85,7 +85,7 @@ class DiskReserve:
             self._allocate_if_possible(LESS)
 
     def remove_user(self) -> None:
-        """Count one journal less; the last one releases the room."""
+        """Remove one user; the last one frees the reserved space."""
         with self._lock:
             self.users -= 1
             if self.users <= 0:
@@ -116,7 +116,7 @@ class DiskReserve:
             os.close(descriptor)
 
     def _release_space(self) -> bool:
-        """Release the room; return whether there was any."""
+        """Release the space; return whether there was any."""
         descriptor, self._descriptor = self._descriptor, None
         self.is_short = True
         if descriptor is None:

@@ -170,7 +170,7 @@ class JournaledRun:
             # that went on without it would ask again somewhere else.
             check_answers(history, {**given.by_question, **given.decisions}, is_known=not asks_about_calls)
             run.mail.collect_earlier_messages(history, asks_again=asks_again)
-            given.add_recorded(history, ahead or {}, by_id=keep, asks_again=asks_again)
+            given.add_recorded_answers(history, ahead or {}, by_id=keep, asks_again=asks_again)
         except BaseException:
             writer.close()
             raise

@@ -352,7 +352,7 @@ class LineWriter(Writer):
         self._lines += lines
         if chain is not None:
             chain.add_record(record, lines)
-            if chain.is_due:
+            if chain.is_signature_due:
                 self._append_signature(chain)
 
     def _append_signature(self, chain: SignatureChain, *, closes: bool = False) -> None:

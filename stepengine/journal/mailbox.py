@@ -319,7 +319,7 @@ class Mailbox(abc.ABC):
         Return the messages after a position, in order of arrival, and the new position.
 
         Only what is new is read. A mailbox message is given at least once: one that was read before its sender had it on the disk may come
-        again at another place after a power cut, so whoever must not take it twice knows it by its id. Letters of kinds
+        again at another place after a power cut, so whoever must not take it twice knows it by its id. Messages of kinds
         that this version does not know are left out.
 
         Args:

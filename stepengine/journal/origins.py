@@ -95,7 +95,7 @@ class RecordedSources:
             run.gather = record.gather
             run.waiting.append(record)
             run.model_calls += record.type == "model_call"
-            yield from self._find_origins(run, record)
+            yield from self._trace_call(run, record)
 
     def find_value(self, value: JsonValue) -> Mapping[str, tuple[Source, ...]]:
         """Return where a value occurs in the records read so far, by the path of each run that received it."""
@@ -110,7 +110,7 @@ class RecordedSources:
             first.sources.add_history(previous)
         first.sources.add_prompt(root.get("prompt", ""), root.get("params"))
 
-    def _find_origins(self, run: _TracedRun, intent: Intent) -> Iterator[CallOrigins]:
+    def _trace_call(self, run: _TracedRun, intent: Intent) -> Iterator[CallOrigins]:
         """Yield the origins of a started call's arguments, and register the run that it starts."""
         form, index = self._form_without_request(intent), run.sources.index
         at = format_address(intent.path, intent.seq)

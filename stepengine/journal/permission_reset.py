@@ -33,7 +33,7 @@ ANSWERED = ("ask", "perform")
 
 def find_effective_approvals(history: History, *, after: Address | None = None) -> list[str]:
     """
-    Return the ids of questions, or addresses of other effects, whose recorded approval covers a call not started yet, or all later calls, or whose answer has no result.
+    Return the question ids or effect addresses of recorded approvals that still cover a call, and of answers without a result.
 
     Args:
         history: What was recorded.

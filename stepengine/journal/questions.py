@@ -81,7 +81,7 @@ class GivenAnswers:
         """Return whether a question is answered."""
         return question.id in self.by_question or question.text in self.by_question
 
-    def add_recorded(self, history: History, ahead: Mapping[str, AnswerLike], *, by_id: bool, asks_again: bool) -> None:
+    def add_recorded_answers(self, history: History, ahead: Mapping[str, AnswerLike], *, by_id: bool, asks_again: bool) -> None:
         """
         Add the recorded answers, unless *asks_again*, and those given *ahead* for questions that may still be asked.
 
@@ -323,7 +323,7 @@ def make_outcome(history: History, intent: Intent, value: object, at: int) -> Va
     if isinstance(value, StepEngineError):
         return Failure(value, at)
     try:
-        return Value(_convert_value(history, intent, value), at)
+        return Value(_convert_to_outcome_value(history, intent, value), at)
     except (DataError, TypeError, AttributeError) as error:
         msg = f"{value!r} cannot be the outcome of {where}, a {intent.type}: {error}"
         raise JournalError(msg) from error
@@ -333,7 +333,7 @@ STORED = {"model_call": "model_reply", "tool_call": "tool_result"}
 """What may be given in the form in which it is stored, by the effect that it is an outcome of."""
 
 
-def _convert_value(history: History, intent: Intent, value: Any) -> object:
+def _convert_to_outcome_value(history: History, intent: Intent, value: Any) -> object:
     if intent.type in STORED and isinstance(value, Mapping) and value.get("type") == STORED[intent.type]:
         value = restored(thaw(value))
     replace = REPLACE.get(intent.type)

@@ -38,7 +38,7 @@ class RecordEnds:
         self._is_closed = is_closed
         self._given_up: set[str] = set()
 
-    def is_live(self, path: str) -> bool:
+    def can_perform_effects(self, path: str) -> bool:
         """Return whether effects without result may be performed: not in a run recorded to its end."""
         return not self._is_closed and self.find_nearest_end(path) is None and not self.is_race_loser(path)
 

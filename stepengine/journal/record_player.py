@@ -159,7 +159,7 @@ class RecordPlayer:
     async def _perform_and_compare(self, known: Result, item: Item, io: IO) -> Single:
         """Perform a recorded effect again and compare the results; raise for one that only a record of others asks for."""
         if self._unknown_calls is not None and self._unknown_calls.needs_approval(item):
-            raise self._writer.record_fatal_error(self._unknown_calls.make_refusal(item))
+            raise self._writer.record_fatal_error(self._unknown_calls.make_refusal_error(item))
         outcome = await self._inner.perform(item, io)
         if not isinstance(outcome, Stop):
             outcome = self._recorder.to_recorded_form(item, outcome, known.at)
@@ -211,7 +211,7 @@ class RecordPlayer:
         instead = await self._decide_outcome_without_start(item, io)
         if instead is not None:
             return instead
-        known, begun = replayer.result(address), replayer.has_begun(address)
+        known, begun = replayer.result(address), replayer.has_recorded_progress(address)
         if item.gather is not None and replayer.ends.has_lost_race(item):
             replayer.ends.mark_race_loser(child_path(*address))
             item = item._replace(gather=None)
@@ -228,7 +228,7 @@ class RecordPlayer:
                 return confirmed
         return (
             await self._recorder.commit_run_outcome(item, outcome)
-            if replayer.ends.is_live(item.path)
+            if replayer.ends.can_perform_effects(item.path)
             else self._make_stop_of_child(item, outcome)
         )
 
@@ -241,7 +241,7 @@ class RecordPlayer:
         if item.gather is not None and replayer.ends.has_lost_race(item):
             return (
                 None
-                if replayer.has_begun(address)
+                if replayer.has_recorded_progress(address)
                 else await self._recorder.commit_outcome(item, make_race_loss_outcome(item, 0), [])
             )
         if replayer.stops_before_run(item):

@@ -337,7 +337,7 @@ def _make_fork_journal(journal: Journal, count: _ForkCounts, into: JournalLike |
 class _ForkEnds(RecordEnds):
     """Where the runs of a fork end: after its place they are live, and wait for answers."""
 
-    def is_live(self, path: str) -> bool:
+    def can_perform_effects(self, path: str) -> bool:
         """Return whether effects without result may be performed."""
         return bool(self._past.cut) and self.find_nearest_end(path) is None
 

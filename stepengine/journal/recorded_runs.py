@@ -81,7 +81,7 @@ class RecordedRun(NamedTuple):
         """Whether the run has ended, so that it cannot be resumed."""
         return self.status in ENDED
 
-    def text(self, *names: str) -> str:
+    def get_text(self, *names: str) -> str:
         """Return a text in the companion by its path of keys; ``""`` if there is none."""
         value = self._get_value(names)
         return value if isinstance(value, str) else ""
@@ -153,9 +153,9 @@ def list_runs(*, working_folder: Path | None = None, waiting: bool = False) -> l
     found = [
         RecordedRun(stem, read_companion(folder, stem) or _rebuild_companion(folder, stem), folder) for stem in stems
     ]
-    chosen = [e for e in found if e.info and (working_folder is None or e.text("cwd") == str(working_folder))]
+    chosen = [e for e in found if e.info and (working_folder is None or e.get_text("cwd") == str(working_folder))]
     chosen = [e for e in chosen if not waiting or e.status in GOES_ON]
-    return sorted(chosen, key=lambda e: (e.text("created"), e.stem), reverse=True)
+    return sorted(chosen, key=lambda e: (e.get_text("created"), e.stem), reverse=True)
 
 
 def describe_unsafe_folder(runs: Path) -> str:

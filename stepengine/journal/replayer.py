@@ -199,7 +199,7 @@ class Replayer:
 
     def stops_before(self, item: Item) -> bool:
         """Return whether the run stops before an effect without result."""
-        return not self.ends.is_live(item.path)
+        return not self.ends.can_perform_effects(item.path)
 
     def make_cut_future(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
         """Return a future, done when a result of background children no longer holds, and their paths; ``None`` if it always holds."""
@@ -290,7 +290,7 @@ class Replayer:
         """Return whether the run stops before starting another one that has no record."""
         return isinstance(item.effect, RUNS) and self._past.intent(item.address) is None and self.stops_before(item)
 
-    def has_begun(self, address: Address) -> bool:
+    def has_recorded_progress(self, address: Address) -> bool:
         """Return whether a child or tool body has a recorded end or first effect."""
         past = self._past
         path = address[0] if address[1] == -1 else child_path(*address)

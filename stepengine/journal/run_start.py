@@ -61,9 +61,9 @@ def start_run(
     # on, so that a second look at the run says the same.
     try:
         if run.recorded_part is None:
-            return _start_new(run, plan, state, limits, chosen, workspace=workspace)
+            return _start_new_run(run, plan, state, limits, chosen, workspace=workspace)
         _check_same_workspace(run, run.recorded_part.history, workspace)
-        return _start_recorded(run, plan, state, limits, chosen)
+        return _start_recorded_run(run, plan, state, limits, chosen)
     except StepEngineError as error:
         run.writer.close()
         raise run.writer.record_fatal_error(error) from error.__cause__
@@ -89,7 +89,7 @@ def _check_same_workspace(run: JournaledRun, history: History, workspace: str) -
         raise JournalError(msg)
 
 
-def _start_new(
+def _start_new_run(
     run: JournaledRun, plan: RunPlan, state: AgentState, limits: Limits | None, models: ChosenModels, *, workspace: str
 ) -> tuple[RunPlan, AgentState]:
     machines, writer = run.machines, run.writer
@@ -117,7 +117,7 @@ def _start_new(
     return machines.restore_and_record_lookups(plan, state)
 
 
-def _start_recorded(
+def _start_recorded_run(
     run: JournaledRun, plan: RunPlan, state: AgentState, limits: Limits | None, models: ChosenModels
 ) -> tuple[RunPlan, AgentState]:
     past, machines = run.recorded_part, run.machines

@@ -279,7 +279,7 @@ class SignatureChain:
         return self._found > 0 and self._is_open
 
     @property
-    def is_due(self) -> bool:
+    def is_signature_due(self) -> bool:
         """Whether a signature has to follow now."""
         key = self._key
         many = len(self._marks) >= key.records

@@ -162,7 +162,7 @@ def delete_mailbox(database: sqlite3.Connection, run: str) -> None:
 
 
 def _has_mailbox_table(database: sqlite3.Connection) -> bool:
-    """Return whether the file has a table of letters."""
+    """Return whether the file has the table of mailbox messages."""
     from stepengine.workspace.guarded_database import has_table
 
     return has_table(database, TABLE)

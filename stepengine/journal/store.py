@@ -486,7 +486,7 @@ class MemoryJournal(Journal):
         return self._mailbox
 
     def discard(self) -> None:
-        """Delete the records and letters."""
+        """Delete the records and mailbox messages."""
         self.replace([])
         self._mailbox = MemoryMailbox(self)
 

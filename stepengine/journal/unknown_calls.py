@@ -152,7 +152,7 @@ class UnknownCalls:
             return False
         return has_begun or self._is_started_by_record(item.path) or self._is_last_reply_recorded(item.path)
 
-    def make_refusal(self, item: Item) -> JournalError:
+    def make_refusal_error(self, item: Item) -> JournalError:
         """Return the error for a call that a replay would perform, because a replay cannot ask a person."""
         effect: Any = item.effect
         name = effect.call.name if isinstance(effect, CallFunction) else effect.tool_name

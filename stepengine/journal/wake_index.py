@@ -187,7 +187,7 @@ class WakeIndex:
         """
         Make a sleeping run due at once if it waits for a mailbox message of this kind; return whether it does.
 
-        Letters that end or steer a run make any sleeping run due.
+        Messages that end or steer a run make any sleeping run due.
         """
 
         def arrive(database: sqlite3.Connection) -> bool:

@@ -733,11 +733,11 @@ class SqliteSessions(Store):
     @override
     def get_journal_location(self, session_id: str) -> JournalLocation:
         return JournalLocation(
-            database=self._turns, prefix=f"s{hashlib.sha256(check_session_id(session_id).encode()).hexdigest()[:40]}-"
+            database=self._journals_path, prefix=f"s{hashlib.sha256(check_session_id(session_id).encode()).hexdigest()[:40]}-"
         )
 
     @property
-    def _turns(self) -> Path:
+    def _journals_path(self) -> Path:
         """The file of the runs' journals; it is separate, so a run commits there without waiting for saves of sessions."""
         return self.path.with_name(f"{self.path.stem}.turns{self.path.suffix}")
 
@@ -760,15 +760,15 @@ class SqliteSessions(Store):
     def _delete_journals(self, session_id: str) -> None:
         import sqlite3
 
-        if not self._turns.exists():
+        if not self._journals_path.exists():
             return
         prefix = self.get_journal_location(session_id).prefix
-        database = Database.open(self._turns, self._turns.lstat(), seconds=BUSY_SECONDS)
+        database = Database.open(self._journals_path, self._journals_path.lstat(), seconds=BUSY_SECONDS)
         try:
             with database.lock, database.writing() as connection:
                 connection.execute("DELETE FROM lines WHERE run >= ? AND run < ?", (prefix, f"{prefix}~"))
         except (OSError, sqlite3.Error) as error:
-            msg = f"{str(self._turns)!r}: {describe_error(error, BUSY_SECONDS)}"
+            msg = f"{str(self._journals_path)!r}: {describe_error(error, BUSY_SECONDS)}"
             raise SessionError(msg) from error
         finally:
             database.close()

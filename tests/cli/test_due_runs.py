@@ -159,7 +159,7 @@ def test_send_hint_works_for_any_journal_name() -> None:
 def test_resume_due_reports_runs_as_json() -> None:
     for agent in ("naps", "waits", "fails"):
         suspended(agent)
-    stems = {entry.text("agent", "id"): f"{entry.stem}.jsonl" for entry in list_recorded_runs()}
+    stems = {entry.get_text("agent", "id"): f"{entry.stem}.jsonl" for entry in list_recorded_runs()}
     for agent in ("naps", "waits"):
         make_due(stems[agent], place())
     FileJournal(place() / stems["fails"]).mailbox().send(MailboxMessage(kind="answer", topic="q0", value="yes"))
