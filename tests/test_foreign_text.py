@@ -72,7 +72,13 @@ from stepengine.errors import DataError, DefinitionError, ExternalAgentError, Mo
 from stepengine.evaluation.criteria import _read_verdict as judged_text
 from stepengine.journal.alterations import describe_record_changes
 from stepengine.journal.encoding import _describe_error
-from stepengine.journal.line_reader import JournalBytes, parse_members, parse_record_lazily, parse_members_strictly, read_lines
+from stepengine.journal.line_reader import (
+    JournalBytes,
+    parse_members,
+    parse_members_strictly,
+    parse_record_lazily,
+    read_lines,
+)
 from stepengine.journal.mailbox import StoredMessage
 from stepengine.journal.records import encode_line, verify_checksum
 from stepengine.journal.secret_scan import scan
@@ -1317,7 +1323,10 @@ PLACES = (
     ),
     Place(
         "marks of a journal",
-        lambda text: (describe_record_changes(text, text[::-1], 1), describe_record_changes(text, text[1:] + text[:1], 1)),
+        lambda text: (
+            describe_record_changes(text, text[::-1], 1),
+            describe_record_changes(text, text[1:] + text[:1], 1),
+        ),
         (of("a"), of("ab"), of("0123456789")),
         most=1 << 18,
     ),

@@ -41,7 +41,9 @@ class RecordedConversation(NamedTuple):
         last = self.last
         turns = format_count(len(self.turns), "turn") if self.session_id else one_line(last.get_text("command"), 12)
         agent = one_line(last.get_text("agent", "id"), 24)
-        about = f"{last.stem}  {format_run_age(last.get_text('created')):>4}  {last.status:<11}  {agent}  {turns or 'run'}"
+        about = (
+            f"{last.stem}  {format_run_age(last.get_text('created')):>4}  {last.status:<11}  {agent}  {turns or 'run'}"
+        )
         return f"{about}  {one_line(self.turns[-1].get_text('title'), TITLE)}".rstrip()
 
 

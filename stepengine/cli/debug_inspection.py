@@ -129,7 +129,7 @@ def show_origins(screen: DebugScreen, rest: str) -> None:
     from stepengine.journal.origins import RecordedSources
 
     recorded, address = RecordedSources(), screen.debugger.moment().address
-    calls = recorded.calls(screen.debugger.stepper.tape.history)
+    calls = recorded.trace_calls(screen.debugger.stepper.tape.history)
     if rest:
         list(calls)
         found = [(path, source) for path, sources in recorded.find_value(rest).items() for source in sources]

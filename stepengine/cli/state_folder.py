@@ -27,7 +27,7 @@ from stepengine.cli.options import Options
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.state import RunStatus
 from stepengine.errors import DefinitionError, JournalError
-from stepengine.journal.journal_files import unlock_and_close, lock_file
+from stepengine.journal.journal_files import lock_file, unlock_and_close
 from stepengine.journal.recorded_runs import (
     STEM,
     RecordedRun,
@@ -154,7 +154,9 @@ def find_by_journal(journal: str) -> RecordedRun | None:
     """Return the recorded run with the journal of this name; ``None`` if there is none."""
     path = _make_journal_absolute(journal)
     try:
-        return next((entry for entry in list_recorded_runs() if path in (entry.journal, entry.get_text("journal"))), None)
+        return next(
+            (entry for entry in list_recorded_runs() if path in (entry.journal, entry.get_text("journal"))), None
+        )
     except UsageProblem:
         return None
 

@@ -272,7 +272,9 @@ def _sum_earlier_effects(history: History, before: list[_ShownEffect]) -> dict[s
         "effects": len(before),
         "model_calls": len(replies),
         "tokens": sum([usage.total_tokens for usage in usages]),
-        "milliseconds": max([history.compute_time_since_start(e.result.at) for e in before if e.result is not None], default=0),
+        "milliseconds": max(
+            [history.compute_time_since_start(e.result.at) for e in before if e.result is not None], default=0
+        ),
     }
 
 

@@ -320,7 +320,7 @@ def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
         plan, state = start_run(
             session, plan, state, limits=order.limits, models=launcher.models.by_agent, own_models=order.models
         )
-        services = played.wrap_services(made.services)
+        services = played.wrap(made.services)
         live = at_that_time.make_engine_run(attrs.evolve(made, plan=plan, state=state, services=services))
     except BaseException:
         session.writer.close()

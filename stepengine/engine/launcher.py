@@ -141,7 +141,9 @@ class Launcher:
         from stepengine.sessions.session import check_session_id
 
         info = request.info
-        info = attrs.evolve(info, session_id=check_session_id(new_run_id() if info.session_id is None else info.session_id))
+        info = attrs.evolve(
+            info, session_id=check_session_id(new_run_id() if info.session_id is None else info.session_id)
+        )
         request = attrs.evolve(request, info=info)
         # Planned twice: now, so that a wrong prompt or a missing key is told to who calls and not in the background;
         # and again when its turn has come, when it is known what the conversation has become. What does not depend on

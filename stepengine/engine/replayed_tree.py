@@ -180,7 +180,9 @@ class ReplayedTree:
             return None
         root = self.runs[""]
         return (
-            None if root.finished is None else self._recorded_part.make_unused_error(root.plan.definition.id, root.finished.error)
+            None
+            if root.finished is None
+            else self._recorded_part.make_unused_error(root.plan.definition.id, root.finished.error)
         )
 
     def list_accepted(self) -> list[str]:
@@ -403,7 +405,9 @@ class ReplayedTree:
         ended = self._finish_run(self.get_or_start(path))
         del self.runs[path]
         if isinstance(item.effect, CallBody):
-            return attrs.evolve(self._replayer.ends.make_record_end_stop(item.path, ended.pending), body=ended.as_body())
+            return attrs.evolve(
+                self._replayer.ends.make_record_end_stop(item.path, ended.pending), body=ended.as_body()
+            )
         child = ended.as_child(is_inline=cast("Spawn", item.effect).is_inline)
         return attrs.evolve(self._replayer.ends.make_record_end_stop(item.path, child.questions), child=child)
 

@@ -20,7 +20,7 @@ from attrs import frozen
 
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import JournalLocked, JournalMissing, StepEngineError
-from stepengine.journal.sleepers import read_wake_row, open_journal, open_wake_index
+from stepengine.journal.sleepers import open_journal, open_wake_index, read_wake_row
 from stepengine.runtime.clock import SystemClock, TimeSource
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Waker:
             await asyncio.to_thread(self._record_as_due_now, one)
             raise
         except JournalMissing:
-            await asyncio.to_thread(self._index.forget, one.run)
+            await asyncio.to_thread(self._index.remove_run, one.run)
             self._tell(attrs.evolve(about, state="gone"))
         except JournalLocked as error:
             # Whoever has it may be killed at any time, and then it is due within the time that he was given himself.
@@ -215,7 +215,7 @@ class Waker:
             # One whose end could not be written goes on from where it was.
             stands_still = await asyncio.to_thread(read_wake_row, journal, one.run) is not None
             if not stands_still:
-                await asyncio.to_thread(self._index.forget, one.run)
+                await asyncio.to_thread(self._index.remove_run, one.run)
         if stands_still:
             return await self._postpone(one.run)
         self._tries.pop(one.run, None)

@@ -301,7 +301,9 @@ class EventProjection:
         if isinstance(opened.item.effect, CallModel):
             yield from self._make_reply_events(run, result, opened.form["purpose"], getattr(outcome, "value", None))
 
-    def _make_reply_events(self, run: _KnownRun, result: Result, purpose: str, reply: ModelReply | None) -> Iterator[Event]:
+    def _make_reply_events(
+        self, run: _KnownRun, result: Result, purpose: str, reply: ModelReply | None
+    ) -> Iterator[Event]:
         """Add the usage of a reply and its failed attempts to the run, and yield the reply's events."""
         for attempt in result.attempts:
             if attempt.get("usage") is not None:

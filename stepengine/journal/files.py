@@ -18,16 +18,16 @@ from typing import Any, Literal, get_args
 from stepengine.errors import JournalCorrupt, JournalError, JournalMissing
 from stepengine.journal.journal_files import (
     check_regular_file,
-    unlock_and_close,
     create_file,
     is_locked,
     lock_file,
+    make_missing_file_error,
     make_private,
     make_private_folder,
     make_unusable_error,
-    make_missing_file_error,
     open_for_reading,
     read_file_stamp,
+    unlock_and_close,
 )
 from stepengine.journal.line_journal import LineJournal
 from stepengine.journal.line_reader import Reading, read_file
@@ -222,7 +222,9 @@ class FileJournal(LineJournal):
             path = self.path.with_name(f"{self.path.stem}.before-{number}{self.path.suffix}")
             with contextlib.suppress(FileExistsError):
                 self._copy_file_to(create_file(path))
-                return FileJournal(path, sync=self.sync, unsafe_no_lock=self.unsafe_no_lock).use_redaction_rules_of(self)
+                return FileJournal(path, sync=self.sync, unsafe_no_lock=self.unsafe_no_lock).use_redaction_rules_of(
+                    self
+                )
 
     def _copy_file_to(self, descriptor: int) -> None:
         import shutil

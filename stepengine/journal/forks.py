@@ -89,7 +89,11 @@ def branch(
     records = _select_kept_records(history, cut, address, run)
     if edit is not None:
         records = _replace_outcome(history, records, address, edit)
-    fresh = MemoryJournal(redact="off", link=source.link).use_redaction_rules_of(source) if into is None else as_journal(into)
+    fresh = (
+        MemoryJournal(redact="off", link=source.link).use_redaction_rules_of(source)
+        if into is None
+        else as_journal(into)
+    )
     target = bind_fork_journal(fresh, run)
     if restore_files is not None:
         if not is_written_by_user(source):

@@ -375,7 +375,9 @@ class History:
         if result.given is not None or not result.extras:
             return result.extras
         with self.report_damage(result):
-            return cast("Mapping[str, Any]", unpack_texts(result.extras, self.blobs.get_counted_texts("extras", result)))
+            return cast(
+                "Mapping[str, Any]", unpack_texts(result.extras, self.blobs.get_counted_texts("extras", result))
+            )
 
     def model(self, intent: Intent) -> str:
         """Return the model of a recorded model call."""

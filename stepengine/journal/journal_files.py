@@ -152,7 +152,11 @@ def make_missing_file_error(path: Path) -> JournalMissing:
     with contextlib.suppress(OSError):
         alike = [one.name for one in path.parent.iterdir() if one.suffix == path.suffix and one.is_file()]
     near = suggest_names(path.name, alike)
-    beside = f"beside it {format_names_with_verb(near, len(alike))}" if near else f"no file *{path.suffix} is beside it; {TO_RECORD}"
+    beside = (
+        f"beside it {format_names_with_verb(near, len(alike))}"
+        if near
+        else f"no file *{path.suffix} is beside it; {TO_RECORD}"
+    )
     msg = f"there is no journal {str(path)!r}; {beside}"
     return JournalMissing(msg, path=str(path), beside=near)
 

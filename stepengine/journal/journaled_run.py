@@ -30,7 +30,7 @@ from stepengine.journal.modes import (
     Resuming,
     Walking,
 )
-from stepengine.journal.provenance import has_trusted_permissions, has_trusted_calls, is_written_by_user
+from stepengine.journal.provenance import has_trusted_calls, has_trusted_permissions, is_written_by_user
 from stepengine.journal.questions import GivenAnswers, InDoubt, check_answers
 from stepengine.journal.recorded_clock import ReplayPace, RunClock
 from stepengine.journal.recorded_machines import RecordedMachines
@@ -186,7 +186,9 @@ class JournaledRun:
         return run
 
     @classmethod
-    def open_for_stepping(cls, journal: Journal, history: History, *, leeway: AllowedDifferences | None = None) -> JournaledRun:
+    def open_for_stepping(
+        cls, journal: Journal, history: History, *, leeway: AllowedDifferences | None = None
+    ) -> JournaledRun:
         """Return a recorded run whose machines the caller drives; several may share one *history*."""
         # No journal is opened, and there is no lock: a debugger makes a walk for each place that somebody looks at, and
         # all of them read one history.

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stepengine.errors import JournalWriteFailed
-from stepengine.journal.journal_files import REOPENED, unlock_and_close, open_for_appending
+from stepengine.journal.journal_files import REOPENED, open_for_appending, unlock_and_close
 from stepengine.workspace import after_fork
 from stepengine.workspace.after_fork import Lock, call_after_fork, register_fork_hooks
 from stepengine.workspace.open_files import max_open_files, too_many_files_advice
@@ -215,7 +215,11 @@ def open_closing_idle_files(path: Path) -> int:
             return open_for_appending(path)
         except JournalWriteFailed as error:
             cause = error.__cause__
-            if not isinstance(cause, OSError) or cause.errno != errno.EMFILE or not LockedFile.close_least_recently_used():
+            if (
+                not isinstance(cause, OSError)
+                or cause.errno != errno.EMFILE
+                or not LockedFile.close_least_recently_used()
+            ):
                 raise
 
 

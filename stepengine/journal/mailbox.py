@@ -50,9 +50,9 @@ from stepengine.journal.journal_files import (
     CAREFULLY,
     NO_LINK,
     REOPENED,
-    unlock_and_close,
     lock_file,
     make_private,
+    unlock_and_close,
 )
 from stepengine.journal.line_reader import parse_members
 from stepengine.journal.records import UNREADABLE, Head, check_address, encode_line, to_compact_json, verify_checksum

@@ -149,7 +149,9 @@ class RecordedSources:
                 run.waiting.append(intent)
                 continue
             result = self._history.results[address]
-            run.sources.receive(effect_from_form(intent, self._form_without_request(intent)), self._history.outcome(result))
+            run.sources.receive(
+                effect_from_form(intent, self._form_without_request(intent)), self._history.outcome(result)
+            )
 
 
 def call_origins(journal: JournalLike) -> tuple[CallOrigins, ...]:

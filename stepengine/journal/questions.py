@@ -81,7 +81,9 @@ class GivenAnswers:
         """Return whether a question is answered."""
         return question.id in self.by_question or question.text in self.by_question
 
-    def add_recorded_answers(self, history: History, ahead: Mapping[str, AnswerLike], *, by_id: bool, asks_again: bool) -> None:
+    def add_recorded_answers(
+        self, history: History, ahead: Mapping[str, AnswerLike], *, by_id: bool, asks_again: bool
+    ) -> None:
         """
         Add the recorded answers, unless *asks_again*, and those given *ahead* for questions that may still be asked.
 

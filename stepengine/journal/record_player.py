@@ -263,7 +263,9 @@ class RecordPlayer:
         """Return the stop of a run whose child stopped where its record stops."""
         child = find_ended_run(outcome)
         waits = isinstance(outcome, Stop) and outcome.kind == "suspended"
-        stop = self._replayer.ends.make_record_end_stop(item.path, child.questions if child is not None else (), waits=waits)
+        stop = self._replayer.ends.make_record_end_stop(
+            item.path, child.questions if child is not None else (), waits=waits
+        )
         return add_ended_run(stop, child)
 
     # The process died between intent and result, and nothing here can know whether the mail was sent. What is harmless

@@ -305,7 +305,9 @@ def find_address_after(source: Journal, at: int | str | None) -> Address | None:
     return address
 
 
-def _check_reached_fork_address(error: BaseException | None, source: Journal, rules: _ForkRules, count: _ForkCounts) -> None:
+def _check_reached_fork_address(
+    error: BaseException | None, source: Journal, rules: _ForkRules, count: _ForkCounts
+) -> None:
     """Raise the error that stopped the run before its fork address, or that its rules caused."""
     if isinstance(error, JournalError) and count.refused is None:
         raise error

@@ -74,7 +74,9 @@ class RecordedRequests:
             if isinstance(entry, _MessageRange):
                 # Nothing of that stays, but it takes time: the whole line is parsed again.
                 line = self.history.intents[entry.address]
-                limit.count_bytes(OPENED_BYTES + (getattr(line, "end", 0) - getattr(line, "start", 0)) // OPENED_BYTES_DIVISOR)
+                limit.count_bytes(
+                    OPENED_BYTES + (getattr(line, "end", 0) - getattr(line, "start", 0)) // OPENED_BYTES_DIVISOR
+                )
                 waiting.extend(self._expand_range(entry))
             else:
                 limit.count_bytes(estimate_json_size(entry))

@@ -21,7 +21,7 @@ from stepengine.data.state import RunStatus
 from stepengine.data.visible import one_line, truncate_text
 from stepengine.data.waits import describe_wait
 from stepengine.errors import JournalError
-from stepengine.journal.journal_files import unlock_and_close, lock_file
+from stepengine.journal.journal_files import lock_file, unlock_and_close
 from stepengine.journal.pending_items import find_waits, open_questions
 from stepengine.redaction import ANY
 from stepengine.workspace.user_state import RUNS, is_writable_only_by_user, state_folder

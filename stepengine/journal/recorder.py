@@ -199,7 +199,9 @@ class Recorder:
         if fatal is not None:
             stop = Stop("diverged", self._timing.last, fatal)
             return stop if is_background else add_ended_run(stop, find_ended_run(outcome))
-        return await (self.commit_outcome(item, outcome, []) if is_background else self.commit_run_outcome(item, outcome))
+        return await (
+            self.commit_outcome(item, outcome, []) if is_background else self.commit_run_outcome(item, outcome)
+        )
 
     async def commit_run_outcome(self, item: Item, outcome: Single) -> Single:
         """Commit and return the outcome of a child or tool body, with its computed values before it."""

@@ -80,7 +80,9 @@ class RunMailbox:
         if box is None or not self._journal.writer.has_opened:
             return ()
         async with self._looking:  # two at once would find the same mailbox messages, and each do what they say
-            letters, self._place = await self._journal.writer.run_blocking(partial(_read_new_messages, box, self._place))
+            letters, self._place = await self._journal.writer.run_blocking(
+                partial(_read_new_messages, box, self._place)
+            )
         # Letters to a child that had not begun when they were read: they are looked at again each time, until it has.
         early, self._early = self._early, []
         return [*self._cancels.values(), *self._record_new_messages([*early, *letters])]

@@ -18,7 +18,7 @@ from stepengine.data.state import RunResult
 from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.pending_items import open_questions
-from stepengine.journal.provenance import has_trusted_permissions, has_trusted_calls, replace_with_derived
+from stepengine.journal.provenance import has_trusted_calls, has_trusted_permissions, replace_with_derived
 from stepengine.journal.questions import InDoubt, split_answers
 from stepengine.journal.recorded_clock import ReplayPace
 from stepengine.journal.sources import JournalLike, as_journal

@@ -24,15 +24,15 @@ from stepengine.journal.follower import JournalPosition, OffsetPosition
 from stepengine.journal.journal_files import (
     check_regular_file,
     create_file,
-    suggest_names,
-    is_locked,
     format_names_with_verb,
+    is_locked,
     lock_file,
+    make_missing_file_error,
     make_private,
     make_private_folder,
     make_unusable_error,
-    make_missing_file_error,
     read_file_stamp,
+    suggest_names,
 )
 from stepengine.journal.line_journal import LineJournal, LineWriter, LockedStore
 from stepengine.journal.line_reader import Reading, read_lines

@@ -16,7 +16,7 @@ from stepengine.data.questions import Answer
 from stepengine.errors import JournalError, PermissionDenied
 from stepengine.journal.history import History
 from stepengine.journal.permission_reset import find_effective_approvals
-from stepengine.journal.provenance import has_trusted_permissions, has_trusted_calls
+from stepengine.journal.provenance import has_trusted_calls, has_trusted_permissions
 from stepengine.journal.questions import make_unknown_call_question
 from stepengine.journal.recorded_part import RecordedPart
 from stepengine.journal.records import Address, Intent, format_address, get_starter_address

@@ -148,7 +148,9 @@ class Store(ABC):
     def save_state(self, session_id: str, state: dict[str, Any]) -> None:
         """Store a state and its history without a check of the session's version."""
         loaded: AgentState = codec.from_json(state)
-        self._change_session_with_retries(session_id, lambda s: attrs.evolve(s, messages=loaded.message_history, state=loaded))
+        self._change_session_with_retries(
+            session_id, lambda s: attrs.evolve(s, messages=loaded.message_history, state=loaded)
+        )
 
     def get_metadata(self, session_id: str) -> Mapping[str, Any]:
         """Return the free JSON of a session."""
@@ -733,7 +735,8 @@ class SqliteSessions(Store):
     @override
     def get_journal_location(self, session_id: str) -> JournalLocation:
         return JournalLocation(
-            database=self._journals_path, prefix=f"s{hashlib.sha256(check_session_id(session_id).encode()).hexdigest()[:40]}-"
+            database=self._journals_path,
+            prefix=f"s{hashlib.sha256(check_session_id(session_id).encode()).hexdigest()[:40]}-",
         )
 
     @property
@@ -839,7 +842,9 @@ class DocumentSessions(Store):
         document = {
             "session": _metadata_to_json(made), "messages": messages_to_json(made.messages), "state": _state_to_json(made),
         }  # fmt: skip
-        if not self._call_or_session_error(partial(self.write_document, SESSION + identity, canonical(freeze(document)), before)):
+        if not self._call_or_session_error(
+            partial(self.write_document, SESSION + identity, canonical(freeze(document)), before)
+        ):
             msg = f"the session {identity!r} was saved by another writer at the same time. Load it again and continue from there"
             raise SessionConflict(msg)
         return made
@@ -858,7 +863,9 @@ class DocumentSessions(Store):
 
     @override
     def get_cached(self, key: str) -> Any:
-        found: Any = _parse_json(self._call_or_session_error(partial(self.read_document, CACHE + key)), f"the cached value of {key!r}")
+        found: Any = _parse_json(
+            self._call_or_session_error(partial(self.read_document, CACHE + key)), f"the cached value of {key!r}"
+        )
         return None if found is None or _is_expired(found["until"], self._clock()) else freeze(found["value"])
 
     @override

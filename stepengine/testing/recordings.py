@@ -620,7 +620,13 @@ class JournalFixture(SelfOpeningJournal):
         history = self.history()
         new = self.new_results()
         held = [result for address, result in history.results.items() if address != ROOT]
-        left = len(held) if self.begun is None else past.unreached_count if past is not None and self.mode != "extend" else 0
+        left = (
+            len(held)
+            if self.begun is None
+            else past.unreached_count
+            if past is not None and self.mode != "extend"
+            else 0
+        )
         return Account(
             path=self.name,
             mode=self.mode,

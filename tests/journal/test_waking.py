@@ -156,9 +156,9 @@ def test_missing_index_is_rebuilt_once_from_the_journals(bench: Bench, caplog: p
     bench.sleeping = [Sleeping("one", NOW, {"time"}, "a"), Sleeping("two", None, {"question"}, "b")]
     with caplog.at_level(logging.INFO, "stepengine.journal"), bench.index() as index, bench.index() as other:
         assert bench.sleeping == index.list_all()
-        assert bench.sleeping == other.all()
+        assert bench.sleeping == other.list_all()
         index.remove_run("one")
-        assert ["two"] == names(other.all())
+        assert ["two"] == names(other.list_all())
 
     assert 1 == bench.readings
     assert "was made anew, 2 runs sleep: there was none" in caplog.text
@@ -232,7 +232,7 @@ def test_index_removed_in_use_is_rebuilt_by_the_next_user(tmp_path: Path) -> Non
     bench = Bench(tmp_path)
     with bench.index() as index, bench.index() as other:
         index.record_sleep("one", NOW, {"time"}, "a")
-        other.all()
+        other.list_all()
         for path in tmp_path.glob(f"{WAKING}*"):
             path.unlink()
         bench.sleeping = [Sleeping("one", NOW, {"time"}, "a")]
@@ -241,7 +241,7 @@ def test_index_removed_in_use_is_rebuilt_by_the_next_user(tmp_path: Path) -> Non
         index.record_sleep("two", NOW, {"time"}, "a")
         assert ["one", "two"] == names(other.list_due(NOW))
     with bench.index() as later:
-        assert ["one", "two"] == names(later.all())
+        assert ["one", "two"] == names(later.list_all())
     assert 2 == bench.readings
 
 

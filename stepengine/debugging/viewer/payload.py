@@ -401,7 +401,7 @@ class RunPayload:
 
     def _add_origins(self, history: History, record: Record) -> None:
         """Add the origins of the arguments of a call: sentences, each with whether its value is trusted."""
-        found = [origin for call in self._sources.read(history, record) for origin in call.origins]
+        found = [origin for call in self._sources.read_record(history, record) for origin in call.origins]
         if not found or not isinstance(record, Intent):
             return
         clean = [clean_origin(origin, self.texts.clean) for origin in sort_origins(found)[:MAX_ORIGINS]]
