@@ -91,7 +91,7 @@ def measured(journal: LineJournal, lines: list[bytes]) -> dict[str, float]:
 
     def all_events() -> None:
         history = journal.history()
-        list(EventProjection().take(history, history.records))
+        list(EventProjection().project_records(history, history.records))
 
     told = {name: statistics.median(found) for name, found in times.items()}
     return told | {"whole view": clocked(whole), "whole events": clocked(all_events)}

@@ -81,7 +81,7 @@ def main() -> None:
         print(f"recorded {runs:,} sleeping runs in {took:.1f} s, {place.stat().st_size / 1024 / 1024:.0f} MiB")
         with open_wake_index(place) as index:
             began = time.perf_counter()
-            index.renew()
+            index.rebuild()
             print(f"the index made anew in {time.perf_counter() - began:.1f} s")
         subprocess.run([sys.executable, __file__, "rest", str(place)], check=True)
 

@@ -70,9 +70,15 @@ from stepengine.engine.packages import VALUE, parse_declaration
 from stepengine.engine.settings import Settings
 from stepengine.errors import DataError, DefinitionError, ExternalAgentError, ModelError, StepEngineError, WorkspaceLost
 from stepengine.evaluation.criteria import _read_verdict as judged_text
-from stepengine.journal.alterations import describe_changes
+from stepengine.journal.alterations import describe_record_changes
 from stepengine.journal.encoding import _describe_error
-from stepengine.journal.line_reader import JournalBytes, parse_members, parse_record_lazily, parse_strictly, read_lines
+from stepengine.journal.line_reader import (
+    JournalBytes,
+    parse_members,
+    parse_members_strictly,
+    parse_record_lazily,
+    read_lines,
+)
 from stepengine.journal.mailbox import StoredMessage
 from stepengine.journal.records import encode_line, verify_checksum
 from stepengine.journal.secret_scan import scan
@@ -1291,7 +1297,7 @@ PLACES = (
     ),
     Place(
         "line of a journal",
-        lambda line: (parse_members(line, "x"), parse_strictly(line, "x")),
+        lambda line: (parse_members(line, "x"), parse_members_strictly(line, "x")),
         JSON_SHAPES,
         ("journal/line_reader.py",),
     ),
@@ -1319,7 +1325,10 @@ PLACES = (
     ),
     Place(
         "marks of a journal",
-        lambda text: (describe_changes(text, text[::-1], 1), describe_changes(text, text[1:] + text[:1], 1)),
+        lambda text: (
+            describe_record_changes(text, text[::-1], 1),
+            describe_record_changes(text, text[1:] + text[:1], 1),
+        ),
         (of("a"), of("ab"), of("0123456789")),
         most=1 << 18,
     ),
@@ -1330,7 +1339,7 @@ PLACES = (
     ),
     Place(
         "letter of a mailbox",
-        lambda line: StoredMessage.read(line, "x"),
+        lambda line: StoredMessage.parse(line, "x"),
         tuple(
             lambda n, name=name, shape=shape: encode_line(f'{{"run":"r","kind":"message","{name}":{shape(n)}}}', 0)[0][
                 :-1

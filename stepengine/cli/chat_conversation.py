@@ -101,7 +101,7 @@ class ChatConversation:
     def continue_from(self, last: RunResult, entry: RecordedRun) -> None:
         """Continue after a recorded turn."""
         self.states = [last.state]
-        self.session_id = entry.text("session_id") or self.session_id
+        self.session_id = entry.get_text("session_id") or self.session_id
         self.filled = self.estimate_prompt_tokens()
 
     def fork(self, turn: int) -> None:

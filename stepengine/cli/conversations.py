@@ -28,7 +28,7 @@ class RecordedConversation(NamedTuple):
     @property
     def session_id(self) -> str:
         """The id that its turns share; ``""`` for a run."""
-        return self.turns[0].text("session_id")
+        return self.turns[0].get_text("session_id")
 
     @property
     def last(self) -> RecordedRun:
@@ -39,10 +39,12 @@ class RecordedConversation(NamedTuple):
     def line(self) -> str:
         """One line: name, age, status, agent, number of turns and the first prompt."""
         last = self.last
-        turns = format_count(len(self.turns), "turn") if self.session_id else one_line(last.text("command"), 12)
-        agent = one_line(last.text("agent", "id"), 24)
-        about = f"{last.stem}  {format_run_age(last.text('created')):>4}  {last.status:<11}  {agent}  {turns or 'run'}"
-        return f"{about}  {one_line(self.turns[-1].text('title'), TITLE)}".rstrip()
+        turns = format_count(len(self.turns), "turn") if self.session_id else one_line(last.get_text("command"), 12)
+        agent = one_line(last.get_text("agent", "id"), 24)
+        about = (
+            f"{last.stem}  {format_run_age(last.get_text('created')):>4}  {last.status:<11}  {agent}  {turns or 'run'}"
+        )
+        return f"{about}  {one_line(self.turns[-1].get_text('title'), TITLE)}".rstrip()
 
 
 def list_conversations(folder: str) -> list[RecordedConversation]:
@@ -55,7 +57,7 @@ def list_conversations(folder: str) -> list[RecordedConversation]:
     found: dict[str, list[RecordedRun]] = {}
     for entry in list_recorded_runs(working_folder=Path(folder)):
         if entry.status not in UNUSABLE:
-            found.setdefault(entry.text("session_id") or entry.stem, []).append(entry)
+            found.setdefault(entry.get_text("session_id") or entry.stem, []).append(entry)
     return [RecordedConversation(turns) for turns in found.values()]
 
 

@@ -129,10 +129,10 @@ def show_origins(screen: DebugScreen, rest: str) -> None:
     from stepengine.journal.origins import RecordedSources
 
     recorded, address = RecordedSources(), screen.debugger.moment().address
-    calls = recorded.calls(screen.debugger.stepper.tape.history)
+    calls = recorded.trace_calls(screen.debugger.stepper.tape.history)
     if rest:
         list(calls)
-        found = [(path, source) for path, sources in recorded.find(rest).items() for source in sources]
+        found = [(path, source) for path, sources in recorded.find_value(rest).items() for source in sources]
         said = [f"{describe_source(source)}{f' (run {path})' if path else ''}" for path, source in found]
     else:
         here = [origin for call in calls if call.address == address for origin in call.origins]

@@ -477,12 +477,12 @@ def _is_journal(file: Path) -> bool:
 
 def must_ask_again(journal: Journal, history: History) -> bool:
     """Return whether a person must approve calls that only an untrusted journal requests. Print the approvals that do not count."""
-    from stepengine.journal.permission_reset import find_effective_questions
+    from stepengine.journal.permission_reset import find_effective_approvals
     from stepengine.journal.provenance import has_trusted_permissions
 
     if has_trusted_permissions(journal):
         return _has_untrusted_answers(journal)
-    ahead = find_effective_questions(history)
+    ahead = find_effective_approvals(history)
     if not ahead:
         return True
     listed = f"{', '.join(ahead)} {'is' if len(ahead) == 1 else 'are'}"
@@ -518,11 +518,11 @@ def check_foreign_approvals(
     Raises:
         UsageProblem: when it allows a call that has not begun; it says what helps.
     """
-    from stepengine.journal.permission_reset import find_effective_questions
+    from stepengine.journal.permission_reset import find_effective_approvals
     from stepengine.journal.provenance import has_trusted_permissions
 
     own = questions_of(history.form(history.intents[after])) if edited and after is not None else ()
-    ahead = [each for each in find_effective_questions(history, after=after) if each not in {q.id for q in own}]
+    ahead = [each for each in find_effective_approvals(history, after=after) if each not in {q.id for q in own}]
     if not ahead or has_trusted_permissions(journal):
         return
     where, how = (

@@ -241,10 +241,10 @@ def format_resume_command(options: Options, agent_id: str = "") -> str:
 
 def _is_in_doubt(journal: str) -> bool:
     from stepengine.journal import as_journal
-    from stepengine.journal.questions import in_doubt
+    from stepengine.journal.questions import list_effects_in_doubt
 
     try:
-        return bool(in_doubt(as_journal(journal).history()))
+        return bool(list_effects_in_doubt(as_journal(journal).history()))
     except JournalError:
         return False
 

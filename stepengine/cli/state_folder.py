@@ -27,7 +27,7 @@ from stepengine.cli.options import Options
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.state import RunStatus
 from stepengine.errors import DefinitionError, JournalError
-from stepengine.journal.journal_files import close_locked, lock_file
+from stepengine.journal.journal_files import lock_file, unlock_and_close
 from stepengine.journal.recorded_runs import (
     STEM,
     RecordedRun,
@@ -120,8 +120,8 @@ def find_by_prefix(text: str) -> RecordedRun | None:
         UsageProblem: when there are several.
     """
     known = list_recorded_runs() if text and "/" not in text else []
-    exact = [entry for entry in known if text in (entry.stem, entry.text("run_id"))]
-    found = exact or [e for e in known if e.stem.startswith(text) or e.text("run_id").startswith(text)]
+    exact = [entry for entry in known if text in (entry.stem, entry.get_text("run_id"))]
+    found = exact or [e for e in known if e.stem.startswith(text) or e.get_text("run_id").startswith(text)]
     if len(found) > 1:
         more = f" and {len(found) - LISTED} more" if len(found) > LISTED else ""
         msg = f"{text!r} is the beginning of several runs: {', '.join([e.stem for e in found[:LISTED]])}{more}"
@@ -154,7 +154,9 @@ def find_by_journal(journal: str) -> RecordedRun | None:
     """Return the recorded run with the journal of this name; ``None`` if there is none."""
     path = _make_journal_absolute(journal)
     try:
-        return next((entry for entry in list_recorded_runs() if path in (entry.journal, entry.text("journal"))), None)
+        return next(
+            (entry for entry in list_recorded_runs() if path in (entry.journal, entry.get_text("journal"))), None
+        )
     except UsageProblem:
         return None
 
@@ -165,26 +167,26 @@ def fill_from_recorded(options: Options, entry: RecordedRun) -> Options:
 
     recorded = entry.info.get("options")
     recorded = recorded if isinstance(recorded, Mapping) else {}
-    file = entry.text("agent", "file")
+    file = entry.get_text("agent", "file")
     place = AgentLocation.of_text(file) if file else None
     if place is not None and not options.agent:
-        known = entry.text("agent", "sha256")
+        known = entry.get_text("agent", "sha256")
         if known and place.file.is_file() and known != _hash_file(place.file):
             print_error(f"warning: {place.file} has changed since this run was recorded")
-    config = entry.text("options", "config")
+    config = entry.get_text("options", "config")
     return attrs.evolve(
         options,
         journal=entry.journal,
         stem=entry.stem,
         agent=options.agent or (file if place is not None and place.file.is_file() else ""),
-        cwd=options.cwd if options.cwd != Path() else Path(entry.text("options", "cwd") or entry.text("cwd")),
-        workspace=options.workspace or entry.text("options", "workspace"),
-        base_url=options.base_url or ("" if options.script else entry.text("options", "base_url")),
-        api_key_env=options.api_key_env or entry.text("options", "api_key_env"),
-        price=options.price or entry.text("options", "price"),
+        cwd=options.cwd if options.cwd != Path() else Path(entry.get_text("options", "cwd") or entry.get_text("cwd")),
+        workspace=options.workspace or entry.get_text("options", "workspace"),
+        base_url=options.base_url or ("" if options.script else entry.get_text("options", "base_url")),
+        api_key_env=options.api_key_env or entry.get_text("options", "api_key_env"),
+        price=options.price or entry.get_text("options", "price"),
         script=choose_script(options, entry),
-        served=(entry.text("options", "model"), *map(str, (recorded.get("models") or {}).values())),
-        web=options.web or entry.text("options", "web"),
+        served=(entry.get_text("options", "model"), *map(str, (recorded.get("models") or {}).values())),
+        web=options.web or entry.get_text("options", "web"),
         write=options.write or recorded.get("write") is True,
         shell=options.shell or recorded.get("shell") is True,
         code_mode=recorded.get("code_mode") is True,
@@ -218,7 +220,7 @@ def _policy_changes_to_dict(options: Options) -> dict[str, Any] | None:
 def choose_script(options: Options, entry: RecordedRun) -> str:
     """Return the typed script, else the recorded one unless a model was typed."""
     is_live = any((options.model, options.base_url, options.api_key_env))
-    return options.script or ("" if is_live else entry.text("options", "script"))
+    return options.script or ("" if is_live else entry.get_text("options", "script"))
 
 
 # --- recording --------------------------------------------------------------------------------------------------------
@@ -426,7 +428,7 @@ def _remove_runs_over_limits(folder: Path, keep_runs: int, keep_bytes: int) -> N
     except JournalError:
         pass  # another process is at it
     finally:
-        close_locked(descriptor)
+        unlock_and_close(descriptor)
 
 
 def _remove_runs_while_locked(folder: Path, keep_runs: int, keep_bytes: int) -> None:
@@ -436,8 +438,8 @@ def _remove_runs_while_locked(folder: Path, keep_runs: int, keep_bytes: int) -> 
     if len(files) <= keep_runs and sum([sum(of.values()) for of in files.values()]) <= keep_bytes:
         return
     known = list_recorded_runs()
-    alive = {e.text("forked_from", "stem") for e in known if not e.is_ended}
-    ended = sorted([e for e in known if e.is_ended and e.stem not in alive], key=lambda e: e.text("updated"))
+    alive = {e.get_text("forked_from", "stem") for e in known if not e.is_ended}
+    ended = sorted([e for e in known if e.is_ended and e.stem not in alive], key=lambda e: e.get_text("updated"))
     sizes = {entry.stem: sum(files.get(entry.stem, {}).values()) for entry in ended}
     count, size = len(ended), sum(sizes.values())
     for entry in ended:

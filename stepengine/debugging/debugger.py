@@ -443,7 +443,7 @@ def _copy_journal_with_edit(tape: Tape, address: Address, edit: object) -> Journ
         raise JournalError(msg)
     made = make_outcome(history, history.intents[address], edit, known.at)
     changed = Result(known.path, known.seq, known.at, attrs.evolve(made, inputs=history.outcome(known).inputs))
-    copy = MemoryJournal(redact="off", link=tape.journal.link).with_rules_of(tape.journal)
+    copy = MemoryJournal(redact="off", link=tape.journal.link).use_redaction_rules_of(tape.journal)
     records = [changed if record is known else record for record in history.records]
     replace_with_derived(copy, records, tape.journal)
     return copy

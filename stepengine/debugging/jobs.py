@@ -64,7 +64,7 @@ class _JobBudget(SharedBudget):
         """Count a call, and report the progress."""
         super().settle(call, cost)
         self._calls += 1
-        spent = None if self.known is None else str(self.known)
+        spent = None if self.spent_if_known is None else str(self.spent_if_known)
         self._report({"progress": {"calls": self._calls, "of": self._expected, "spent": spent}})
 
 

@@ -21,7 +21,7 @@ from stepengine.data.visible import to_ascii_json
 from stepengine.data.waits import wait_to_json
 from stepengine.errors import InputError
 from stepengine.journal.pending_items import find_waits, open_questions
-from stepengine.journal.reading_limit import measure
+from stepengine.journal.reading_limit import estimate_json_size
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.records import ROOT, format_address
 from stepengine.journal.sources import JournalLike, as_journal
@@ -91,7 +91,7 @@ def describe_compactions(journal: JournalLike) -> dict[str, Any]:
     from stepengine.journal.compactions import find_compactions
 
     history = as_journal(journal).history()
-    limit = history.blobs.limit.renew()
+    limit = history.blobs.limit.create_unused_limit()
     return {
         "journal": history.name,
         "compactions": [_compaction_to_dict(history, found, limit) for found in find_compactions(history)],
@@ -272,7 +272,9 @@ def _sum_earlier_effects(history: History, before: list[_ShownEffect]) -> dict[s
         "effects": len(before),
         "model_calls": len(replies),
         "tokens": sum([usage.total_tokens for usage in usages]),
-        "milliseconds": max([history.own_time(e.result.at) for e in before if e.result is not None], default=0),
+        "milliseconds": max(
+            [history.compute_time_since_start(e.result.at) for e in before if e.result is not None], default=0
+        ),
     }
 
 
@@ -285,8 +287,8 @@ def _compaction_to_dict(history: History, found: Compaction, limit: ReadingLimit
         "address": format_address(*found.address),
         "path": found.address[0],
         "step": found.step,
-        "tokens": found.tokens,
-        "tokens_instead": found.tokens_instead,
+        "tokens": found.removed_tokens,
+        "tokens_instead": found.replacement_tokens,
         "left_out": left_out,
         "instead": instead,
         "unrecorded_results": found.unrecorded,
@@ -298,7 +300,7 @@ def _message_to_dict(message: Message, limit: ReadingLimit) -> dict[str, Any]:
 
     told = {"role": message.role, "text": message_text(message), "message": to_json(message)}
     # A journal may leave out the same messages at each step.
-    limit.add(measure(told))
+    limit.count_bytes(estimate_json_size(told))
     return told
 
 

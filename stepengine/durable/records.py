@@ -400,7 +400,7 @@ class Playback:
             planner=self._wrap_planner(services.planner),
             middlewares=(*services.middlewares, partial(_PlaybackPerformer, played=self)),
         )
-        return self.session.wrap(mine)
+        return self.session.wrap_services(mine)
 
     def _wrap_planner(self, inner: ChildPlanner) -> ChildPlanner:
         def planned(parent: RunPlan, effect: Spawn | CallBody, path: str) -> tuple[RunPlan, AgentState]:

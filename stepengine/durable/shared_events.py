@@ -326,7 +326,7 @@ class SharedEvents:
         return has_arrived or len(self.events) > shown
 
     def _append_events_of(self, follower: Follower, records: Sequence[Record]) -> None:
-        for event in self._projection.take(follower.history, records):
+        for event in self._projection.project_records(follower.history, records):
             if self.tries:
                 again = hashlib.blake2b(f"{event.epoch} {self.tries}".encode(), digest_size=4).hexdigest()
                 object.__setattr__(event, "epoch", again)

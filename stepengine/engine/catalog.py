@@ -470,7 +470,7 @@ class Catalog:
         own = [tool for each in agents.values() for tool in each.definition.tools if isinstance(tool, ToolLike)]
         for tool in with_called_tools([*self._tools.values(), *self._workspace_tools.built.values(), *own]):
             folder: Sequence[str] | None = getattr(tool, "folder", None)
-            if folder is not None and key.folder[: len(folder)] == tuple(folder):
+            if folder is not None and key.folder_parts[: len(folder)] == tuple(folder):
                 msg = (
                     f"the tool {tool.spec.name!r} works in a folder that the signing key {str(key.path)!r} is in: an agent could read it, "
                     "and sign what it likes. Keep the key outside of the folders that agents work in"

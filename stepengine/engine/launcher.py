@@ -138,10 +138,12 @@ class Launcher:
     def _in_session(self, sessions: EngineSessions, request: RunRequest, journal: JournalLike | None) -> EngineRun:
         """Return a run that loads its start state at its turn in the session; an invalid request raises at once."""
         from stepengine.engine.session_turns import Turn
-        from stepengine.sessions.session import check_id
+        from stepengine.sessions.session import check_session_id
 
         info = request.info
-        info = attrs.evolve(info, session_id=check_id(new_run_id() if info.session_id is None else info.session_id))
+        info = attrs.evolve(
+            info, session_id=check_session_id(new_run_id() if info.session_id is None else info.session_id)
+        )
         request = attrs.evolve(request, info=info)
         # Planned twice: now, so that a wrong prompt or a missing key is told to who calls and not in the background;
         # and again when its turn has come, when it is known what the conversation has become. What does not depend on
@@ -252,7 +254,7 @@ class Launcher:
                     own_models=self.models.choose_for_run(request, recorded),
                     workspace="" if place is None or place.system is None else place.name,
                 ),
-                wrap=session.wrap,
+                wrap=session.wrap_services,
                 shows=session.mode.make_new_event_filter(session.recorded_part),
                 waiting_run=waiting_run,
             )

@@ -156,7 +156,7 @@ class ReplayedTree:
             parent.background[path] = None
         elif known_end is not None and isinstance(self._history.outcome(known_end), Failure):
             # Another member of its race won: nothing that it asks for then is recorded.
-            self._replayer.ends.give_up(path)
+            self._replayer.ends.mark_race_loser(path)
         return self.start(plan, state, path)
 
     def apply_results_until(self, position: int) -> None:
@@ -180,7 +180,9 @@ class ReplayedTree:
             return None
         root = self.runs[""]
         return (
-            None if root.finished is None else self._recorded_part.unused(root.plan.definition.id, root.finished.error)
+            None
+            if root.finished is None
+            else self._recorded_part.make_unused_error(root.plan.definition.id, root.finished.error)
         )
 
     def list_accepted(self) -> list[str]:
@@ -240,14 +242,14 @@ class ReplayedTree:
 
     def _error_for_absent(self, run: ReplayedRun, address: Address) -> StepEngineError:
         """Return the error for a recorded result that a run does not wait for, because it has ended or does something else."""
-        unused = self._recorded_part.unused(
+        unused = self._recorded_part.make_unused_error(
             run.plan.definition.id, None if run.finished is None else run.finished.error
         )
         if unused is None:
             said = "the run does not wait for the result that is recorded here"
             location = find_waiting_location(run.machine)
             unused = make_divergence_error(self._history, address, "unused", asked=said, location=location)
-        return self._writer.fail(unused)
+        return self._writer.record_fatal_error(unused)
 
     def _answer(self, run: ReplayedRun) -> None:
         """Send the outcomes of all waiting effects to the machine of a run."""
@@ -293,7 +295,7 @@ class ReplayedTree:
             and position < self._tape.verified
             and self._history.intents[address].type == ROWS[type(item.effect)].kind
         ):
-            self._recorded_part.use(address)
+            self._recorded_part.mark_used(address)
             return
         together = None if item.gather is None else item.gather.effects[0].seq
         self._replayer.needs_no_intent(item, Intent(*address, encode_effect(item), gather=together))
@@ -364,7 +366,7 @@ class ReplayedTree:
 
     def _confirm(self, known: Result, outcome: Value | Failure, item: Item) -> Single:
         """Return the recorded outcome of a child run, if *outcome* is the same; raise ``ReplayDivergence`` if not."""
-        confirmed = self._replayer.confirm(known, outcome, item)
+        confirmed = self._replayer.confirm_child_end(known, outcome, item)
         assert confirmed is not None  # noqa: S101 - nothing is performed, so nothing can be new
         return confirmed
 
@@ -394,18 +396,20 @@ class ReplayedTree:
     def _make_stop(self, item: Item) -> Stop:
         address = item.address
         if isinstance(item.effect, AskPerson):
-            return self._replayer.ends.stop_at(item.path, render_questions(item))
+            return self._replayer.ends.make_record_end_stop(item.path, render_questions(item))
         is_background = isinstance(item.effect, Spawn) and item.effect.is_background
-        if not isinstance(item.effect, RUNS) or is_background or not self._replayer.has_begun(address):
-            stop = self._replayer.ends.stop_at(item.path, (), waits=isinstance(item.effect, WAITS))
+        if not isinstance(item.effect, RUNS) or is_background or not self._replayer.has_recorded_progress(address):
+            stop = self._replayer.ends.make_record_end_stop(item.path, (), waits=isinstance(item.effect, WAITS))
             return attrs.evolve(stop, begun=self._replayer.find_stopped_call_usage(item))
         path = child_path(*address)
         ended = self._finish_run(self.get_or_start(path))
         del self.runs[path]
         if isinstance(item.effect, CallBody):
-            return attrs.evolve(self._replayer.ends.stop_at(item.path, ended.pending), body=ended.as_body())
+            return attrs.evolve(
+                self._replayer.ends.make_record_end_stop(item.path, ended.pending), body=ended.as_body()
+            )
         child = ended.as_child(is_inline=cast("Spawn", item.effect).is_inline)
-        return attrs.evolve(self._replayer.ends.stop_at(item.path, child.questions), child=child)
+        return attrs.evolve(self._replayer.ends.make_record_end_stop(item.path, child.questions), child=child)
 
 
 def _outcome_of_run(ended: Finished, item: Item, at: int) -> Value:

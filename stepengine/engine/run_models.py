@@ -38,7 +38,7 @@ def read_recorded_models(session: JournaledRun, forked: Journal | None) -> Recor
     root = history.root.get("model") or next((model for model, path in models.items() if not path), None)
     if root is not None:
         models.setdefault(root, "")
-    is_whole = session.mode.is_closed(session.recorded_part.history)
+    is_whole = session.mode.is_record_only(session.recorded_part.history)
     chosen, own = history.root.get("models") or {}, history.root.get("run_models") or {}
     return RecordedModels(frozenset([*models, *chosen.values(), *own.values()]), root, chosen, own, is_whole)
 

@@ -294,7 +294,7 @@ class Scheduler:
         try:
             with open_wake_index(self._runs) as index:
                 if wakes_at is None:
-                    index.forget(run)
+                    index.remove_run(run)
                 else:
                     index.record_sleep(run, wakes_at, ("process",), agent if isinstance(agent, str) else agent.id)
         except StepEngineError as error:

@@ -57,7 +57,7 @@ class Stepper:
         self.tape = tape
         self.diverged: ReplayDivergence | None = None
         self._create_another = partial(Stepper, launcher, tape, agent, leeway=leeway)
-        session = JournaledRun.walk(tape.journal, tape.history, leeway=leeway)
+        session = JournaledRun.open_for_stepping(tape.journal, tape.history, leeway=leeway)
         planned = launcher.create_recorded_run(session, agent=agent).tree
         self._tree = ReplayedTree(tape, session, planned.services)
         self._track_divergence(partial(self._tree.start, planned.root.plan, planned.root.state, ""))

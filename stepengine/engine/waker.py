@@ -20,7 +20,7 @@ from attrs import frozen
 
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import JournalLocked, JournalMissing, StepEngineError
-from stepengine.journal.sleepers import make_row_from_journal, open_journal, open_wake_index
+from stepengine.journal.sleepers import open_journal, open_wake_index, read_wake_row
 from stepengine.runtime.clock import SystemClock, TimeSource
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Waker:
             await asyncio.to_thread(self._record_as_due_now, one)
             raise
         except JournalMissing:
-            await asyncio.to_thread(self._index.forget, one.run)
+            await asyncio.to_thread(self._index.remove_run, one.run)
             self._tell(attrs.evolve(about, state="gone"))
         except JournalLocked as error:
             # Whoever has it may be killed at any time, and then it is due within the time that he was given himself.
@@ -213,9 +213,9 @@ class Waker:
             stands_still = result.wakes_at is not None and result.wakes_at <= self._clock.now()
         else:
             # One whose end could not be written goes on from where it was.
-            stands_still = await asyncio.to_thread(make_row_from_journal, journal, one.run) is not None
+            stands_still = await asyncio.to_thread(read_wake_row, journal, one.run) is not None
             if not stands_still:
-                await asyncio.to_thread(self._index.forget, one.run)
+                await asyncio.to_thread(self._index.remove_run, one.run)
         if stands_still:
             return await self._postpone(one.run)
         self._tries.pop(one.run, None)
@@ -231,7 +231,7 @@ class Waker:
 
     async def _set_wake_time(self, run: str, pause: timedelta) -> datetime:
         until = self._clock.now().astimezone(UTC) + pause
-        await asyncio.to_thread(self._index.put_off, run, until)
+        await asyncio.to_thread(self._index.postpone, run, until)
         return until
 
     def _record_as_due_now(self, one: Sleeping) -> None:

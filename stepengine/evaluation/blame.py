@@ -265,7 +265,7 @@ async def blame(
         msg = f"k is {k}; each step has to be asked at least once"
         raise DataError(msg)
     journal, check = as_journal(journal), Check.from_any(check)
-    spent = (budget or SharedBudget()).known
+    spent = (budget or SharedBudget()).spent_if_known
     options.setdefault("tools", "idempotent")
     recorded = await engine.replay(journal, agent=agent)
     if not check.find_failure(recorded):
@@ -289,7 +289,7 @@ async def blame(
     blamed = None if found is None else Blamed(*[measurable[place - 1] for place in found])
     why = _explain_blame(tried, blamed, str(options["tools"]))
     stopped = "the budget is spent; what is not finished is left out" if money.is_empty else ""
-    return Blame(check.text, k, tried, blamed, why, money.known, search.performed, stopped)
+    return Blame(check.text, k, tried, blamed, why, money.spent_if_known, search.performed, stopped)
 
 
 def _root_steps(history: History, addresses: Iterable[str]) -> Iterator[int]:

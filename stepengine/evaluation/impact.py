@@ -441,7 +441,7 @@ async def impact(
     agents = [_find_agent_id(one, agent) for one in found if one.journal is not None]
     stopped = "the budget is spent; what is not finished is left out" if money.is_empty else ""
     tools = str(options.get("tools", "recorded"))
-    return Impact(", ".join(dict.fromkeys(agents)), n, tools, tuple(judged), money.known, stopped)
+    return Impact(", ".join(dict.fromkeys(agents)), n, tools, tuple(judged), money.spent_if_known, stopped)
 
 
 def _find_agent_id(one: RepeatedJournal, agent: AgentDefinition | None) -> str:

@@ -31,7 +31,7 @@ FALSE_SIGNATURE = "record {}, a signature, was altered or is not of its key"
 WRONG_CHECKSUM = "record {} was altered: its checksum is wrong"
 
 
-def restore_chain(key: SigningKey, content: bytes, history: History) -> SignatureChain:
+def restore_verified_chain(key: SigningKey, content: bytes, history: History) -> SignatureChain:
     """
     Return the chain of signatures for a writer that opened a whole journal.
 
@@ -50,7 +50,7 @@ def restore_chain(key: SigningKey, content: bytes, history: History) -> Signatur
     scan.scan_lines(content)
     if scan.problems:
         msg = (
-            f"{history.name} is not as it was signed: {'; '.join(shorten_list(scan.problems))}. Nothing was run; `stepengine journal check --key` tells "
+            f"{history.name} is not as it was signed: {'; '.join(limit_shown_problems(scan.problems))}. Nothing was run; `stepengine journal check --key` tells "
             "the same"
         )
         raise JournalCorrupt(msg)
@@ -78,7 +78,7 @@ def parse_head_line(content: bytes, name: str) -> Head | None:
     return records[0] if records and isinstance(records[0], Head) else None
 
 
-def shorten_list(problems: Sequence[str]) -> list[str]:
+def limit_shown_problems(problems: Sequence[str]) -> list[str]:
     """Return the first of many sentences, and the number of the others."""
     more = len(problems) - SHOWN_CHANGES
     return [*problems[:SHOWN_CHANGES], *([f"and {more} more"] if more > 0 else [])]
@@ -136,12 +136,12 @@ class JournalScan:
             previous = 0 if tail is None else int(tail[1], 16)
             signature = self._parse_trusted_signature(line)
             if signature is not None:
-                self._check_signature(signature)
+                self._record_signature_problems(signature)
             self.hash.update(line + b"\n")
             if signature is None:
                 self.marks.append(compute_line_digest(line))
             else:
-                self._start_span(signature)
+                self._record_signature(signature)
         self.problems += [FALSE_SIGNATURE.format(number) for number in self._false if number > self.last]
         if not self.problems:
             # Of a signature's own line, the checksum alone is not signed by it, or by one after it.
@@ -160,7 +160,7 @@ class JournalScan:
             return None
         return signature
 
-    def _start_span(self, signature: JournalSignature) -> None:
+    def _record_signature(self, signature: JournalSignature) -> None:
         """Record a signature and start the span of records that the next one covers."""
         if signature.found:
             first, to = self.count - min(signature.found, len(self.marks)), self.count - 1
@@ -185,7 +185,7 @@ class JournalScan:
 
     # --- what a signature says of what stands before it ---------------------------------------------------------------
 
-    def _check_signature(self, signature: JournalSignature) -> None:
+    def _record_signature_problems(self, signature: JournalSignature) -> None:
         """Record as problems the differences between the lines so far and a signature."""
         if signature.records == self.count - 1 and signature.digest == self.hash.hexdigest():
             return
@@ -201,7 +201,7 @@ class JournalScan:
             there = max(0, len(marks) - len(expected))
             self._report_missing_records(gap, there, first)
             marks, first = marks[there:], first + there
-        self.problems += describe_changes(expected, marks, first)
+        self.problems += describe_record_changes(expected, marks, first)
         if len(self.problems) == known and not known:
             wrong = [WRONG_CHECKSUM.format(number) for number in self._unchecked if number < self.count]
             self.problems += wrong or [
@@ -238,12 +238,12 @@ class _RecordPair(NamedTuple):
     then: int
 
 
-def describe_changes(expected: Sequence[str], actual: Sequence[str], first: int) -> list[str]:
+def describe_record_changes(expected: Sequence[str], actual: Sequence[str], first: int) -> list[str]:
     """Return a sentence for each removed, added, altered or moved signed record; *actual* starts at record *first*."""
     pairs = _match_positions(expected, actual)
     stayed = [pair for pair in pairs if pair[0] == pair[1]]
     if len(stayed) < len(pairs):
-        longest = _find_longest_in_order(pairs)
+        longest = _find_longest_subsequence(pairs)
         stayed = longest if len(longest) > len(stayed) else stayed
     kept = {now for now, _ in stayed}
     moved = [pair for pair in pairs if pair[0] not in kept]
@@ -272,7 +272,7 @@ def _match_positions(expected: Sequence[str], actual: Sequence[str]) -> list[_Re
     return [_RecordPair(now, places[mark].pop()) for now, mark in enumerate(actual) if places.get(mark)]
 
 
-def _find_longest_in_order(pairs: Sequence[_RecordPair]) -> list[_RecordPair]:
+def _find_longest_subsequence(pairs: Sequence[_RecordPair]) -> list[_RecordPair]:
     """Return the longest subsequence of pairs whose order is unchanged."""
     ends: list[int] = []
     last: list[int] = []

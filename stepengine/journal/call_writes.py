@@ -33,7 +33,7 @@ class CallWrites:
         """Store a write until the result of its call is recorded."""
         self.pending.setdefault((path, seq), []).append(write)
 
-    def pop_forms(self, item: Item, *, again: bool) -> list[Mapping[str, Any]]:
+    def pop_write_forms(self, item: Item, *, again: bool) -> list[Mapping[str, Any]]:
         """Remove and return the stored form of a call's writes; *again*: the call was started before."""
         forms = list[Mapping[str, Any]]()
         for write in self.pending.pop(item.address, ()):

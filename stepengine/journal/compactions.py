@@ -59,12 +59,12 @@ class Compaction:
     unrecorded: int = 0
 
     @property
-    def tokens(self) -> int:
+    def removed_tokens(self) -> int:
         """The estimated size of the removed messages."""
         return sum(map(message_tokens, self.left_out))
 
     @property
-    def tokens_instead(self) -> int:
+    def replacement_tokens(self) -> int:
         """The estimated size of the messages that replace them."""
         return sum(map(message_tokens, self.instead))
 
@@ -97,9 +97,9 @@ def find_compactions(history: History) -> Iterator[Compaction]:
             known = (
                 sent if sent is not None and goes_on else _SentMessages(request.messages, sent.step + 1 if sent else 1)
             )
-            before[intent.path] = known.add_reply(history, intent)
+            before[intent.path] = known.with_reply(history, intent)
         elif sent is not None and intent.type == "tool_call":
-            before[intent.path] = sent.add_result(history, intent)
+            before[intent.path] = sent.with_result(history, intent)
 
 
 @frozen
@@ -119,7 +119,7 @@ class _SentMessages:
     said: tuple[AssistantPart, ...] = ()
     results: tuple[ToolMessage, ...] = ()
 
-    def add_reply(self, history: History, intent: Intent) -> _SentMessages:
+    def with_reply(self, history: History, intent: Intent) -> _SentMessages:
         """Return a copy with the model's reply to the request added, if the run adds it to the history."""
         reply = _get_result_value(history, intent)
         if not isinstance(reply, ModelReply) or reply.stop_reason is StopReason.ERROR:
@@ -130,7 +130,7 @@ class _SentMessages:
             parts.pop()
         return attrs.evolve(self, said=(*self.said, *parts))
 
-    def add_result(self, history: History, intent: Intent) -> _SentMessages:
+    def with_result(self, history: History, intent: Intent) -> _SentMessages:
         """Return a copy with the result of a call added, if the result belongs to the conversation."""
         form, result = history.form(intent), _get_result_value(history, intent)
         if form.get("source") != "model" or not isinstance(result, ToolResult):

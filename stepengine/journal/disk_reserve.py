@@ -56,21 +56,21 @@ class DiskReserve:
             known.users += 1
             return known
 
-    def spend(self) -> bool:
-        """Release the reserved room; return whether there was any."""
+    def free_reserved_space(self) -> bool:
+        """Free the reserved space for results; return whether there was any."""
         with self._lock:
-            return self._release_room()
+            return self._release_space()
 
-    def renew(self, folder: Path) -> bool:
+    def restore_full_reserve(self, folder: Path) -> bool:
         """
-        Reserve all the room again if the disk has enough; return whether it has.
+        Reserve all the space again if the disk has enough; return whether it has.
 
         Args:
             folder: One of the disk that is there: the one that the room was first kept in may be gone.
         """
         with self._lock:
             if self.is_short:
-                self._release_room()
+                self._release_space()
                 self._folder = folder
                 try:
                     self._allocate_largest((RESERVE_BYTES, *LESS))
@@ -81,15 +81,15 @@ class DiskReserve:
     def reserve_remaining(self) -> None:
         """Reserve again the room that is left on the disk, for results of running effects."""
         with self._lock:
-            self._release_room()
+            self._release_space()
             self._allocate_if_possible(LESS)
 
-    def close(self) -> None:
-        """Count one journal less; the last one releases the room."""
+    def remove_user(self) -> None:
+        """Remove one user; the last one frees the reserved space."""
         with self._lock:
             self.users -= 1
             if self.users <= 0:
-                self._release_room()
+                self._release_space()
                 if self._known.get(self._device) is self:
                     del self._known[self._device]
 
@@ -101,7 +101,7 @@ class DiskReserve:
         """Reserve the first of these sizes that fits; a full disk is not an error."""
         for size in sizes:
             try:
-                self._descriptor = _allocate_space(self._folder, size)
+                self._descriptor = _create_reserve_file(self._folder, size)
             except OSError as error:
                 if error.errno not in FULL:
                     raise
@@ -109,14 +109,14 @@ class DiskReserve:
                 self.is_short = size < RESERVE_BYTES
                 return
 
-    def leave(self) -> None:
+    def close_in_forked_child(self) -> None:
         """Close the inherited descriptor in a forked child."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.close(descriptor)
 
-    def _release_room(self) -> bool:
-        """Release the room; return whether there was any."""
+    def _release_space(self) -> bool:
+        """Release the space; return whether there was any."""
         descriptor, self._descriptor = self._descriptor, None
         self.is_short = True
         if descriptor is None:
@@ -129,11 +129,11 @@ class DiskReserve:
 def _drop_reserves_after_fork() -> None:
     """Release the parent's disk reserve in a forked child, which would otherwise hold the disk space."""
     for reserve in list(DiskReserve._known.values()):  # noqa: SLF001 - it is what this module keeps of them
-        reserve.leave()
+        reserve.close_in_forked_child()
     DiskReserve._known.clear()  # noqa: SLF001
 
 
-def _allocate_space(folder: Path, size: int) -> int:
+def _create_reserve_file(folder: Path, size: int) -> int:
     descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, size)

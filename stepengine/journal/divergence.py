@@ -196,10 +196,10 @@ def _compare_messages(recorded: list[object], now: list[object]) -> Iterator[Fie
 def compare_values(recorded: object, now: object, pointer: str = "") -> Iterator[FieldDifference]:
     """Yield each difference between two JSON values."""
     for found in differences(recorded, now, pointer):
-        yield FieldDifference(found.pointer or "/", *_format_both(found.recorded, found.now))
+        yield FieldDifference(found.pointer or "/", *_format_value_pair(found.recorded, found.now))
 
 
-def _format_both(recorded: object, now: object) -> tuple[str, str]:
+def _format_value_pair(recorded: object, now: object) -> tuple[str, str]:
     """Return both values as texts; long texts start shortly before their first difference."""
     if isinstance(recorded, str) and isinstance(now, str) and max(len(recorded), len(now)) > WHOLE_CHARS:
         start = max(0, first_difference(recorded, now) - WHOLE_CHARS // 3)
@@ -308,7 +308,7 @@ class DivergenceErrors:
         said = f"the recorded outcome cannot be read: {why}"
         return self._make_error("undecodable", said, item)
 
-    def make_child_error(self, known: Value, outcome: Single, item: Item) -> ReplayDivergence:
+    def make_child_end_error(self, known: Value, outcome: Single, item: Item) -> ReplayDivergence:
         """Return the error for a child whose end differs from the record."""
         ours: object = outcome.value if isinstance(outcome, Value) else None
         fields = (
@@ -323,7 +323,7 @@ class DivergenceErrors:
         said = f"{describe_effect(asked.effect)} with this input is not recorded, was not made up, and must not be performed here"
         return self._make_error("extra", said, item)
 
-    def make_result_error(
+    def make_different_result_error(
         self,
         known: Value | Failure,
         now: Value | Failure,

@@ -70,7 +70,7 @@ __all__ = (
     "Encoder",
     "bare",
     "changes_world_again",
-    "encode_call",
+    "encode_call_with_durability",
     "encode_effect",
     "get_sandbox_name",
     "make_call_form",
@@ -105,13 +105,13 @@ def encode_effect(item: Item) -> CallModel | Form:
     """Return the stored form of an effect; a model call stays as it is, it is stored as a difference to earlier ones."""
     effect = item.effect
     if isinstance(effect, CallTool):
-        return encode_call(effect, item.plan)[0]
-    return DESCRIBE.get(type(effect), _encode_members)(effect)
+        return encode_call_with_durability(effect, item.plan)[0]
+    return DESCRIBE.get(type(effect), _encode_effect_attributes)(effect)
 
 
 # Each effect that must last costs a run on a disk one sync. Model calls do not: asked twice they cost money and
 # change nothing outside (reliability:R3).
-def encode_call(effect: CallTool, plan: RunPlan) -> tuple[Form, bool]:
+def encode_call_with_durability(effect: CallTool, plan: RunPlan) -> tuple[Form, bool]:
     """Return the stored form of a tool call, and whether its start must be durable (see ``must_be_durable``)."""
     tool = effect.tool_name
     form = make_call_form(tool, effect.input, effect.tool_call_id, effect.source)
@@ -199,7 +199,7 @@ def _encode_wait_time(effect: AwaitTime) -> Form:
     return {"type": "sleep", "seconds": effect.seconds} if until is None else {"type": "sleep", "until": until}
 
 
-def _encode_members(effect: Leaf) -> Form:
+def _encode_effect_attributes(effect: Leaf) -> Form:
     """Return the stored form of an effect: its kind, and the attributes that its row names as members."""
     row = ROWS[type(effect)]
     form: dict[str, object] = {"type": row.kind}
@@ -277,7 +277,7 @@ def must_be_durable(item: Item, form: Form) -> bool:
     """
     Return whether the start of an effect must be durable: it is not repeatable, can be undone, or people see it.
 
-    *form* is its stored form. Of calls of tools ``encode_call`` says it.
+    *form* is its stored form. Of calls of tools ``encode_call_with_durability`` says it.
     """
     if isinstance(item.effect, AskPerson):
         return True
@@ -327,14 +327,14 @@ def outcome_members(outcome: Value | Failure) -> dict[str, Any]:
     else:
         value = outcome.value
         if isinstance(value, ChildResult):
-            value = _plain_child(value)
-        members = {"value": _stored_value(value)}
+            value = _with_json_output(value)
+        members = {"value": _encode_outcome_value(value)}
     if outcome.inputs:
         members["inputs"] = [bare(message) for message in outcome.inputs]
     return members
 
 
-def _stored_value(value: object) -> object:
+def _encode_outcome_value(value: object) -> object:
     try:
         return bare_any(value)
     except DataError as error:
@@ -358,7 +358,7 @@ def outcome_of(members: Mapping[str, Any]) -> Value | Failure:
         raise prefix_path(error, ".value") from None
 
 
-def _plain_child(child: ChildResult) -> ChildResult:
+def _with_json_output(child: ChildResult) -> ChildResult:
     """Return a child's result with its output as JSON; it serves only for comparisons."""
     output = _encode_argument(child.output)
     error = to_storable_error(child.error) if child.error is not None else None
@@ -372,7 +372,7 @@ def to_comparable_form(child: ChildResult) -> Form:
     Of an error it has class, kind and words, without what differs by machine and edit: folders, lines, memory addresses.
     What follows from the rest by rules that journals outlive may differ: the text, and how a spent budget is described.
     """
-    data = bare(_plain_child(child))
+    data = bare(_with_json_output(child))
     same = {name: data.get(name) for name in COMPARED_CHILD}
     error = None if child.status is RunStatus.MAX_STEPS else child.error
     return {
@@ -443,7 +443,7 @@ class Encoder:
         """Store later requests as differences to this one, which the journal holds already."""
         self._bases.set_request_base(path, seq, transcript)
 
-    def lines(self, record: Record) -> list[bytes]:
+    def encode_record_lines(self, record: Record) -> list[bytes]:
         """
         Return the lines of a record: those of its blobs, then its own.
 
@@ -461,9 +461,9 @@ class Encoder:
             dropped = ("crc",) if self._keeps_macs and self.add_mac is None else ("mac", "crc")
             kept = {name: value for name, value in line.items() if name not in dropped}
             return [self._encode_line(kept, record.kind, *where)]
-        return [self._encode_line(members, record.kind, *where) for members in self._pack_record(record)]
+        return [self._encode_line(members, record.kind, *where) for members in self._make_line_members(record)]
 
-    def line(self, text: str) -> bytes:
+    def encode_text_line(self, text: str) -> bytes:
         """Return the line of a record whose text is ready, such as a signature. It has no digest of its own."""
         if self.add_mac is not None:
             self.add_mac(text[:-1].encode())
@@ -482,9 +482,9 @@ class Encoder:
 
     # Secrets go first, long texts second: a blob is found by the fingerprint of what is in it, and one of a text with a
     # secret would tell whoever guesses the secret that the guess is right.
-    def _pack_record(self, record: Record) -> Iterator[Mapping[str, object] | str]:
+    def _make_line_members(self, record: Record) -> Iterator[Mapping[str, object] | str]:
         """Return the members of a record's lines, or their text, without secrets and long texts; its blobs first."""
-        members, kind = self._record_members(record), record.kind
+        members, kind = self._encode_record(record), record.kind
         text = compact(members)
         if self._redactor.may_contain_secret(text):
             members = self._redact(members, kind)
@@ -504,7 +504,7 @@ class Encoder:
             text = ""
         effect = record.given if isinstance(record, Intent) else None
         if isinstance(effect, CallModel):
-            shared = self._shared_fingerprints(effect.request)
+            shared = self._fingerprint_shared_members(effect.request)
             yield from self._encode_new_request_blobs(effect.request, shared)
             members["effect"]["request"].update({name: {"$blob": fp} for name, fp in shared.items()})
             text = ""
@@ -523,27 +523,27 @@ class Encoder:
             self._blobs.add(fp)
             yield {"kind": "blob", "fp": fp, "data": data}
 
-    def _record_members(self, record: Record) -> dict[str, Any]:
+    def _encode_record(self, record: Record) -> dict[str, Any]:
         """Return the members of a record, unset ones included; in a request, blobs replace them."""
         match record:
             case Head():
                 return head_members(record)
             case Intent():
-                return self._intent_members(record)
+                return self._encode_intent(record)
             case Result():
-                return self._result_members(record)
+                return self._encode_result(record)
             case Input():
                 address = {"kind": "input", "path": record.path, "seq": record.seq}
                 return {**address, "at": record.at, "input": record.input}
             case Blob():
                 return {"kind": "blob", "fp": record.fp, "data": record.data}
 
-    def _intent_members(self, record: Intent) -> dict[str, Any]:
+    def _encode_intent(self, record: Intent) -> dict[str, Any]:
         effect = record.effect
         if isinstance(effect, CallModel):
             if not record.fp:
                 record.fp = self.prints.for_request(effect.request)
-            messages = self._bases.difference(record.path, record.seq, effect.request.messages)
+            messages = self._bases.encode_as_difference(record.path, record.seq, effect.request.messages)
             request = request_members(effect.request, messages, whole=False)
             form: Mapping[str, Any] = {"type": "model_call", "purpose": effect.purpose, "request": request}
         else:
@@ -560,7 +560,7 @@ class Encoder:
             members["program_line"] = record.program_line
         return members
 
-    def _result_members(self, record: Result) -> dict[str, Any]:
+    def _encode_result(self, record: Result) -> dict[str, Any]:
         members: dict[str, object] = {"kind": "result", "path": record.path, "seq": record.seq, "at": record.at}
         if extras := record.extras:
             # In the order of the rows, so that a copy has the same bytes; a member without a row is an error.
@@ -574,7 +574,7 @@ class Encoder:
         return members
 
     # Nearly every request has the same prompt and tools, so each is a blob, however short.
-    def _shared_fingerprints(self, request: ModelRequest) -> dict[str, str]:
+    def _fingerprint_shared_members(self, request: ModelRequest) -> dict[str, str]:
         """Return the fingerprints of the members of a request that are blobs."""
         shared: dict[str, str] = {}
         if request.system_prompt:
@@ -776,7 +776,7 @@ class _KnownRequests:
 
     # Nearly every request is the one before with something behind it. That is told by identity of the shared beginning,
     # without a look at messages, so a step costs the same at 10 messages and at 10,000 (replay:J39).
-    def difference(self, path: str, seq: int, transcript: Transcript) -> list[Mapping[str, Any]]:
+    def encode_as_difference(self, path: str, seq: int, transcript: Transcript) -> list[Mapping[str, Any]]:
         """Return *transcript* as stored messages and slices of earlier requests, and remember it."""
         last = self._last.get(path)
         if last is not None:

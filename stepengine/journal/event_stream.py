@@ -135,7 +135,7 @@ class EventProjection:
         self._open: dict[Address, _OpenEffect] = {}
         self._background: dict[str, Item] = {}
 
-    def take(self, history: History, records: Sequence[Record]) -> Iterator[Event]:
+    def project_records(self, history: History, records: Sequence[Record]) -> Iterator[Event]:
         """
         Yield the events of all *records*, which are the last ones of *history*.
 
@@ -170,12 +170,12 @@ class EventProjection:
 
     # --- runs and their steps -----------------------------------------------------------------------------------------
 
-    def _make_root_start(self, form: Mapping[str, Any]) -> Iterator[Event]:
+    def _start_root_run(self, form: Mapping[str, Any]) -> Iterator[Event]:
         """Yield the start event of the root run, and set the run id and the epoch."""
         self._run_id = str(form["run_id"])
         self.epoch = hashlib.blake2b(self._run_id.encode(), digest_size=EPOCH_BYTES).hexdigest()
         self._register_run("", form)
-        yield from self._show_start("")
+        yield from self._pop_start_event("")
 
     def _register_run(self, path: str, form: Mapping[str, Any]) -> None:
         """Register a run that may start; the body of a tool is not shown as a run."""
@@ -190,7 +190,7 @@ class EventProjection:
                 path=path, own_id=own_id, agent_id=run.agent_id, prompt=form["prompt"], params=form["params"]
             )
 
-    def _show_start(self, path: str) -> Iterator[Event]:
+    def _pop_start_event(self, path: str) -> Iterator[Event]:
         """Yield the start event of a run once one of its effects is recorded."""
         run = self._runs[path]
         started, run.started = run.started, None
@@ -211,7 +211,7 @@ class EventProjection:
                 at = seq if above == path else int(parts[above.count(".") + 1 if above else 0])
                 yield StepStarted(path=above, seq=at, step=run.step, steps_remaining=UNKNOWN_STEPS, resumed=True)
 
-    def _make_step_end(self, path: str, seq: int, status: RunStatus = RunStatus.COMPLETED) -> Iterator[Event]:
+    def _end_open_step(self, path: str, seq: int, status: RunStatus = RunStatus.COMPLETED) -> Iterator[Event]:
         """Yield the end event of the open step of a run, if there is one."""
         run = self._runs.get(path)
         if run is None or not run.is_open:
@@ -227,7 +227,7 @@ class EventProjection:
             status=status,
         )
 
-    def _add_spending(self, path: str, usage: Usage, cost: Decimal | None) -> None:
+    def _add_spending_upwards(self, path: str, usage: Usage, cost: Decimal | None) -> None:
         while True:
             run = self._runs[path]
             run.spent = Spending(usage=run.spent.usage + usage, cost=add_cost(run.spent.cost, cost))
@@ -241,14 +241,14 @@ class EventProjection:
         """Yield the events of an effect's start."""
         form, path, seq = history.form(intent), intent.path, intent.seq
         if (path, seq) == ROOT:
-            yield from self._make_root_start(form)
+            yield from self._start_root_run(form)
             return
         yield from self._make_resumed_events(path, seq)
-        yield from self._show_start(path)
+        yield from self._pop_start_event(path)
         run = self._runs[path]
         begins = form["type"] == "model_call" and form["purpose"] == "step" and not _continues_cut_text(form["request"])
         if begins or not _belongs_to_step(form):
-            yield from self._make_step_end(path, seq)
+            yield from self._end_open_step(path, seq)
         if begins:
             run.step += 1
             run.is_open, run.ended_turn = True, False
@@ -258,13 +258,13 @@ class EventProjection:
         if form["type"] == "sleep" or form.get("timeout") is not None:
             opened.is_shown = False  # until when it waits stands in a record of its own, which comes next
         else:
-            yield from self._make_effect_start(opened)
+            yield from self._make_effect_start_events(opened)
         if intent.begins_run:
             self._register_run(child_path(path, seq), form)
             if intent.is_background:
                 self._background[child_path(path, seq)] = item
 
-    def _make_effect_start(self, opened: _OpenEffect) -> Iterator[Event]:
+    def _make_effect_start_events(self, opened: _OpenEffect) -> Iterator[Event]:
         opened.is_shown = True
         effect = opened.item.effect
         shown = effect.questions if isinstance(effect, AskPerson) and effect.purpose == "permission" else ()
@@ -281,60 +281,62 @@ class EventProjection:
         """Yield the events of an effect's result."""
         path, seq, outcome = result.path, result.seq, history.outcome(result)
         if (path, seq) == ROOT:
-            yield from self._make_root_end(outcome)
+            yield from self._make_root_end_events(outcome)
             return
         if seq == ROOT[1]:
             yield from self._make_resumed_events(path.rpartition(".")[0], int(path.rpartition(".")[2]))
-            yield from self._make_child_end(path, self._background.pop(path), outcome)
+            yield from self._make_child_end_events(path, self._background.pop(path), outcome)
             return
         yield from self._make_resumed_events(path, seq)
         opened, run = self._open.pop((path, seq)), self._runs[path]
         run.last = max(run.last, result.at)
         if not opened.is_shown:
-            yield from self._make_effect_start(opened)
+            yield from self._make_effect_start_events(opened)
         if isinstance(opened.item.effect, Spawn) and not opened.item.effect.is_background:
-            yield from self._make_child_end(child_path(path, seq), opened.item, outcome)
+            yield from self._make_child_end_events(child_path(path, seq), opened.item, outcome)
             return
         yield from make_end_events(opened.item, outcome, max(0, result.at - opened.began))
         if isinstance(opened.item.effect, AskPerson) and opened.item.effect.purpose == "permission":
             yield from _make_decision_events(opened.item.effect, path, getattr(outcome, "value", ()))
         if isinstance(opened.item.effect, CallModel):
-            yield from self._apply_reply(run, result, opened.form["purpose"], getattr(outcome, "value", None))
+            yield from self._make_reply_events(run, result, opened.form["purpose"], getattr(outcome, "value", None))
 
-    def _apply_reply(self, run: _KnownRun, result: Result, purpose: str, reply: ModelReply | None) -> Iterator[Event]:
+    def _make_reply_events(
+        self, run: _KnownRun, result: Result, purpose: str, reply: ModelReply | None
+    ) -> Iterator[Event]:
         """Add the usage of a reply and its failed attempts to the run, and yield the reply's events."""
         for attempt in result.attempts:
             if attempt.get("usage") is not None:
-                self._add_spending(result.path, restored(attempt["usage"]), None)
+                self._add_spending_upwards(result.path, restored(attempt["usage"]), None)
         if reply is None:
             return
-        self._add_spending(result.path, reply.usage or Usage(), reply.cost)
+        self._add_spending_upwards(result.path, reply.usage or Usage(), reply.cost)
         run.ended_turn = not reply.tool_calls
         if purpose in SPOKEN:
             yield from _make_text_events(result.path, result.seq, reply)
         if purpose == "step" and run.ended_turn and reply.stop_reason not in UNFINISHED:
-            yield from self._make_step_end(result.path, result.seq + 1)
+            yield from self._end_open_step(result.path, result.seq + 1)
 
-    def _make_child_end(self, path: str, item: Item, outcome: Value | Failure) -> Iterator[Event]:
+    def _make_child_end_events(self, path: str, item: Item, outcome: Value | Failure) -> Iterator[Event]:
         child = outcome.value if isinstance(outcome, Value) else None
         if isinstance(child, ChildResult):
             if child.run_id:
-                yield from self._show_start(path)
-            yield from self._make_step_end(path, 0, child.status)
+                yield from self._pop_start_event(path)
+            yield from self._end_open_step(path, 0, child.status)
             if child.status is RunStatus.FAILED and child.error is not None:
                 yield _make_failed_event(path, child.error)
         yield from make_child_end_events(item, outcome)
 
-    def _make_root_end(self, outcome: Value | Failure) -> Iterator[Event]:
+    def _make_root_end_events(self, outcome: Value | Failure) -> Iterator[Event]:
         child = outcome.value if isinstance(outcome, Value) else None
         if not isinstance(child, ChildResult):
             error = outcome.error if isinstance(outcome, Failure) else None
             child = ChildResult(agent_id=self._runs[""].agent_id, status=RunStatus.FAILED, error=error)
-        yield from self._make_step_end("", 0, child.status)
+        yield from self._end_open_step("", 0, child.status)
         if child.status is RunStatus.FAILED and child.error is not None:
             yield _make_failed_event("", child.error)
         self.is_over = True
-        yield self._finished_event(
+        yield self._make_finished_event(
             status=child.status,
             output=child.output,
             text=child.text,
@@ -343,7 +345,7 @@ class EventProjection:
             warnings=child.warnings,
         )
 
-    def _finished_event(self, **told: Any) -> RunFinished:
+    def _make_finished_event(self, **told: Any) -> RunFinished:
         state = AgentState(run_id=self._run_id, agent_id=self._runs[""].agent_id)
         return RunFinished(result=RunResult(state=state, **told))
 
@@ -359,7 +361,7 @@ class EventProjection:
                 opened = self._open[address]
                 effect: Any = opened.item.effect
                 opened.item = opened.item._replace(effect=attrs.evolve(effect, wakes=int(said["until"])))
-                yield from self._make_effect_start(opened)
+                yield from self._make_effect_start_events(opened)
             case "stop":
                 yield from self._make_stop_events(said)
             case _:
@@ -379,11 +381,11 @@ class EventProjection:
         for path in sorted(self._runs, key=lambda path: (-path.count("."), path)):
             run = self._runs[path]
             run.was_left = run.is_open
-            yield from self._make_step_end(path, 0, status)
+            yield from self._end_open_step(path, 0, status)
         if status is RunStatus.FAILED and error is not None:
             yield _make_failed_event("", error)
         self._is_stopped = self.is_over = True
-        yield self._finished_event(status=status, error=error, spending=self._runs[""].spent)
+        yield self._make_finished_event(status=status, error=error, spending=self._runs[""].spent)
 
     @property
     def is_waiting(self) -> bool:
@@ -573,10 +575,10 @@ class JournalWatch:
         records = news.records
         if news.again:
             had, self._projection = max(self._had, self._projection.index), EventProjection()
-            self._had = sum(1 for _ in self._projection.take(self.follower.history, records[: news.kept]))
+            self._had = sum(1 for _ in self._projection.project_records(self.follower.history, records[: news.kept]))
             records = records[news.kept :]
             told += _make_dropped_events(had - self._had)
-        events = list(self._projection.take(self.follower.history, records))
+        events = list(self._projection.project_records(self.follower.history, records))
         epoch = self._projection.epoch
         if self._epoch and epoch:
             if epoch != self._epoch:

@@ -216,20 +216,20 @@ def undo_writes(
     with ExitStack() as held:
         files = _list_written_files(history, keeps, _open_roots(root, options, held), moved=options.moved)
         for file in files:
-            file.inspect()
+            file.determine_fate()
         stuck = tuple([(file.path, file.problem) for file in files if file.problem])
         if stuck and not options.partial:
             raise _make_refused_error(stuck)
         whole = [file for file in files if not file.problem]
         for file in [] if options.dry_run else whole:
-            file.restore_content()
+            file.restore_or_remove()
         removed = list(_find_folders_to_remove(whole) if options.dry_run else _remove_empty_folders(whole))
     written = [file for file in whole if options.dry_run and file.fate in ("restored", "created")]
     return UndoResult(
-        restored=_list_paths_by_fate(whole, "restored"),
-        removed=(*_list_paths_by_fate(whole, "removed"), *[f"{folder}/" for folder in removed]),
-        created=_list_paths_by_fate(whole, "created"),
-        unchanged=_list_paths_by_fate(whole, "unchanged"),
+        restored=_list_paths_with_fate(whole, "restored"),
+        removed=(*_list_paths_with_fate(whole, "removed"), *[f"{folder}/" for folder in removed]),
+        created=_list_paths_with_fate(whole, "created"),
+        unchanged=_list_paths_with_fate(whole, "unchanged"),
         left=stuck,
         unknown=tuple(_list_calls_in_doubt(history, keeps)),
         others=tuple(_list_calls_without_undo(history, keeps)),
@@ -239,7 +239,7 @@ def undo_writes(
     )
 
 
-def _list_paths_by_fate(files: Iterable[_WrittenFile], fate: Fate) -> tuple[str, ...]:
+def _list_paths_with_fate(files: Iterable[_WrittenFile], fate: Fate) -> tuple[str, ...]:
     return tuple([file.path for file in files if file.fate == fate])
 
 
@@ -300,7 +300,7 @@ def _list_written_files(
             if key not in files:
                 files[key] = _WrittenFile(only if moved else roots.get(write.root), write)
             else:
-                files[key].add(write)
+                files[key].add_write(write)
     return list(files.values())
 
 
@@ -367,7 +367,7 @@ class _WrittenFile:
         if first.doubtful:
             self.problem = self.problem or DOUBTFUL
 
-    def add(self, write: FileWrite) -> None:
+    def add_write(self, write: FileWrite) -> None:
         """Add a further write, which must start from the content that the one before left, unless it is doubtful."""
         if write.hash_before != self._states[-1] and not write.doubtful:
             self.problem = self.problem or BETWEEN
@@ -388,7 +388,7 @@ class _WrittenFile:
     def _old_hash(self) -> str | None:
         return None if self._before is None else self._before.hash
 
-    def inspect(self) -> None:
+    def determine_fate(self) -> None:
         """Read the file, and set its ``fate`` or the ``problem`` that prevents undoing; nothing is changed."""
         if self.problem or self.root is None:
             return
@@ -431,7 +431,7 @@ class _WrittenFile:
             calls.close(fd)
         return info, "" if data is None else content_hash(data)
 
-    def restore_content(self) -> None:
+    def restore_or_remove(self) -> None:
         """
         Restore or remove the file, according to its fate.
 
@@ -450,7 +450,7 @@ class _WrittenFile:
                 info, now = self._read_file_state(folder, name)
                 self._set_fate(info, now)
                 if not self.problem and self.fate == fate:
-                    self._restore_file(folder, name, info)
+                    self._write_or_unlink(folder, name, info)
                     return
             why = self.problem or CHANGED
         except ToolError as error:
@@ -458,7 +458,7 @@ class _WrittenFile:
         msg = f"{self.path} was changed while the run was undone, so undoing ended there: {why}; undo again to go on"
         raise UndoRefused(msg, files=[(self.path, why)])
 
-    def _restore_file(self, folder: Fd, name: str, info: os.stat_result | None) -> None:
+    def _write_or_unlink(self, folder: Fd, name: str, info: os.stat_result | None) -> None:
         old = self._before
         if old is None:
             calls.unlink(name, folder)

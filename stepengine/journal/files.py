@@ -18,16 +18,16 @@ from typing import Any, Literal, get_args
 from stepengine.errors import JournalCorrupt, JournalError, JournalMissing
 from stepengine.journal.journal_files import (
     check_regular_file,
-    close_locked,
     create_file,
     is_locked,
     lock_file,
+    make_missing_file_error,
     make_private,
     make_private_folder,
     make_unusable_error,
-    missing_file,
     open_for_reading,
     read_file_stamp,
+    unlock_and_close,
 )
 from stepengine.journal.line_journal import LineJournal
 from stepengine.journal.line_reader import Reading, read_file
@@ -178,7 +178,7 @@ class FileJournal(LineJournal):
         with contextlib.suppress(FileNotFoundError):
             # Replacing a symbolic link would leave its target as it was.
             check_regular_file(self.path, self.path.lstat())
-            self._check_own()
+            self._check_files_are_ours()
         make_private_folder(self.path.parent)
         try:
             replace_path(self.path, data, mode=OWNER_FILE_MODE)
@@ -200,8 +200,8 @@ class FileJournal(LineJournal):
         Raises:
             JournalCorrupt: when the file is not a journal.
         """
-        self._check_own()
-        return missing_file(self.path)
+        self._check_files_are_ours()
+        return make_missing_file_error(self.path)
 
     def mailbox(self) -> Mailbox:
         """Return the mailbox of this journal, a file next to it: ``run.jsonl.mail``."""
@@ -209,11 +209,11 @@ class FileJournal(LineJournal):
 
     def discard(self) -> None:
         """Remove the file, and its mailbox."""
-        self._check_own(with_mailbox=True)
+        self._check_files_are_ours(with_mailbox=True)
         self.path.unlink(missing_ok=True)
         mailbox_path(self.path).unlink(missing_ok=True)
 
-    def set_aside(self) -> Journal:
+    def make_backup(self) -> Journal:
         """Copy the file to a new one next to it, such as ``run.before-1.jsonl``."""
         number = 0
         # A new name each time and never an overwritten one: what is put aside is the only copy of what was cut off.
@@ -222,7 +222,9 @@ class FileJournal(LineJournal):
             path = self.path.with_name(f"{self.path.stem}.before-{number}{self.path.suffix}")
             with contextlib.suppress(FileExistsError):
                 self._copy_file_to(create_file(path))
-                return FileJournal(path, sync=self.sync, unsafe_no_lock=self.unsafe_no_lock).with_rules_of(self)
+                return FileJournal(path, sync=self.sync, unsafe_no_lock=self.unsafe_no_lock).use_redaction_rules_of(
+                    self
+                )
 
     def _copy_file_to(self, descriptor: int) -> None:
         import shutil
@@ -237,7 +239,7 @@ class FileJournal(LineJournal):
             os.fsync(descriptor)
         sync_folder(self.path.parent)
 
-    def _check_own(self, *, with_mailbox: bool = False) -> None:
+    def _check_files_are_ours(self, *, with_mailbox: bool = False) -> None:
         """Raise unless the file, and its mailbox, are missing, empty or ours."""
         try:
             JOURNAL_FILE.check(self.path)
@@ -259,7 +261,7 @@ class FileJournal(LineJournal):
             make_private(self.path, descriptor)
             return JournalFile(self.path, descriptor, self._write, self._get_sync_function())
         except BaseException:
-            close_locked(descriptor)
+            unlock_and_close(descriptor)
             raise
 
 
@@ -311,7 +313,7 @@ class JournalFile:
         # `with` takes twice as long, and every step of a run commits twice.
         held.using.acquire()
         try:
-            descriptor = (held.is_last and held.descriptor) or held.take()
+            descriptor = (held.is_last and held.descriptor) or held.ensure_open()
             try:
                 written = self._write(descriptor, data)
                 while written < len(data):
@@ -347,7 +349,7 @@ class JournalFile:
     def truncate(self, size: int) -> None:
         """Cut the file off durably."""
         with self._held.using:
-            descriptor = self._held.take()
+            descriptor = self._held.ensure_open()
             os.ftruncate(descriptor, size)
             os.fsync(descriptor)
             self._is_new = not size

@@ -119,7 +119,7 @@ class FollowableJournal(Protocol):
     def name(self) -> str:
         """The journal's name for errors."""
 
-    def tail(self) -> JournalPosition:
+    def make_start_position(self) -> JournalPosition:
         """Return a position at its start."""
 
     def read_piece(self, start: int, most: int) -> bytes:
@@ -175,15 +175,15 @@ class OffsetPosition(JournalPosition):
         if not (self._is_behind or self._must_restart or seen is None) and seen == self._seen:
             return NewRecords()
         self._seen = seen
-        return self._read_from_start("rewritten") if self._must_restart else self._read_next()
+        return self._read_from_start("rewritten") if self._must_restart else self._read_next_piece()
 
-    def _read_next(self) -> NewRecords:
+    def _read_next_piece(self) -> NewRecords:
         look = self._read_after(PIECE_BYTES)
         if self._reading.open_end and look.data and not look.again:
             # The last line had no end. Whoever goes on writes one first; anything else has taken the line's place.
             if not look.data.startswith(b"\n"):
                 return self._read_from_start("rewritten")
-            self._advance(b"\n")
+            self._remember_last_bytes(b"\n")
             self._reading = self._reading._replace(end=self._reading.end + 1, open_end=False)
             look = look._replace(data=look.data[1:])
         if look.again:
@@ -229,7 +229,7 @@ class OffsetPosition(JournalPosition):
         taken = data[: reading.end - self._reading.end]
         lines = taken.removesuffix(b"\n").split(b"\n") if taken else ()
         self._marks += b"".join([line[-MARK_CHARS - 2 : -2] for line in lines])
-        self._advance(taken)
+        self._remember_last_bytes(taken)
         self._reading = reading._replace(records=[])
         self._is_behind = not look.is_all
         return NewRecords(reading.records, is_behind=self._is_behind)
@@ -253,7 +253,7 @@ class OffsetPosition(JournalPosition):
             raise self._store.make_missing_error()
         return BytesAfter(again=again)
 
-    def _advance(self, data: bytes) -> None:
+    def _remember_last_bytes(self, data: bytes) -> None:
         self._last = (self._last + data[-LAST_BYTES:])[-LAST_BYTES:]
 
 
@@ -285,7 +285,7 @@ class Follower:
 
     def __init__(self, journal: FollowableJournal) -> None:
         self._journal = journal
-        self._tail = journal.tail()
+        self._tail = journal.make_start_position()
         self._given = 0
         self._error: JournalError | None = None
         self.history = History((), journal.name, journal.make_missing_error)
@@ -317,7 +317,7 @@ class Follower:
             self._error = None
             self._tail.restart()
         try:
-            return self._read_news()
+            return self._read_into_history()
         except (JournalCorrupt, JournalVersion) as error:
             self._error = error
             raise
@@ -326,7 +326,7 @@ class Follower:
             self._tail.restart()
             raise
 
-    def _read_news(self) -> AddedRecords:
+    def _read_into_history(self) -> AddedRecords:
         found = self._tail.read_new_records()
         if found.again:
             kept, self._given = min(found.kept, self._given), 0

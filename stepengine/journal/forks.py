@@ -89,19 +89,23 @@ def branch(
     records = _select_kept_records(history, cut, address, run)
     if edit is not None:
         records = _replace_outcome(history, records, address, edit)
-    fresh = MemoryJournal(redact="off", link=source.link).with_rules_of(source) if into is None else as_journal(into)
+    fresh = (
+        MemoryJournal(redact="off", link=source.link).use_redaction_rules_of(source)
+        if into is None
+        else as_journal(into)
+    )
     target = bind_fork_journal(fresh, run)
     if restore_files is not None:
         if not is_written_by_user(source):
             remedy = f"undo(journal, root, at={format_address(*address)!r}, trust=True) (`stepengine undo --at`), then fork without restoring files"
             refuse_untrusted_journal(source, history, restore_files, cut.keeps_result, UndoOptions(), remedy=remedy)
         undo_writes(history, restore_files, cut.keeps_result, UndoOptions())
-    replace_with_derived(target, _add_start_time(records, now or datetime.now(UTC), stable=target.stable), source)
+    replace_with_derived(target, _set_fork_time(records, now or datetime.now(UTC), stable=target.stable), source)
     source.forks += 1
     return target
 
 
-def _add_start_time(records: list[Record], now: datetime, *, stable: bool) -> list[Record]:
+def _set_fork_time(records: list[Record], now: datetime, *, stable: bool) -> list[Record]:
     """Return the records of a fork with the time at which it was made in its head."""
     head = records[0]
     if not isinstance(head, Head):

@@ -144,7 +144,7 @@ class History:
     @property
     def duration_ms(self) -> int:
         """How long the run has taken until its last record; of a fork, since it was made."""
-        return self.own_time(self.last_at)
+        return self.compute_time_since_start(self.last_at)
 
     @property
     def started(self) -> str:
@@ -154,7 +154,7 @@ class History:
             return "" if head is None else head.created
         return _format_utc_time(parse_created(head) + timedelta(milliseconds=head.since))
 
-    def own_time(self, at: int) -> int:
+    def compute_time_since_start(self, at: int) -> int:
         """Return a recorded time in milliseconds since the start of this run; 0 for records that a fork copied."""
         return max(0, at - (0 if self.head is None else self.head.since))
 
@@ -270,7 +270,7 @@ class History:
             return effect
         address = (intent.path, intent.seq)
         with self.report_damage(intent):
-            form: Mapping[str, object] = unpack_texts(effect, self.blobs.texts_for("intent", intent))
+            form: Mapping[str, object] = unpack_texts(effect, self.blobs.get_counted_texts("intent", intent))
             # A checksum finds damage and no intent: whoever made the file may have put anything into it. So each form
             # is looked at before it is believed, once, and when it is first needed.
             if address not in self._sound:
@@ -289,9 +289,9 @@ class History:
         except JournalError:
             raise
         except (StepEngineError, *UNREADABLE) as error:
-            raise self.corrupt(record, error) from error
+            raise self.make_corrupt_error(record, error) from error
 
-    def corrupt(self, record: Record, error: BaseException) -> JournalCorrupt:
+    def make_corrupt_error(self, record: Record, error: BaseException) -> JournalCorrupt:
         """Return the error for a record whose content cannot be read because of *error*."""
         number = next((n for n, known in enumerate(self.records, 1) if known is record), 0)
         why = error.message if isinstance(error, StepEngineError) else f"{type(error).__name__}: {error}"
@@ -337,10 +337,10 @@ class History:
             raise ValueError(msg)
 
     def _fill_blobs(self, result: Result) -> Mapping[str, object]:
-        source, texts = result.read_from, self.blobs.texts_for("result", result)
+        source, texts = result.read_from, self.blobs.get_counted_texts("result", result)
         if source is None or isinstance(source, Mapping):
             return cast("Mapping[str, Any]", unpack_texts(source, texts))
-        members = source.fill_blobs(result.start, result.end, texts)
+        members = source.read_filled_members(result.start, result.end, texts)
         check_same_address(result, members)
         return members
 
@@ -352,7 +352,7 @@ class History:
             DataError: when more is made from the journal than any run needs.
             KeyError: when a blob is missing.
         """
-        filled: dict[str, Any] = unpack_texts(record.input, self.blobs.texts_for("input", record))
+        filled: dict[str, Any] = unpack_texts(record.input, self.blobs.get_counted_texts("input", record))
         return filled
 
     def writes(self, result: Result) -> list[FileWrite]:
@@ -375,7 +375,9 @@ class History:
         if result.given is not None or not result.extras:
             return result.extras
         with self.report_damage(result):
-            return cast("Mapping[str, Any]", unpack_texts(result.extras, self.blobs.texts_for("extras", result)))
+            return cast(
+                "Mapping[str, Any]", unpack_texts(result.extras, self.blobs.get_counted_texts("extras", result))
+            )
 
     def model(self, intent: Intent) -> str:
         """Return the model of a recorded model call."""

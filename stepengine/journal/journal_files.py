@@ -46,7 +46,7 @@ def open_for_reading(path: Path) -> int | None:
         return None
     except OSError as error:
         raise make_unusable_error(path, error) from error
-    return _check_descriptor(path, descriptor)
+    return _close_unless_regular(path, descriptor)
 
 
 def open_for_appending(path: Path) -> int:
@@ -58,7 +58,7 @@ def open_for_appending(path: Path) -> int:
     """
     while True:
         try:
-            return _check_descriptor(path, os.open(path, REOPENED))
+            return _close_unless_regular(path, os.open(path, REOPENED))
         except FileNotFoundError:
             make_private_folder(path.parent)
         except OSError as error:
@@ -140,7 +140,7 @@ def make_private_folder(folder: Path) -> None:
         raise make_unusable_error(folder, error) from error
 
 
-def missing_file(path: Path) -> JournalMissing:
+def make_missing_file_error(path: Path) -> JournalMissing:
     """Return the error for a missing or empty file; it names similar files in the folder."""
     if path.exists():
         msg = f"{path} holds no run; {TO_RECORD}"
@@ -151,19 +151,23 @@ def missing_file(path: Path) -> JournalMissing:
     alike: list[str] = []
     with contextlib.suppress(OSError):
         alike = [one.name for one in path.parent.iterdir() if one.suffix == path.suffix and one.is_file()]
-    near = find_similar(path.name, alike)
-    beside = f"beside it {listed(near, len(alike))}" if near else f"no file *{path.suffix} is beside it; {TO_RECORD}"
+    near = suggest_names(path.name, alike)
+    beside = (
+        f"beside it {format_names_with_verb(near, len(alike))}"
+        if near
+        else f"no file *{path.suffix} is beside it; {TO_RECORD}"
+    )
     msg = f"there is no journal {str(path)!r}; {beside}"
     return JournalMissing(msg, path=str(path), beside=near)
 
 
-def find_similar(wanted: str, names: Iterable[str]) -> tuple[str, ...]:
+def suggest_names(wanted: str, names: Iterable[str]) -> tuple[str, ...]:
     """Return up to five of the names, similar ones first."""
     known = sorted(islice(names, MAX_COMPARED_NAMES))
     return tuple(dict.fromkeys([*find_nearest(wanted, known), *known]))[:MAX_SUGGESTIONS]
 
 
-def listed(names: Sequence[str], count: int) -> str:
+def format_names_with_verb(names: Sequence[str], count: int) -> str:
     """Return ``is`` or ``are``, these names, and how many of *count* they leave out, for a message."""
     more = f" and {count - len(names):,} more" if count > len(names) else ""
     return f"{'is' if count == 1 else 'are'} {', '.join(map(repr, names))}{more}"
@@ -178,7 +182,7 @@ def make_unusable_error(path: Path, error: OSError) -> JournalError:
     return kind(f"{path} cannot be used as a journal: {describe_os_error(error)}; nothing was run")
 
 
-def _check_descriptor(path: Path, descriptor: int) -> int:
+def _close_unless_regular(path: Path, descriptor: int) -> int:
     """Return the descriptor of a regular file; close it and raise for anything else."""
     try:
         check_regular_file(path, os.fstat(descriptor))
@@ -237,11 +241,11 @@ def is_locked(path: Path) -> bool:
     except (ImportError, OSError):
         return False
     finally:
-        close_locked(descriptor)
+        unlock_and_close(descriptor)
     return False
 
 
-def close_locked(descriptor: int) -> None:
+def unlock_and_close(descriptor: int) -> None:
     """
     Unlock a file that ``lock_file`` locked, and close it.
 

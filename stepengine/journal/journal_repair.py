@@ -17,8 +17,8 @@ from stepengine.data.visible import cut_after
 from stepengine.errors import JournalCorrupt, JournalError, StepEngineError
 from stepengine.journal.fingerprints import Fingerprints, fingerprint
 from stepengine.journal.history import History
-from stepengine.journal.line_reader import Reading, parse_members, parse_strictly, read_lines
-from stepengine.journal.provenance import find_owner_mark, replace_with_derived
+from stepengine.journal.line_reader import Reading, parse_members, parse_members_strictly, read_lines
+from stepengine.journal.provenance import determine_ownership, replace_with_derived
 from stepengine.journal.recorded_requests import RecordedRequests
 from stepengine.journal.records import (
     TAIL_BYTES,
@@ -98,7 +98,7 @@ def _find_line_problems(content: bytes, reading: Reading, name: str) -> Iterator
     for number, line in enumerate(content[: reading.end].split(b"\n"), 1):
         try:
             if line:
-                parse_strictly(line, f"record {number} of {name}")
+                parse_members_strictly(line, f"record {number} of {name}")
         except StepEngineError as error:
             yield error.message
 
@@ -148,7 +148,7 @@ def scrub(journal: JournalLike) -> MemoryJournal:
     copy = MemoryJournal(redact="all", link=history.head.link)
     copy.replace(redact_records(history, copy.redactor))
     made = MemoryJournal(copy.lines(), redact="all", link=copy.link)
-    made.is_own = find_owner_mark(source)
+    made.is_own = determine_ownership(source)
     return made
 
 
@@ -209,7 +209,7 @@ def seal_journal(journal: JournalLike) -> SealedJournal:
     copy.replace(records)
     edits = [EditedLine(n, _describe_record(records[n - 1]), _format_members(records[n - 1])) for n in sorted(numbers)]
     made = MemoryJournal(copy.lines(), redact="off", link=source.link)
-    made.is_own = find_owner_mark(source)
+    made.is_own = determine_ownership(source)
     return SealedJournal(made, tuple(edits))
 
 
@@ -268,7 +268,7 @@ def _update_blob_names(records: list[Record], numbers: set[int]) -> list[Record]
         record = records[number - 1]
         if isinstance(record, Blob):
             names[record.fp] = fingerprint(record.data)
-    return [_make_record(r, _replace_blob_names(r.line, names)) for r in records] if names else records
+    return [_rebuild_record(r, _replace_blob_names(r.line, names)) for r in records] if names else records
 
 
 def _replace_blob_names(value: object, names: Mapping[str, str]) -> object:
@@ -295,12 +295,12 @@ def _recompute_fingerprints(records: list[Record], numbers: set[int], source: Jo
         stale = blobs or any(f"{record.path}.".startswith(f"{path}." if path else "") for path in touched)
         if number in numbers or (is_request and stale):
             fp = prints.for_request(requests.get(record)) if is_request else prints.for_effect(history.form(record))
-            yield _make_record(record, {**(record.line or {}), "fp": fp})
+            yield _rebuild_record(record, {**(record.line or {}), "fp": fp})
         else:
             yield record
 
 
-def _make_record(record: Record, members: Any) -> Record:
+def _rebuild_record(record: Record, members: Any) -> Record:
     return parse_record(members, f"the {record.kind} record")
 
 

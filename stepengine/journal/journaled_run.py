@@ -30,7 +30,7 @@ from stepengine.journal.modes import (
     Resuming,
     Walking,
 )
-from stepengine.journal.provenance import has_trusted_permissions, is_resumed_as_own, is_written_by_user
+from stepengine.journal.provenance import has_trusted_calls, has_trusted_permissions, is_written_by_user
 from stepengine.journal.questions import GivenAnswers, InDoubt, check_answers
 from stepengine.journal.recorded_clock import ReplayPace, RunClock
 from stepengine.journal.recorded_machines import RecordedMachines
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 class JournaledRun:
     """
-    One run tree and its journal. Made by ``record``, ``resume``, ``replay``, ``walk``, ``rerecord``, ``record_missing`` and ``fork``.
+    One run tree and its journal. Made by ``record``, ``resume``, ``replay``, ``open_for_stepping``, ``rerecord``, ``record_missing`` and ``fork``.
 
     Args:
         mode: What is done with the journal.
@@ -152,16 +152,16 @@ class JournaledRun:
         # behind.
         if not journal.is_there():
             raise journal.make_missing_error()
-        history = writer.attach(journal.writer()).history
+        history = writer.attach_writer(journal.writer()).history
         # From here on the journal is locked for this process, so whatever goes wrong must give it back: until the
         # process ends nobody else could go on with the run.
         try:
             if is_written_by_user(journal):
-                writer.take_ownership()
+                writer.mark_as_written_by_user()
             if asks_again is None:
                 asks_again = not has_trusted_permissions(journal)
             if asks_about_calls is None:
-                asks_about_calls = not is_resumed_as_own(journal)
+                asks_about_calls = not has_trusted_calls(journal)
             leeway = AllowedDifferences(keeps=keep, asks_about_calls=asks_about_calls)
             run = cls(Resuming(), writer, given, history, leeway)
             run.wakes_now = now
@@ -169,8 +169,8 @@ class JournaledRun:
             # Before anything is changed: an answer that fits no question is a slip, such as of the run's id, and a run
             # that went on without it would ask again somewhere else.
             check_answers(history, {**given.by_question, **given.decisions}, is_known=not asks_about_calls)
-            run.mail.collect(history, asks_again=asks_again)
-            given.add_recorded(history, ahead or {}, by_id=keep, asks_again=asks_again)
+            run.mail.collect_earlier_messages(history, asks_again=asks_again)
+            given.add_recorded_answers(history, ahead or {}, by_id=keep, asks_again=asks_again)
         except BaseException:
             writer.close()
             raise
@@ -186,7 +186,9 @@ class JournaledRun:
         return run
 
     @classmethod
-    def walk(cls, journal: Journal, history: History, *, leeway: AllowedDifferences | None = None) -> JournaledRun:
+    def open_for_stepping(
+        cls, journal: Journal, history: History, *, leeway: AllowedDifferences | None = None
+    ) -> JournaledRun:
         """Return a recorded run whose machines the caller drives; several may share one *history*."""
         # No journal is opened, and there is no lock: a debugger makes a walk for each place that somebody looks at, and
         # all of them read one history.
@@ -257,10 +259,10 @@ class JournaledRun:
     ) -> JournaledRun:
         given, writer = GivenAnswers(answers), RunWriter(journal)
         run = cls(mode, writer, given, journal.history(), leeway, replayer=replayer)
-        writer.open_copy()
+        writer.open_memory_copy()
         return run
 
-    def wrap(self, services: Services) -> Services:
+    def wrap_services(self, services: Services) -> Services:
         """Return *services* with recording and replay built in."""
         if self.replayer is not None and (self.notifies_providers or getattr(services.models, "is_for_run", False)):
             # What was made for this run alone knows nothing of what the run did before, unless it is told.
@@ -268,7 +270,7 @@ class JournaledRun:
         if self.timing.pace is not None:
             self.timing.pace.sleep = services.clock.sleep
         mode, machines, is_stable, past = self.mode, self.machines, self.writer.source.stable, self.recorded_part
-        computed = None if self.replayer is None else self.replayer.computed
+        computed = None if self.replayer is None else self.replayer.find_computed_value
         writes = CallWrites(self.writer.source.redactor)
         recorder = partial(self._make_recorder, writes=writes, is_traced=bool(services.outermost))
         # The whole of recording is built in here, by what the engine lends to the tree. Driver and machine have no flag
@@ -277,12 +279,12 @@ class JournaledRun:
             services,
             machine=machines.wrap_machine(services.machine),
             planner=machines.wrap_planner(services.planner, computed),
-            middlewares=(*mode.live_wrappers(services), *services.middlewares, recorder),
+            middlewares=(*mode.make_live_wrappers(services), *services.middlewares, recorder),
             seed=machines.seed,
             # A recording of a test is repeated anywhere, never undone; and replays write nothing.
             keep_write=writes.add if mode.keeps_writes and not is_stable else None,
             since=self.timing.takeover_ms,
-            is_timed=past is None or bool(past.leeway.live) or not mode.is_closed(past.history),
+            is_timed=past is None or bool(past.leeway.live) or not mode.is_record_only(past.history),
             resumable=True,
             sleep_in_process=services.sleep_in_process if mode.waits else 0.0,
             wakes_now=self.wakes_now,
@@ -292,7 +294,7 @@ class JournaledRun:
 
     def _find_parallel_record(self) -> ParallelRecord | None:
         past, replayer = self.recorded_part, self.replayer
-        if past is None or replayer is None or self.mode.is_closed(past.history):
+        if past is None or replayer is None or self.mode.is_record_only(past.history):
             return None
         from stepengine.journal.replayer import make_parallel_record
 

@@ -24,7 +24,7 @@ from stepengine.errors import DataError, JournalError, JournalWriteFailed
 from stepengine.journal.disk_reserve import FULL, RESERVE_BYTES, DiskReserve
 from stepengine.journal.encoding import Encoder
 from stepengine.journal.history import History
-from stepengine.journal.line_macs import MacChain, load_key, split_into_lines
+from stepengine.journal.line_macs import MacChain, load_mac_key, split_into_lines
 from stepengine.journal.line_reader import Reading, parse_head, read_lines
 from stepengine.journal.mailbox import Mailbox, StoreMailbox
 from stepengine.journal.records import Head, Intent, Record
@@ -206,10 +206,10 @@ class LockedStore:
         self.reserve = None if journal.folder is None else DiskReserve.for_disk_of(journal.folder)
         return reading
 
-    def check_reserve(self, reserve: DiskReserve) -> None:
+    def renew_reserve_or_raise(self, reserve: DiskReserve) -> None:
         """Raise unless the disk has room again for an effect's outcome."""
         folder = self.journal.folder
-        if folder is not None and not reserve.renew(folder):
+        if folder is not None and not reserve.restore_full_reserve(folder):
             why = f"the disk is full; an effect begins only where {RESERVE_BYTES // 1024} KiB are left for what comes of it"
             # What is under way may still be recorded: the writer is not broken.
             raise self.make_write_error(why)
@@ -233,7 +233,7 @@ class LockedStore:
 
     def _append_into_reserve(self, data: bytes, error: OSError) -> None:
         """Release the reserved room of a full disk and append once more (reliability:JR09)."""
-        if error.errno not in FULL or self.reserve is None or not self.reserve.spend():
+        if error.errno not in FULL or self.reserve is None or not self.reserve.free_reserved_space():
             raise self.make_write_error(describe_os_error(error), error) from error
         try:
             self.append_bytes(data)
@@ -255,7 +255,7 @@ class LockedStore:
     def release(self) -> None:
         """Release the reserved room and the lock."""
         if self.reserve is not None:
-            self.reserve.close()
+            self.reserve.remove_user()
         try:
             self._unlock()
         except OSError as error:
@@ -314,12 +314,12 @@ class LineWriter(Writer):
 
     def add_macs(self) -> None:
         """Give each line from now on a keyed digest; without a usable state folder of the user nothing changes."""
-        key = load_key()
+        key = load_mac_key()
         if key is not None:
             chain = MacChain(key)
             if self.store.size:
-                chain.add_lines(split_into_lines(self.store.journal.read_piece))
-            self._encoder.add_mac = chain.add
+                chain.add_and_verify_lines(split_into_lines(self.store.journal.read_piece))
+            self._encoder.add_mac = chain.add_line
 
     def set_request_base(self, path: str, seq: int, transcript: Transcript) -> None:
         """Store later requests as differences to this one, which the journal holds already."""
@@ -339,25 +339,25 @@ class LineWriter(Writer):
         # (reliability:JR08, JR09).
         reserve = self.store.reserve
         if reserve is not None and reserve.is_short and isinstance(record, Head | Intent):
-            self.store.check_reserve(reserve)
+            self.store.renew_reserve_or_raise(reserve)
         chain = self._chain
-        if chain is not None and chain.has_found:
+        if chain is not None and chain.has_unsigned_records:
             self._append_signature(chain)
         try:
-            lines = self._encoder.lines(record)
+            lines = self._encoder.encode_record_lines(record)
         except (JournalError, DataError) as error:
             # Later lines would be chained to a missing one.
             self._broken = self.store.make_write_error(str(error))
             raise
         self._lines += lines
         if chain is not None:
-            chain.take(record, lines)
-            if chain.is_due:
+            chain.add_record(record, lines)
+            if chain.is_signature_due:
                 self._append_signature(chain)
 
     def _append_signature(self, chain: SignatureChain, *, closes: bool = False) -> None:
         """Append a signature of everything before it."""
-        line = self._encoder.line(chain.sign(closes=closes))
+        line = self._encoder.encode_text_line(chain.make_signature_text(closes=closes))
         chain.add_signature(line)
         self._lines.append(line)
 
@@ -426,6 +426,6 @@ class LineWriter(Writer):
 def _make_chain(journal: Journal, history: History) -> SignatureChain | None:
     if journal.signing is None:
         return None
-    from stepengine.journal.alterations import restore_chain
+    from stepengine.journal.alterations import restore_verified_chain
 
-    return restore_chain(journal.signing, journal.content(), history)
+    return restore_verified_chain(journal.signing, journal.content(), history)

@@ -56,14 +56,14 @@ class MacChain:
         self._key = key
         self._last = bytes(MAC_BYTES)
 
-    def add(self, body: bytes) -> str:
+    def add_line(self, body: bytes) -> str:
         """Add a line and return its digest; *body* is the line without digest, checksum and closing brace."""
         digest = hashlib.blake2b(self._last, key=self._key, digest_size=MAC_BYTES)
         digest.update(body)
         self._last = digest.digest()
         return self._last.hex()
 
-    def add_lines(self, lines: Iterable[bytes]) -> bool:
+    def add_and_verify_lines(self, lines: Iterable[bytes]) -> bool:
         """
         Add the lines of a journal up to one that is torn; return whether the last one is this user's.
 
@@ -74,11 +74,11 @@ class MacChain:
             tail = TAIL_FORM.search(line, max(0, len(line) - MAX_TAIL_BYTES))
             if tail is None:
                 break
-            expected = self.add(line[: tail.start()])
+            expected = self.add_line(line[: tail.start()])
             if tail[1] is None:
-                is_valid = is_valid and signatures.add(line)
+                is_valid = is_valid and signatures.add_and_verify(line)
             elif is_valid := hmac.compare_digest(tail[1], expected.encode()):
-                signatures.add_covered(line)
+                signatures.add_verified_line(line)
             signatures.digest.update(line)
         return is_valid
 
@@ -96,14 +96,14 @@ class _Signatures:
         self._keys = set[str]()
         self._new = set[str]()
 
-    def add_covered(self, line: bytes) -> None:
+    def add_verified_line(self, line: bytes) -> None:
         """Add a line with a valid digest, which covers the signatures before it, too."""
         self._keys |= self._new
         self._new.clear()
         if line.startswith(HEAD_BEGIN) and (key := json.loads(line).get("signed")):
             self._keys.add(key)
 
-    def add(self, line: bytes) -> bool:
+    def add_and_verify(self, line: bytes) -> bool:
         """Add a line without a digest; return whether it signs the lines before it by a key of the lines with one."""
         # Loaded for signed journals only.
         from stepengine.journal.signing import JournalSignature, is_valid_signature
@@ -132,30 +132,30 @@ def split_into_lines(read_piece: Callable[[int, int], bytes]) -> Iterator[bytes]
 
 def are_written_by_user(lines: Iterable[bytes]) -> bool:
     """Return whether this user's runs wrote these lines of a journal, all of them from the first one on."""
-    key = load_key(makes=False)
-    return key is not None and MacChain(key).add_lines(lines)
+    key = load_mac_key(creates=False)
+    return key is not None and MacChain(key).add_and_verify_lines(lines)
 
 
-def load_key(*, makes: bool = True) -> bytes | None:
+def load_mac_key(*, creates: bool = True) -> bytes | None:
     """
     Return this user's key; ``None`` without a state folder that belongs to this user and to which only this user can write.
 
     It is read once for each process and folder.
 
     Args:
-        makes: Whether a missing one is made.
+        creates: Whether a missing one is created.
     """
     folder = state_folder()
     if folder is None:
         return None
     try:
-        if makes:
+        if creates:
             create_folder_durably(folder, 0o700)
         # Asked each time, as the folder may have been opened to others since the key was read.
         if not is_writable_only_by_user(folder):
             return None
         if folder not in _keys:
-            key = _read_or_make_key(folder / KEY_FILE, makes=makes)
+            key = _read_or_create_key(folder / KEY_FILE, creates=creates)
             if key is None:
                 return None
             _keys[folder] = key
@@ -164,11 +164,11 @@ def load_key(*, makes: bool = True) -> bytes | None:
         return None  # no journal is known then, which costs a question
 
 
-def _read_or_make_key(path: Path, *, makes: bool) -> bytes | None:
+def _read_or_create_key(path: Path, *, creates: bool) -> bytes | None:
     try:
         return _read_key(path)
     except FileNotFoundError:
-        if not makes:
+        if not creates:
             return None
     # The name comes with the whole content, and another process that was first keeps its key.
     new = path.with_name(f".{KEY_FILE}.{secrets.token_hex(8)}")

@@ -102,11 +102,11 @@ class JournalBytes:
         """Return the bytes from *start* to *end* of the journal."""
         return self._data[start - self._start : end - self._start]
 
-    def newlines(self, end: int) -> int:
+    def count_lines_before(self, end: int) -> int:
         """Return how many lines of the journal end before the byte *end*."""
         return self._lines + self._data.count(b"\n", 0, end - self._start)
 
-    def members(self, start: int, end: int) -> Mapping[str, Any]:
+    def read_line_members(self, start: int, end: int) -> Mapping[str, Any]:
         """
         Return the members of a line.
 
@@ -115,7 +115,7 @@ class JournalBytes:
         """
         return self._parse_line(self.read(start, end), start)
 
-    def fill_blobs(self, start: int, end: int, blobs: Mapping[str, object]) -> Mapping[str, Any]:
+    def read_filled_members(self, start: int, end: int, blobs: Mapping[str, object]) -> Mapping[str, Any]:
         """
         Return the members of a line with its blobs filled in.
 
@@ -168,7 +168,7 @@ class FileSource(JournalBytes):
             raise JournalCorrupt(msg)
         return data
 
-    def newlines(self, end: int) -> int:
+    def count_lines_before(self, end: int) -> int:
         """Return how many lines end before the byte *end*."""
         pieces = range(0, end, AHEAD_BYTES)
         return sum([os.pread(self._descriptor, min(AHEAD_BYTES, end - at), at).count(b"\n") for at in pieces])
@@ -181,7 +181,7 @@ class RecordPosition(NamedTuple):
     start: int
 
     def __str__(self) -> str:
-        number = self.source.newlines(self.start) + 1
+        number = self.source.count_lines_before(self.start) + 1
         return f"record {number} (byte {self.start}) of {self.source.name}"
 
 
@@ -347,7 +347,7 @@ def parse_head(line: bytes, name: str) -> Head | None:
     """
     body = line.removesuffix(b"\n")
     if verify_checksum(body, 0) is None:
-        if _is_other_text(line):
+        if _is_non_journal_text(line):
             raise _make_no_journal_error(name)
         if not line.endswith(b"\n"):
             return None
@@ -431,7 +431,7 @@ def _make_damage_error(
     return JournalCorrupt(msg)
 
 
-def _is_other_text(line: bytes) -> bool:
+def _is_non_journal_text(line: bytes) -> bool:
     """Return whether the first line is text that is no part of a record, so the file was never a journal."""
     # A damaged record has the one or the other; a crash may leave zeros or bytes of another file.
     try:
@@ -443,7 +443,7 @@ def _is_other_text(line: bytes) -> bool:
 
 
 def _check_starts_journal(line: bytes, offset: int, source: JournalBytes) -> None:
-    if not offset and _is_other_text(line):
+    if not offset and _is_non_journal_text(line):
         raise _make_no_journal_error(source.name)
 
 
@@ -452,7 +452,7 @@ def _make_no_journal_error(name: str) -> JournalCorrupt:
     return JournalCorrupt(msg)
 
 
-def parse_strictly(line: bytes, where: str) -> Mapping[str, object]:
+def parse_members_strictly(line: bytes, where: str) -> Mapping[str, object]:
     """
     Return a line's members, parsed strictly: no duplicate names, only our own format.
 

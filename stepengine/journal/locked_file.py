@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from stepengine.errors import JournalWriteFailed
-from stepengine.journal.journal_files import REOPENED, close_locked, open_for_appending
+from stepengine.journal.journal_files import REOPENED, open_for_appending, unlock_and_close
 from stepengine.workspace import after_fork
 from stepengine.workspace.after_fork import Lock, call_after_fork, register_fork_hooks
 from stepengine.workspace.open_files import max_open_files, too_many_files_advice
@@ -77,7 +77,7 @@ class LockedFile:
                 self._locks_outlive_close()
             self._close_idle_files(get_held_file_limit())
 
-    def take(self) -> int:
+    def ensure_open(self) -> int:
         """
         Return the open file, opened again if it was closed; the caller holds ``using`` while it uses it.
 
@@ -105,12 +105,12 @@ class LockedFile:
             descriptor, self.descriptor = self.descriptor, None
             mapping, self._mapping = self._mapping, None
             if descriptor is not None:
-                close_locked(descriptor)
+                unlock_and_close(descriptor)
             if mapping is not None:
                 _unmap_page(mapping)
 
     @classmethod
-    def close_one(cls) -> bool:
+    def close_least_recently_used(cls) -> bool:
         """Close the least recently used file; return False if none can be closed."""
         with cls._lock:
             return cls._close_idle_files(len(cls._open) - 1)
@@ -188,7 +188,7 @@ class LockedFile:
             cls._lock.release()
 
     @classmethod
-    def renew(cls) -> None:
+    def close_in_forked_child(cls) -> None:
         """Close the parent's files in a forked child without unlocking them."""
         for one in cls._all:
             if one.descriptor is not None:
@@ -200,7 +200,7 @@ class LockedFile:
 
 
 register_fork_hooks(LockedFile.before_fork, LockedFile.after_fork)
-call_after_fork(LockedFile.renew)
+call_after_fork(LockedFile.close_in_forked_child)
 
 
 def open_closing_idle_files(path: Path) -> int:
@@ -215,7 +215,11 @@ def open_closing_idle_files(path: Path) -> int:
             return open_for_appending(path)
         except JournalWriteFailed as error:
             cause = error.__cause__
-            if not isinstance(cause, OSError) or cause.errno != errno.EMFILE or not LockedFile.close_one():
+            if (
+                not isinstance(cause, OSError)
+                or cause.errno != errno.EMFILE
+                or not LockedFile.close_least_recently_used()
+            ):
                 raise
 
 

@@ -50,9 +50,9 @@ from stepengine.journal.journal_files import (
     CAREFULLY,
     NO_LINK,
     REOPENED,
-    close_locked,
     lock_file,
     make_private,
+    unlock_and_close,
 )
 from stepengine.journal.line_reader import parse_members
 from stepengine.journal.records import UNREADABLE, Head, check_address, encode_line, to_compact_json, verify_checksum
@@ -226,14 +226,14 @@ class StoredMessage(NamedTuple):
         return encode_line(members, 0)[0]
 
     @property
-    def key(self) -> bytes:
+    def line_prefix(self) -> bytes:
         """The start of its line, which only mailbox messages with its id have."""
         # `run` and `id` are the first members of a line, so that a sender which looks for its id compares bytes and
         # reads no JSON: 10,000 mailbox messages are looked through for each one that is posted.
         return to_compact_json({"run": self.run, "id": self.letter.id})[:-1].encode() + b","
 
     @classmethod
-    def read(cls, line: bytes, where: object) -> StoredMessage | None:
+    def parse(cls, line: bytes, where: object) -> StoredMessage | None:
         """
         Parse a line without its newline; return ``None`` for a kind of mailbox message that this version does not know.
 
@@ -311,7 +311,7 @@ class Mailbox(abc.ABC):
             JournalWriteFailed: when the mailbox is full (10,000 mailbox messages or 64 MiB), or cannot be written.
             JournalError: when somebody else could have written the mailbox.
         """
-        return self._add_message(StoredMessage(self._run_id(), self._redact_message(letter)))
+        return self._add_message(StoredMessage(self._read_run_id(), self._redact_message(letter)))
 
     @abc.abstractmethod
     def read(self, after: int = 0) -> tuple[list[MailboxMessage], int]:
@@ -319,7 +319,7 @@ class Mailbox(abc.ABC):
         Return the messages after a position, in order of arrival, and the new position.
 
         Only what is new is read. A mailbox message is given at least once: one that was read before its sender had it on the disk may come
-        again at another place after a power cut, so whoever must not take it twice knows it by its id. Letters of kinds
+        again at another place after a power cut, so whoever must not take it twice knows it by its id. Messages of kinds
         that this version does not know are left out.
 
         Args:
@@ -337,7 +337,7 @@ class Mailbox(abc.ABC):
     @abc.abstractmethod
     def _add_message(self, stored: StoredMessage) -> bool: ...
 
-    def _run_id(self) -> str:
+    def _read_run_id(self) -> str:
         # Looked up at each use and not kept: a journal may be removed and another run begin under its name while a
         # sender keeps its mailbox, and a mailbox message never reaches that run.
         head = self._journal.head()
@@ -362,7 +362,7 @@ class Mailbox(abc.ABC):
             redactor.check_no_secrets(value, "the message")
         return attrs.evolve(letter, value=value)
 
-    def _check_same(self, stored: StoredMessage, known: StoredMessage | None) -> None:
+    def _refuse_changed_duplicate(self, stored: StoredMessage, known: StoredMessage | None) -> None:
         """Raise if the stored mailbox message with the same id differs."""
         # The time at which it was sent may differ: whoever posts again because it did not hear of the first time does
         # so later.
@@ -370,9 +370,9 @@ class Mailbox(abc.ABC):
             msg = f"{self.name} has another mailbox message with the id {stored.letter.id!r}; every message needs an id of its own"
             raise InputError(msg)
 
-    def _check_room(self, letters: int, size: int) -> None:
+    def _check_capacity(self, count: int, size: int) -> None:
         """Raise if the mailbox would hold too many mailbox messages or bytes."""
-        if letters > MAX_LETTERS or size > MAX_MAILBOX_BYTES:
+        if count > MAX_LETTERS or size > MAX_MAILBOX_BYTES:
             msg = f"{self.name} is full: it takes {MAX_LETTERS:,} mailbox messages and {MAX_MAILBOX_BYTES:,} bytes; nothing was sent"
             raise JournalWriteFailed(msg)
 
@@ -407,9 +407,9 @@ class MemoryMailbox(Mailbox):
         with self._lock:
             known = self._known.get(key)
             if known is not None:
-                self._check_same(stored, known)
+                self._refuse_changed_duplicate(stored, known)
                 return False
-            self._check_room(len(self._letters) + 1, self._size + size)
+            self._check_capacity(len(self._letters) + 1, self._size + size)
             self._letters.append(stored)
             self._known[key] = stored
             self._size += size
@@ -472,7 +472,7 @@ class StoreMailbox(Mailbox):
         data, start = self._read_after(max(after, 0))
         if not data:
             return [], start
-        run, letters, last = self._run_id(), [], start + len(data)
+        run, letters, last = self._read_run_id(), [], start + len(data)
         for line in BytesIO(data):
             end = start + len(line)
             # The last line may be one that somebody writes now, or was killed over: it is left for the next look, also
@@ -480,7 +480,7 @@ class StoreMailbox(Mailbox):
             # order. A wrong line with another one behind it is damage.
             if not line.endswith(b"\n") or (end == last and verify_checksum(line[:-1], 0) is None):
                 break
-            stored = StoredMessage.read(line[:-1], _LinePosition(self._store, start))
+            stored = StoredMessage.parse(line[:-1], _LinePosition(self._store, start))
             if stored is not None and stored.run == run:
                 letters.append(stored.letter)
             start = end
@@ -505,16 +505,16 @@ class StoreMailbox(Mailbox):
             head = self._journal.head()
             if head is None or head.run != stored.run:
                 raise self._journal.make_missing_error()
-            end = self._prepare_append(stored)
+            end = self._repair_and_find_append_offset(stored)
             if end is not None:
                 self._store.append_bytes(stored.line, end)
         except OSError as error:
-            raise self._unusable_error(error) from error
+            raise self._make_unusable_error(error) from error
         finally:
             unlock()
         return end is not None
 
-    def _prepare_append(self, stored: StoredMessage) -> int | None:
+    def _repair_and_find_append_offset(self, stored: StoredMessage) -> int | None:
         """
         Return where the message has to be appended, ``None`` if it is stored already. What is behind that is removed.
 
@@ -522,13 +522,13 @@ class StoreMailbox(Mailbox):
             InputError: when another mailbox message has its id.
             JournalWriteFailed: when the mailbox is full.
         """
-        content, key = self._read_from_store(0), stored.key
+        content, key = self._read_from_store(0), stored.line_prefix
         end = count = 0
         last = b""
         for line in BytesIO(content):
             if line.endswith(b"\n"):
                 if line.startswith(key) and verify_checksum(line[:-1], 0) is not None:
-                    self._check_same(stored, StoredMessage.read(line[:-1], "it"))
+                    self._refuse_changed_duplicate(stored, StoredMessage.parse(line[:-1], "it"))
                     return None
                 end, count, last = end + len(line), count + 1, line
         # What a killed sender left at the end is removed before anything is written behind it. Behind a line without
@@ -537,7 +537,7 @@ class StoreMailbox(Mailbox):
             end, count = end - len(last), count - 1
         if end < len(content):
             self._store.truncate_bytes(end)
-        self._check_room(count + 1, end + len(stored.line))
+        self._check_capacity(count + 1, end + len(stored.line))
         return end
 
     def _lock_store(self) -> Callable[[], None]:
@@ -551,15 +551,15 @@ class StoreMailbox(Mailbox):
                     raise
                 time.sleep(LOCK_PAUSE_SECONDS)
             except OSError as error:
-                raise self._unusable_error(error) from error
+                raise self._make_unusable_error(error) from error
 
     def _read_from_store(self, start: int) -> bytes:
         try:
             return self._store.read_bytes(start)
         except OSError as error:
-            raise self._unusable_error(error) from error
+            raise self._make_unusable_error(error) from error
 
-    def _unusable_error(self, error: OSError) -> JournalWriteFailed:
+    def _make_unusable_error(self, error: OSError) -> JournalWriteFailed:
         return JournalWriteFailed(f"{self._store.name} cannot be used as a mailbox: {describe_os_error(error)}")
 
 
@@ -672,24 +672,24 @@ class _MailboxFile:
                 if is_new:
                     self._copy_owner_of_journal(descriptor)
                 self._lock_file(descriptor)
-                if self._has_same_name(descriptor):
+                if self._is_file_at_path(descriptor):
                     self._check_trusted(descriptor)
                     MAILBOX_FILE.check(self._path, descriptor)
                     make_private(self._path, descriptor)
                     self._locked.descriptor = descriptor
                     return partial(self._unlock, descriptor)
             except BaseException:
-                close_locked(descriptor)
+                unlock_and_close(descriptor)
                 raise
-            close_locked(descriptor)
+            unlock_and_close(descriptor)
 
     def _unlock(self, descriptor: int) -> None:
         # One that was made for nothing would else stand beside the next journal of that name.
         if not os.fstat(descriptor).st_size:
             self._path.unlink(missing_ok=True)
-        close_locked(descriptor)
+        unlock_and_close(descriptor)
 
-    def _has_same_name(self, descriptor: int) -> bool:
+    def _is_file_at_path(self, descriptor: int) -> bool:
         """Return whether an open file still has its name."""
         try:
             return os.path.samestat(os.fstat(descriptor), self._path.lstat())

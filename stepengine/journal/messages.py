@@ -20,7 +20,7 @@ from stepengine.data.yields import check_topic
 from stepengine.errors import AnswerRejected, StepEngineError, ToolError
 from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.pending_items import open_questions
-from stepengine.journal.sleepers import wake_for_letter
+from stepengine.journal.sleepers import wake_for_mailbox_message
 from stepengine.journal.sources import as_journal
 from stepengine.runtime.messages import make_result_message
 
@@ -65,7 +65,7 @@ def send_message(journal: JournalLike, topic: str, value: Any, *, id: str | None
     if path and not history.tree.has_run(path):
         msg = f"there is no run at the path {path!r} in {found.name}; nothing was sent"
         raise StepEngineError(msg)
-    return _post_letters(found, [letter])
+    return _send_mailbox_messages(found, [letter])
 
 
 def send_answers(journal: JournalLike, answers: Mapping[str, AnswerLike]) -> None:
@@ -86,7 +86,7 @@ def send_answers(journal: JournalLike, answers: Mapping[str, AnswerLike]) -> Non
     found = as_journal(journal)
     questions = {name: question for name, (_, question) in open_questions(_read_open_run(found)).items()}
     given = match_answers(answers, questions)
-    _post_letters(
+    _send_mailbox_messages(
         found, [MailboxMessage(kind="answer", topic=name, value=bare(answer)) for name, answer in given.items()]
     )
 
@@ -134,7 +134,7 @@ def send_input(journal: JournalLike, text: str, *, id: str | None = None) -> boo
     """
     found = as_journal(journal)
     _read_open_run(found)
-    return _post_letters(
+    return _send_mailbox_messages(
         found, [MailboxMessage(kind="input", value=text, id=id or secrets.token_hex(MESSAGE_ID_BYTES))]
     )
 
@@ -161,7 +161,7 @@ def send_tool_result(journal: JournalLike, call_id: str, result: object, *, path
     found = as_journal(journal)
     message = make_result_message(_find_waiting_call(_read_open_run(found), call_id, path), result)
     letter = MailboxMessage(kind="result", value=message.value, id=message.id, path=message.path, topic=message.topic)
-    return _post_letters(found, [letter])
+    return _send_mailbox_messages(found, [letter])
 
 
 def _find_waiting_call(history: History, call_id: str, path: str | None) -> tuple[str, int]:
@@ -195,7 +195,7 @@ def send_cancel(journal: JournalLike, reason: str = "") -> None:
     """
     found = as_journal(journal)
     _read_open_run(found)
-    _post_letters(found, [MailboxMessage(kind="cancel", value=reason)])
+    _send_mailbox_messages(found, [MailboxMessage(kind="cancel", value=reason)])
 
 
 def _read_open_run(journal: Journal, path: str = "") -> History:
@@ -210,10 +210,10 @@ def _read_open_run(journal: Journal, path: str = "") -> History:
     return history
 
 
-def _post_letters(journal: Journal, letters: Sequence[MailboxMessage]) -> bool:
+def _send_mailbox_messages(journal: Journal, letters: Sequence[MailboxMessage]) -> bool:
     box = journal.mailbox()
     is_new = [box.send(letter) for letter in letters]
     # Also where it was there already: who posted it first may have been killed in between.
     for kind in {letter.kind for letter in letters}:
-        wake_for_letter(journal, kind)
+        wake_for_mailbox_message(journal, kind)
     return all(is_new)

@@ -62,7 +62,7 @@ class Mode:
     takes_letters = False
     waits = True
 
-    def is_closed(self, history: History) -> bool:
+    def is_record_only(self, history: History) -> bool:
         """Return whether only recorded effects are answered and nothing is performed."""
         return False
 
@@ -74,19 +74,19 @@ class Mode:
         """Return a predicate that is true for events that were not recorded before, or ``None`` if all events are new."""
         return None
 
-    def repeats(self, past: RecordedPart) -> bool:
+    def is_full_repetition(self, past: RecordedPart) -> bool:
         """Return whether the whole run was answered from the record."""
         return False
 
     def records_stop(self, stop: Stop, past: RecordedPart | None) -> bool:
         """Return whether *stop* is recorded as the end of the run."""
-        return stop.kind != "suspended" and (past is None or not self.repeats(past))
+        return stop.kind != "suspended" and (past is None or not self.is_full_repetition(past))
 
     def may_leave_unused_records(self, past: RecordedPart) -> bool:
         """Return whether the run may end without an error while records are unused."""
         return False
 
-    def live_wrappers(self, services: Services) -> Sequence[Middleware]:
+    def make_live_wrappers(self, services: Services) -> Sequence[Middleware]:
         """Return the wrappers of live effects that come in addition to those of the services."""
         return ()
 
@@ -98,7 +98,7 @@ class Mode:
 
     def finalize_journal(self, writer: RunWriter, past: RecordedPart | None, *, is_whole: bool) -> None:
         """Sort or replace the journal of an ended run as the mode requires; *is_whole*: it did not fail or leave records unused."""
-        if past is not None and self.repeats(past):
+        if past is not None and self.is_full_repetition(past):
             made = writer.journal
             assert isinstance(made, MemoryJournal)  # noqa: S101 - what repeats makes one
             reorder_like_original(made, past.history.records)
@@ -123,7 +123,7 @@ class Resuming(Mode):
     name = "resume"
     resumes = takes_letters = True
 
-    def is_closed(self, history: History) -> bool:
+    def is_record_only(self, history: History) -> bool:
         """Return whether the record is complete, so that there is nothing to resume."""
         return history.is_complete
 
@@ -150,11 +150,11 @@ class Replaying(Mode):
     copies = takes_over = True
     keeps_writes = False
 
-    def is_closed(self, history: History) -> bool:
+    def is_record_only(self, history: History) -> bool:
         """Return True."""
         return True
 
-    def repeats(self, past: RecordedPart) -> bool:
+    def is_full_repetition(self, past: RecordedPart) -> bool:
         """Return True."""
         return True
 
@@ -189,7 +189,7 @@ class Extending(_Replacing):
         if is_whole and past is not None:
             asked, held = len(writer.journal.history().intents) - 1, len(past.history.intents) - 1
             source = writer.source
-            source.extended = Extension(past.answered, held, asked - past.answered, source.set_aside())
+            source.extended = Extension(past.answered, held, asked - past.answered, source.make_backup())
         super().finalize_journal(writer, past, is_whole=is_whole)
 
 
@@ -219,11 +219,11 @@ class Forking(Mode):
 
     around: Around
 
-    def live_wrappers(self, services: Services) -> Sequence[Middleware]:
+    def make_live_wrappers(self, services: Services) -> Sequence[Middleware]:
         """Return the wrapper of the fork."""
         return (lambda inner: self.around(inner, services.estimate_call),)
 
-    def repeats(self, past: RecordedPart) -> bool:
+    def is_full_repetition(self, past: RecordedPart) -> bool:
         """Return whether the run matched its record to the end."""
         return not past.cut
 
@@ -234,7 +234,7 @@ class Walking(Mode):
     name = "walk"
     writes = keeps_writes = False
 
-    def is_closed(self, history: History) -> bool:
+    def is_record_only(self, history: History) -> bool:
         """Return True."""
         return True
 

@@ -71,14 +71,14 @@ class RecordedSources:
         self._ended: set[Address] = set()
         self.runs: dict[str, _TracedRun] = {}
 
-    def calls(self, history: History) -> Iterator[CallOrigins]:
+    def trace_calls(self, history: History) -> Iterator[CallOrigins]:
         """Yield the calls of a whole record in the order in which they started."""
         for record in history.records:
-            yield from self.read(history, record)
+            yield from self.read_record(history, record)
         for run in list(self.runs.values()):
             self._add_ended_outcomes(run)
 
-    def read(self, history: History, record: Record) -> Iterator[CallOrigins]:
+    def read_record(self, history: History, record: Record) -> Iterator[CallOrigins]:
         """Read the next record of *history*, and yield the calls that it starts."""
         self._history = history
         if isinstance(record, Result):
@@ -95,9 +95,9 @@ class RecordedSources:
             run.gather = record.gather
             run.waiting.append(record)
             run.model_calls += record.type == "model_call"
-            yield from self._find_origins(run, record)
+            yield from self._trace_call(run, record)
 
-    def find(self, value: JsonValue) -> Mapping[str, tuple[Source, ...]]:
+    def find_value(self, value: JsonValue) -> Mapping[str, tuple[Source, ...]]:
         """Return where a value occurs in the records read so far, by the path of each run that received it."""
         found = {path: run.sources.index.find(value) for path, run in self.runs.items()}
         return {path: sources for path, sources in found.items() if sources}
@@ -110,9 +110,9 @@ class RecordedSources:
             first.sources.add_history(previous)
         first.sources.add_prompt(root.get("prompt", ""), root.get("params"))
 
-    def _find_origins(self, run: _TracedRun, intent: Intent) -> Iterator[CallOrigins]:
+    def _trace_call(self, run: _TracedRun, intent: Intent) -> Iterator[CallOrigins]:
         """Yield the origins of a started call's arguments, and register the run that it starts."""
-        form, index = self._form(intent), run.sources.index
+        form, index = self._form_without_request(intent), run.sources.index
         at = format_address(intent.path, intent.seq)
         below = child_path(intent.path, intent.seq)
         if intent.type == "tool_call":
@@ -136,7 +136,7 @@ class RecordedSources:
                     at, question.get("tool_name") or "", is_question=True, origins=find_origins(index, details.items())
                 )
 
-    def _form(self, intent: Intent) -> Mapping[str, Any]:
+    def _form_without_request(self, intent: Intent) -> Mapping[str, Any]:
         """Return the record of an effect, without the request of a model call, which grows from step to step and is no source."""
         return {"request": {"model": ""}, "purpose": ""} if intent.type == "model_call" else self._history.form(intent)
 
@@ -149,7 +149,9 @@ class RecordedSources:
                 run.waiting.append(intent)
                 continue
             result = self._history.results[address]
-            run.sources.receive(effect_from_form(intent, self._form(intent)), self._history.outcome(result))
+            run.sources.receive(
+                effect_from_form(intent, self._form_without_request(intent)), self._history.outcome(result)
+            )
 
 
 def call_origins(journal: JournalLike) -> tuple[CallOrigins, ...]:
@@ -159,7 +161,7 @@ def call_origins(journal: JournalLike) -> tuple[CallOrigins, ...]:
     Raises:
         JournalError: when the journal cannot be read.
     """
-    return tuple(RecordedSources().calls(as_journal(journal).history()))
+    return tuple(RecordedSources().trace_calls(as_journal(journal).history()))
 
 
 def value_sources(journal: JournalLike, value: JsonValue) -> Mapping[str, tuple[Source, ...]]:
@@ -170,5 +172,5 @@ def value_sources(journal: JournalLike, value: JsonValue) -> Mapping[str, tuple[
         JournalError: when the journal cannot be read.
     """
     recorded = RecordedSources()
-    list(recorded.calls(as_journal(journal).history()))
-    return recorded.find(value)
+    list(recorded.trace_calls(as_journal(journal).history()))
+    return recorded.find_value(value)

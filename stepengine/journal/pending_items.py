@@ -100,10 +100,10 @@ def find_unreceived_input(history: History) -> dict[str, list[str]]:
     for (path, _), result in history.results.items() if sent else ():
         if path in sent:
             received.setdefault(path, Counter()).update([message.text for message in history.outcome(result).inputs])
-    return {path: _remove_first(texts, received.get(path, Counter())) for path, texts in sent.items()}
+    return {path: _remove_counted_texts(texts, received.get(path, Counter())) for path, texts in sent.items()}
 
 
-def _remove_first(texts: Sequence[str], counts: Counter[str]) -> list[str]:
+def _remove_counted_texts(texts: Sequence[str], counts: Counter[str]) -> list[str]:
     """Return *texts* without the first occurrences of each text; *counts* is their number."""
     left: list[str] = []
     for text in texts:

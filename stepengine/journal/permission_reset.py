@@ -31,9 +31,9 @@ ANSWERED = ("ask", "perform")
 """The kinds of effects whose outcome may be a list of answers."""
 
 
-def find_effective_questions(history: History, *, after: Address | None = None) -> list[str]:
+def find_effective_approvals(history: History, *, after: Address | None = None) -> list[str]:
     """
-    Return the ids of questions, or addresses of other effects, whose recorded approval covers a call not started yet, or all later calls, or whose answer has no result.
+    Return the question ids or effect addresses of recorded approvals that still cover a call, and of answers without a result.
 
     Args:
         history: What was recorded.
@@ -80,9 +80,9 @@ def remove_approvals(journal: Journal) -> tuple[str, ...]:
         JournalError: when the journal is damaged, holds no run, or cannot be written.
     """
     history = journal.history()
-    found = find_effective_questions(history)
+    found = find_effective_approvals(history)
     if found:
-        journal.set_aside()
+        journal.make_backup()
         replace_with_derived(journal, list(drop_approvals(history)), journal)
     return tuple(found)
 

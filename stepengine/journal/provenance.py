@@ -46,7 +46,7 @@ def is_written_by_user(journal: Journal) -> bool:
         return False
 
 
-def find_owner_mark(journal: Journal) -> bool | None:
+def determine_ownership(journal: Journal) -> bool | None:
     """Return ``is_written_by_user``, or ``None`` for a journal in memory that only the program itself has written."""
     return is_written_by_user(journal) or (journal.is_own if journal.is_in_memory else False)
 
@@ -67,14 +67,14 @@ def has_trusted_permissions(journal: Journal, *, trust: bool | None = None) -> b
         return False
 
 
-def is_resumed_as_own(journal: Journal, *, trust: bool | None = None) -> bool:
+def has_trusted_calls(journal: Journal, *, trust: bool | None = None) -> bool:
     """
     Return whether calls that only a journal asks for are this user's; *trust* as in ``has_trusted_permissions``.
 
     They are in a journal in memory that was not made of an unknown one: the program itself put there what it holds. That this user was
     asked for its permissions once says nothing of its calls.
     """
-    return find_owner_mark(journal) is not False if trust is None else trust
+    return determine_ownership(journal) is not False if trust is None else trust
 
 
 def replace_with_derived(target: Journal, records: Sequence[Record], source: Journal) -> None:
@@ -84,7 +84,7 @@ def replace_with_derived(target: Journal, records: Sequence[Record], source: Jou
     Raises:
         JournalError: as ``Journal.replace``.
     """
-    mark, macs = find_owner_mark(source), target.macs
+    mark, macs = determine_ownership(source), target.macs
     if target.is_in_memory:
         target.replace(records)
         target.is_own, target.macs = mark, macs
@@ -96,7 +96,7 @@ def replace_with_derived(target: Journal, records: Sequence[Record], source: Jou
     finally:
         target.macs = macs
     if mark:
-        record_user_journal(target)
+        record_as_written_by_user(target)
 
 
 def has_macs_of_user(journal: Journal) -> bool:
@@ -121,7 +121,7 @@ def is_in_state_folder(journal: Journal) -> bool:
         return False
 
 
-def record_user_journal(journal: Journal) -> None:
+def record_as_written_by_user(journal: Journal) -> None:
     """Record that this user's runs wrote a journal. Without a usable state folder nothing is recorded."""
     if journal.is_in_memory:
         journal.is_own = True

@@ -73,15 +73,17 @@ class GivenAnswers:
         self.by_question, self.decisions = split_answers(given)
         self.in_doubt: InDoubt = in_doubt
 
-    def find(self, question: Question) -> AnswerLike | None:
+    def find_answer(self, question: Question) -> AnswerLike | None:
         """Return the answer to a question, or ``None``."""
         return self.by_question.get(question.id, self.by_question.get(question.text))
 
-    def has(self, question: Question) -> bool:
+    def has_answer(self, question: Question) -> bool:
         """Return whether a question is answered."""
         return question.id in self.by_question or question.text in self.by_question
 
-    def add_recorded(self, history: History, ahead: Mapping[str, AnswerLike], *, by_id: bool, asks_again: bool) -> None:
+    def add_recorded_answers(
+        self, history: History, ahead: Mapping[str, AnswerLike], *, by_id: bool, asks_again: bool
+    ) -> None:
         """
         Add the recorded answers, unless *asks_again*, and those given *ahead* for questions that may still be asked.
 
@@ -151,7 +153,7 @@ def _check_question_answer(question: Question, answer: object) -> None:
     check_answer(answer, question)
 
 
-def in_doubt(history: History) -> list[str]:
+def list_effects_in_doubt(history: History) -> list[str]:
     """Return the addresses of effects that may have happened and cannot be repeated safely."""
     return [question.id.removeprefix(DOUBT) for question in make_doubt_questions(history)]
 
@@ -323,7 +325,7 @@ def make_outcome(history: History, intent: Intent, value: object, at: int) -> Va
     if isinstance(value, StepEngineError):
         return Failure(value, at)
     try:
-        return Value(_convert_value(history, intent, value), at)
+        return Value(_convert_to_outcome_value(history, intent, value), at)
     except (DataError, TypeError, AttributeError) as error:
         msg = f"{value!r} cannot be the outcome of {where}, a {intent.type}: {error}"
         raise JournalError(msg) from error
@@ -333,7 +335,7 @@ STORED = {"model_call": "model_reply", "tool_call": "tool_result"}
 """What may be given in the form in which it is stored, by the effect that it is an outcome of."""
 
 
-def _convert_value(history: History, intent: Intent, value: Any) -> object:
+def _convert_to_outcome_value(history: History, intent: Intent, value: Any) -> object:
     if intent.type in STORED and isinstance(value, Mapping) and value.get("type") == STORED[intent.type]:
         value = restored(thaw(value))
     replace = REPLACE.get(intent.type)

@@ -38,11 +38,11 @@ class ReadingLimit:
         self._problem = ""
         self._counted: set[Hashable] = set()
 
-    def renew(self) -> ReadingLimit:
+    def create_unused_limit(self) -> ReadingLimit:
         """Return a limit of the same journal for another operation, which has made nothing so far."""
         return ReadingLimit(self._stored)
 
-    def add(self, size: int) -> None:
+    def count_bytes(self, size: int) -> None:
         """
         Count *size* more bytes.
 
@@ -63,11 +63,11 @@ class ReadingLimit:
             )
         raise DataError(self._problem)
 
-    def texts_for(self, record: Hashable, texts: Mapping[str, Any]) -> Mapping[str, Any]:
+    def make_counted_texts(self, record: Hashable, texts: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return *texts* for filling in *record*, which count when it takes them; a record that is read again counts once."""
         return texts if record in self._counted else _CountedTexts(self, record, texts)
 
-    def note(self, record: Hashable) -> None:
+    def mark_counted(self, record: Hashable) -> None:
         """Note that the texts of *record* are counted."""
         self._counted.add(record)
 
@@ -84,9 +84,9 @@ class _CountedTexts(Mapping[str, Any]):
     def __getitem__(self, name: str) -> Any:
         text = self._texts[name]
         if name not in self._sizes:
-            self._sizes[name] = measure(text)
-            self._limit.note(self._record)
-        self._limit.add(self._sizes[name])
+            self._sizes[name] = estimate_json_size(text)
+            self._limit.mark_counted(self._record)
+        self._limit.count_bytes(self._sizes[name])
         return text
 
     def __iter__(self) -> Iterator[str]:
@@ -96,7 +96,7 @@ class _CountedTexts(Mapping[str, Any]):
         return len(self._texts)
 
 
-def measure(value: object) -> int:
+def estimate_json_size(value: object) -> int:
     """Return the approximate size of a JSON value in bytes."""
     size, waiting = 0, [value]
     while waiting:

@@ -23,16 +23,16 @@ class RecordBlobs:
 
     def __init__(self, records: Sequence[Record]) -> None:
         self.values: dict[str, Any] = {}
-        self.limit = ReadingLimit(self._measure_stored)
+        self.limit = ReadingLimit(self._measure_stored_bytes)
         self._records = records
 
-    def texts_for(self, what: str, record: Intent | Result | Input) -> Mapping[str, Any]:
+    def get_counted_texts(self, what: str, record: Intent | Result | Input) -> Mapping[str, Any]:
         """Return the blobs for filling in a part of a record; they count once for each part of each record."""
         # Several inputs may have one address. The records live as long as this object does, so no two have one id.
         key = id(record) if isinstance(record, Input) else record.address
-        return self.limit.texts_for((what, key), self.values) if self.values else self.values
+        return self.limit.make_counted_texts((what, key), self.values) if self.values else self.values
 
-    def _measure_stored(self) -> int:
+    def _measure_stored_bytes(self) -> int:
         """Return the size of the records in bytes, of which long texts are most."""
         # Of those that were read lazily, the positions are known; of the others, their members.
         lines = [getattr(record, "end", 0) - getattr(record, "start", 0) for record in self._records]

@@ -38,9 +38,9 @@ class RecordEnds:
         self._is_closed = is_closed
         self._given_up: set[str] = set()
 
-    def is_live(self, path: str) -> bool:
+    def can_perform_effects(self, path: str) -> bool:
         """Return whether effects without result may be performed: not in a run recorded to its end."""
-        return not self._is_closed and self.find_nearest_end(path) is None and not self.is_given_up(path)
+        return not self._is_closed and self.find_nearest_end(path) is None and not self.is_race_loser(path)
 
     def find_nearest_end(self, path: str) -> Result | None:
         """Return the recorded end of the child at *path*, or of the nearest run around it."""
@@ -61,11 +61,11 @@ class RecordEnds:
             return Stop("cancelled") if child.status == "cancelled" else None
         return find_outside_stop(child.status, child.error) if isinstance(child, ChildResult) else None
 
-    def give_up(self, path: str) -> None:
+    def mark_race_loser(self, path: str) -> None:
         """End the run at *path*, which lost a race, where its record ends."""
         self._given_up.add(path)
 
-    def is_given_up(self, path: str) -> bool:
+    def is_race_loser(self, path: str) -> bool:
         """Return whether the run at *path*, or one around it, lost a race."""
         while self._given_up and path:
             if path in self._given_up:
@@ -87,7 +87,7 @@ class RecordEnds:
                 return any(known and not was_given_up(past.history.outcome(known)) for known in others)
         return False
 
-    def stop_at(self, path: str, questions: tuple[Question, ...], *, waits: bool = False) -> Stop:
+    def make_record_end_stop(self, path: str, questions: tuple[Question, ...], *, waits: bool = False) -> Stop:
         """Return the stop of a run where its record stops: the recorded stop, or a suspension."""
         # The run has to end here although nobody stopped it this time, because the recorded one did. Which end that was
         # is looked for from the nearest to the farthest: that of a child around, that of its race, a suspension, the
@@ -99,7 +99,7 @@ class RecordEnds:
         if ended is not None and stop is not None:
             is_own = ended.address in ((path, -1), get_starter_address(path))
             return attrs.evolve(stop if is_own else make_stop_below(stop), at=at)
-        if self.is_given_up(path):
+        if self.is_race_loser(path):
             # Those below a run that has lost are told nothing of its race, as where nothing is replayed.
             return Stop("cancelled", at, AgentError(LOST) if path in self._given_up else None)
         history = self._past.history

@@ -39,7 +39,7 @@ def reorder_like_original(journal: MemoryJournal, original: Sequence[Record]) ->
         replace_with_derived(journal, _sort_like_original(records, original), journal)
     elif len(made) < len(records):
         following = iter(made)
-        journal.replace_records(
+        journal.replace_records_unchecked(
             [record if isinstance(record, Blob) else next(following) for record in drop_trailing_blobs(original)]
         )
 

@@ -83,14 +83,14 @@ class RecordPlayer:
         address = item.address
         known = replayer.result(address)
         if self._unknown_calls is not None and isinstance(item.effect, CallModel):
-            self._unknown_calls.record_model_call(item, is_recorded=known is not None)
+            self._unknown_calls.record_model_call_source(item, is_recorded=known is not None)
         if known is not None:
             again = not isinstance(item.effect, CHILD_ENDS) and self._past.leeway.performs_again(item.effect)
             return self._perform_and_compare(known, item, io) if again else self._answer_from_record(known, item, io)
         if replayer.stops_before(item):
             return self._make_record_end_stop(item, io)
         if item.gather is not None and replayer.ends.has_lost_race(item):
-            return self._recorder.commit(item, make_race_loss_outcome(item, 0), [])
+            return self._recorder.commit_outcome(item, make_race_loss_outcome(item, 0), [])
         if self._unknown_calls is not None:
             return self._perform_unless_unknown(self._unknown_calls, item, io)
         return self._perform_unanswered(item, io)
@@ -102,12 +102,12 @@ class RecordPlayer:
 
     async def _perform_unless_unknown(self, unknown: UnknownCalls, item: Item, io: IO) -> Single:
         """Perform an effect without a recorded outcome; first ask a person if only a record of others asks for it."""
-        if unknown.includes(item):
+        if unknown.needs_approval(item):
             refused = await self._ask_about_unknown_call(unknown, item, io)
             return await self._recorder.perform_live(item, io, again=True) if refused is None else refused
         outcome = await self._perform_unanswered(item, io)
         if is_permission(item):
-            unknown.record_answer(item, outcome)
+            unknown.record_approval(item, outcome)
         return outcome
 
     async def _ask_about_unknown_call(self, unknown: UnknownCalls, item: Item, io: IO) -> Single | None:
@@ -115,15 +115,15 @@ class RecordPlayer:
         answers, history = self._answers, self._past.history
         given = answers.find_decision(item.address)
         if given is None:
-            asked = await unknown.ask(item, io)
+            asked = await unknown.ask_person(item, io)
             if isinstance(asked, Stop):
-                return await self._recorder.commit(item, asked, [])
+                return await self._recorder.commit_outcome(item, asked, [])
             answers.decisions[make_unknown_call_question(item).id] = asked
         decided = answers.decide(item, history)
         if decided is None:
             return None
         self._record_stated_result(item, decided)
-        return await self._recorder.commit(item, convert_to_denial(item, decided), [])
+        return await self._recorder.commit_outcome(item, convert_to_denial(item, decided), [])
 
     def find_record(self, item: Item) -> RecordState:
         """Return whether the record answers an effect, or has its start."""
@@ -141,7 +141,7 @@ class RecordPlayer:
 
     async def _answer_from_record(self, known: Result, item: Item, io: IO) -> Single:
         if self._timing.pace is not None:
-            await self._timing.pace.reach(known.at)
+            await self._timing.pace.sleep_until(known.at)
         is_of_children = isinstance(item.effect, CHILD_ENDS)
         waits = self._replayer.make_cut_future(known, item) if is_of_children else None
         if waits is not None:
@@ -154,18 +154,18 @@ class RecordPlayer:
                     "suspended" if self._writer.fatal is None else "diverged", self._timing.last, self._writer.fatal
                 )
         outcome = self._replayer.answer(known, item)
-        return await self._add_child_ends(outcome, item, io) if is_of_children else outcome
+        return await self._wait_for_child_ends(outcome, item, io) if is_of_children else outcome
 
     async def _perform_and_compare(self, known: Result, item: Item, io: IO) -> Single:
         """Perform a recorded effect again and compare the results; raise for one that only a record of others asks for."""
-        if self._unknown_calls is not None and self._unknown_calls.includes(item):
-            raise self._writer.fail(self._unknown_calls.make_refusal(item))
+        if self._unknown_calls is not None and self._unknown_calls.needs_approval(item):
+            raise self._writer.record_fatal_error(self._unknown_calls.make_refusal_error(item))
         outcome = await self._inner.perform(item, io)
         if not isinstance(outcome, Stop):
             outcome = self._recorder.to_recorded_form(item, outcome, known.at)
-        return self._replayer.compare(known, outcome, item)
+        return self._replayer.confirm_repeated_outcome(known, outcome, item)
 
-    async def _add_child_ends(self, outcome: Single, item: Item, io: IO) -> Single:
+    async def _wait_for_child_ends(self, outcome: Single, item: Item, io: IO) -> Single:
         """Wait until background children reach their recorded ends, and return the outcome with those."""
         if not isinstance(outcome, Value):
             return outcome
@@ -180,7 +180,7 @@ class RecordPlayer:
     async def _make_record_end_stop(self, item: Item, io: IO) -> Single:
         """Return the stop of a run that reached the end of its record and must not continue."""
         questions = render_questions(item) if isinstance(item.effect, AskPerson) else ()
-        stop = self._replayer.ends.stop_at(item.path, questions, waits=isinstance(item.effect, WAITS))
+        stop = self._replayer.ends.make_record_end_stop(item.path, questions, waits=isinstance(item.effect, WAITS))
         if stop.kind == "suspended":
             io.record_suspension(item)
         return attrs.evolve(stop, begun=self._replayer.find_stopped_call_usage(item))
@@ -193,14 +193,14 @@ class RecordPlayer:
             return refused
         if known is None and replayer.stops_before(item):
             return await self._make_record_end_stop(item, io)
-        if known is None and (denied := await self._find_refusal_of_start(item, io)) is not None:
+        if known is None and (denied := await self._ask_before_start(item, io)) is not None:
             return denied
         if known is not None and self._unknown_calls is not None:
-            self._unknown_calls.record_start(item)
+            self._unknown_calls.record_started_child(item)
         outcome = await self._inner.perform(item if known is None else item._replace(has_begun=True), io)
         if self._writer.fatal is not None:
             return self._make_divergence_stop()
-        return await self._recorder.commit(item, outcome, []) if known is None else replayer.answer(known, item)
+        return await self._recorder.commit_outcome(item, outcome, []) if known is None else replayer.answer(known, item)
 
     # A child that is recorded to have ended is run all the same. Its result alone would answer the parent, but then
     # nobody would compare what it asks for, a divergence below would go unseen, and an output of the author's own type
@@ -208,12 +208,12 @@ class RecordPlayer:
     async def _repeat_run(self, item: Item, io: IO) -> Single:
         """Run a child or tool body over its own records and compare its result with the recorded one."""
         replayer, address = self._replayer, item.address
-        instead = await self._find_outcome_without_start(item, io)
+        instead = await self._decide_outcome_without_start(item, io)
         if instead is not None:
             return instead
-        known, begun = replayer.result(address), replayer.has_begun(address)
+        known, begun = replayer.result(address), replayer.has_recorded_progress(address)
         if item.gather is not None and replayer.ends.has_lost_race(item):
-            replayer.ends.give_up(child_path(*address))
+            replayer.ends.mark_race_loser(child_path(*address))
             item = item._replace(gather=None)
         # One that is recorded to have ended comes to that end, whoever is first this time in a race that it was part of.
         asked = item if known is None else item._replace(gather=None)
@@ -223,16 +223,16 @@ class RecordPlayer:
         if known is not None:
             if self._recorder.cleans and isinstance(outcome, Value) and isinstance(item.effect, CallBody):
                 outcome = self._recorder.to_recorded_form(item, outcome, known.at)
-            confirmed = replayer.confirm(known, outcome, item)
+            confirmed = replayer.confirm_child_end(known, outcome, item)
             if confirmed is not None:
                 return confirmed
         return (
             await self._recorder.commit_run_outcome(item, outcome)
-            if replayer.ends.is_live(item.path)
+            if replayer.ends.can_perform_effects(item.path)
             else self._make_stop_of_child(item, outcome)
         )
 
-    async def _find_outcome_without_start(self, item: Item, io: IO) -> Single | None:
+    async def _decide_outcome_without_start(self, item: Item, io: IO) -> Single | None:
         """Return, and record for a lost race, the outcome of a child or body that must not start; else ``None``."""
         replayer, address = self._replayer, item.address
         refused = replayer.find_refused_outcome(address, item)
@@ -241,29 +241,31 @@ class RecordPlayer:
         if item.gather is not None and replayer.ends.has_lost_race(item):
             return (
                 None
-                if replayer.has_begun(address)
-                else await self._recorder.commit(item, make_race_loss_outcome(item, 0), [])
+                if replayer.has_recorded_progress(address)
+                else await self._recorder.commit_outcome(item, make_race_loss_outcome(item, 0), [])
             )
         if replayer.stops_before_run(item):
             return await self._make_record_end_stop(item, io)
-        return await self._find_refusal_of_start(item, io) if replayer.result(address) is None else None
+        return await self._ask_before_start(item, io) if replayer.result(address) is None else None
 
-    async def _find_refusal_of_start(self, item: Item, io: IO) -> Single | None:
+    async def _ask_before_start(self, item: Item, io: IO) -> Single | None:
         """Ask about a child or tool body that only a record of others asks for; return and record the outcome if it must not start."""
         unknown = self._unknown_calls
         # Where the record ends, a replay runs a child that has begun over its own records and starts nothing.
-        if unknown is None or self._replayer.stops_before(item) or not unknown.includes(item):
+        if unknown is None or self._replayer.stops_before(item) or not unknown.needs_approval(item):
             return None
         refused = await self._ask_about_unknown_call(unknown, item, io)
         if refused is None:
-            unknown.record_reply(child_path(*item.address), is_recorded=False)
+            unknown.record_reply_source(child_path(*item.address), is_recorded=False)
         return refused
 
     def _make_stop_of_child(self, item: Item, outcome: Single) -> Single:
         """Return the stop of a run whose child stopped where its record stops."""
         child = find_ended_run(outcome)
         waits = isinstance(outcome, Stop) and outcome.kind == "suspended"
-        stop = self._replayer.ends.stop_at(item.path, child.questions if child is not None else (), waits=waits)
+        stop = self._replayer.ends.make_record_end_stop(
+            item.path, child.questions if child is not None else (), waits=waits
+        )
         return add_ended_run(stop, child)
 
     # The process died between intent and result, and nothing here can know whether the mail was sent. What is harmless
@@ -289,7 +291,7 @@ class RecordPlayer:
         if decided is None:
             return await self._recorder.perform_live(item, io, again=True)
         self._record_stated_result(item, decided)
-        return await self._recorder.commit(item, decided, [])
+        return await self._recorder.commit_outcome(item, decided, [])
 
     def _copy_input_records(self, item: Item, history: History) -> None:
         """Copy the records of a started effect into a rewritten journal."""

@@ -26,7 +26,7 @@ class RecordedCalls:
         self._tools: dict[str, set[str]] | None = None
         self._effects: dict[tuple[str, str, str | None], list[Intent]] | None = None
 
-    def list_tools(self, path: str) -> frozenset[str]:
+    def list_called_tools(self, path: str) -> frozenset[str]:
         """Return the names of the tools that the run at *path* called."""
         if self._tools is None:
             self._tools = {}

@@ -82,7 +82,7 @@ class ReplayPace:
         self.sleep: Callable[[float], Awaitable[None]] = asyncio.sleep
         self._shown = 0
 
-    async def reach(self, at: int) -> None:
+    async def sleep_until(self, at: int) -> None:
         """Sleep until the time of a result, scaled and bounded, counted from the result before."""
         pause = min((at - self._shown) / 1_000 / self._speed, MAX_PAUSE_SECONDS)
         if pause > 0:

@@ -73,7 +73,7 @@ def decisions(journal: JournalLike) -> list[RecordedDecision]:
     return list(_find_decisions(history, parse_created(history.head)))
 
 
-def _make_moment(record: Input | Result, number: int, created: datetime) -> dict[str, Any]:
+def _make_place_and_time(record: Input | Result, number: int, created: datetime) -> dict[str, Any]:
     """Return the place and time of a record, as members of ``RecordedDecision``."""
     time = created + timedelta(milliseconds=record.at)
     return {"record": number, "address": format_address(*record.address), "time": time}
@@ -97,7 +97,7 @@ def _find_decisions_in_result(
     if isinstance(outcome, Value):
         form = history.form(intent)
         for question, answer in zip(questions_of(form), outcome.value, strict=True):
-            yield _make_decision(_make_moment(record, number, created), form, question, answer)
+            yield _make_decision(_make_place_and_time(record, number, created), form, question, answer)
 
 
 def _find_decisions_in_input(
@@ -106,7 +106,7 @@ def _find_decisions_in_input(
     address, said = record.address, record.input
     if said["type"] == "manual_result":
         yield RecordedDecision(
-            **_make_moment(record, number, created),
+            **_make_place_and_time(record, number, created),
             kind="result",
             asked=str(history.intents[address].subject or history.intents[address].type),
             by=said["by"],
@@ -117,7 +117,7 @@ def _find_decisions_in_input(
         form = history.form(history.intents[address])
         found = next((each for each in questions_of(form) if each.id == said["question_id"]), None)
         if found is not None:
-            yield _make_decision(_make_moment(record, number, created), form, found, restored(said["answer"]))
+            yield _make_decision(_make_place_and_time(record, number, created), form, found, restored(said["answer"]))
 
 
 def _make_decision(

@@ -71,7 +71,7 @@ class RecordedFacts:
             more = PartialUsage(known.usage + more.usage, add_cost(known.cost, more.cost))
         self.partial_usage[address] = more
 
-    def list_lookups(self, path: str) -> list[str]:
+    def list_lookup_types(self, path: str) -> list[str]:
         """Return the types of the recorded lookups of the run at *path*."""
         found = ["system_prompt"] if path in self.system_prompts else []
         return [*found, "context_window"] if path in self.context_windows else found

@@ -30,7 +30,7 @@ from stepengine.journal.history import parse_created
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.modes import OpenJournal
 from stepengine.journal.permission_reset import refuse_approvals_of_others
-from stepengine.journal.provenance import is_resumed_as_own, replace_with_derived
+from stepengine.journal.provenance import has_trusted_calls, replace_with_derived
 from stepengine.journal.questions import make_outcome
 from stepengine.journal.record_ends import RecordEnds
 from stepengine.journal.recorded_machines import RecordedMachines
@@ -148,7 +148,7 @@ class SharedBudget:
         return outcome
 
     @property
-    def known(self) -> Decimal | None:
+    def spent_if_known(self) -> Decimal | None:
         """The amount spent, or ``None`` if the price of a call is unknown."""
         return None if self.unpriced else self.spent
 
@@ -271,7 +271,7 @@ async def fork_from_record(
         refuse_approvals_of_others(source, source.history(), trust=trust)
     shared = budget if isinstance(budget, SharedBudget) else SharedBudget(budget)
     count = _ForkCounts()
-    asks_about_calls = tools != "recorded" and not is_resumed_as_own(source, trust=trust)
+    asks_about_calls = tools != "recorded" and not has_trusted_calls(source, trust=trust)
     leeway = AllowedDifferences(asks_about_calls=asks_about_calls)
     run = JournaledRun.fork(
         source,
@@ -283,7 +283,7 @@ async def fork_from_record(
         result = await launch(run)
     finally:
         run.writer.close()
-    _check_reached_place(result.error, source, rules, count)
+    _check_reached_fork_address(result.error, source, rules, count)
     made = _make_fork_journal(run.writer.journal, count, into, since=run.timing.takeover_ms or 0)
     return ForkReport(attrs.evolve(result, journal=made), **attrs.asdict(count, recurse=False), journal=made)
 
@@ -305,7 +305,9 @@ def find_address_after(source: Journal, at: int | str | None) -> Address | None:
     return address
 
 
-def _check_reached_place(error: BaseException | None, source: Journal, rules: _ForkRules, count: _ForkCounts) -> None:
+def _check_reached_fork_address(
+    error: BaseException | None, source: Journal, rules: _ForkRules, count: _ForkCounts
+) -> None:
     """Raise the error that stopped the run before its fork address, or that its rules caused."""
     if isinstance(error, JournalError) and count.refused is None:
         raise error
@@ -337,15 +339,15 @@ def _make_fork_journal(journal: Journal, count: _ForkCounts, into: JournalLike |
 class _ForkEnds(RecordEnds):
     """Where the runs of a fork end: after its place they are live, and wait for answers."""
 
-    def is_live(self, path: str) -> bool:
+    def can_perform_effects(self, path: str) -> bool:
         """Return whether effects without result may be performed."""
         return bool(self._past.cut) and self.find_nearest_end(path) is None
 
-    def stop_at(self, path: str, questions: tuple[Question, ...], *, waits: bool = False) -> Stop:
+    def make_record_end_stop(self, path: str, questions: tuple[Question, ...], *, waits: bool = False) -> Stop:
         """Return the stop of a run where its record stops, or where it waits for an answer."""
         if self._past.cut and (questions or waits):
             return Stop("suspended", self._timing.last, questions=questions)
-        return super().stop_at(path, questions, waits=waits)
+        return super().make_record_end_stop(path, questions, waits=waits)
 
 
 class ForkReplayer(Replayer):
@@ -391,18 +393,18 @@ class ForkReplayer(Replayer):
         """
         address = item.address
         if address == self._rules.at:
-            self._discard_from(address)
+            self._discard_record_from(address)
         known = self._past.intent(address)
         if known is None:
             return self._try_answer_unrecorded(asked, item)
         if self._has_left_record and not asked.begins_run and self._past.result(address) is None:
             return self._try_answer_by_rules(asked, item)  # it was begun when a crash ended the record
-        if self._past.equals(known, asked) or self._past.was_difference_accepted(address, asked.fp):
-            self._past.use(address)
+        if self._past.is_same_effect(known, asked) or self._past.was_difference_accepted(address, asked.fp):
+            self._past.mark_used(address)
             self._writer.append(asked)
             return True
         error = self._errors.make_changed_error(known, asked, item)
-        self._diverge(address, error, is_model_request=known.type == asked.type == "model_call")
+        self._leave_record_or_raise(address, error, is_model_request=known.type == asked.type == "model_call")
         return self._try_answer_by_rules(asked, item)
 
     def _try_answer_unrecorded(self, asked: Intent, item: Item) -> bool:
@@ -416,18 +418,18 @@ class ForkReplayer(Replayer):
             if ended is None and not self._past.history.is_complete:
                 return True
             error = self._errors.make_extra_effect_error(asked, item)
-            self._diverge(asked.address, error, is_model_request=False)
+            self._leave_record_or_raise(asked.address, error, is_model_request=False)
         return self._try_answer_by_rules(asked, item)
 
-    def _diverge(self, address: Address, error: ReplayDivergence, *, is_model_request: bool) -> None:
+    def _leave_record_or_raise(self, address: Address, error: ReplayDivergence, *, is_model_request: bool) -> None:
         """Leave the record at an effect that differs; raise *error* if the fork has a fixed place that is not reached yet."""
         if self._rules.at is not None and not self._has_left_record:
-            raise self._writer.fail(error)
+            raise self._writer.record_fatal_error(error)
         if not self._has_left_record:
             self._count.difference, self._count.by_request = error, is_model_request
-        self._discard_from(address)
+        self._discard_record_from(address)
 
-    def _discard_from(self, address: Address) -> None:
+    def _discard_record_from(self, address: Address) -> None:
         """Discard the record from an effect on. Later live effects continue from the recorded time."""
         history = self._past.history
         if not self._has_left_record:
@@ -466,7 +468,7 @@ class ForkReplayer(Replayer):
             return False
         error = self._errors.make_unrecorded_error(asked, item)
         count.refused = count.refused or _call_from_form(past.history.form(asked), asked)
-        raise self._writer.fail(error)
+        raise self._writer.record_fatal_error(error)
 
     def _append_answered_intent(self, asked: Intent, outcome: Value | Failure, known: Result | None = None) -> None:
         """Append an effect, and store the recorded or simulated outcome that answers it."""
@@ -486,7 +488,7 @@ class ForkReplayer(Replayer):
             return None if said is None else make_outcome(history, asked, said, 0)
         except Exception as error:
             msg = f"simulate= failed for {call.name} {call.address}: {type(error).__name__}: {error}"
-            raise self._writer.fail(JournalError(msg)) from error
+            raise self._writer.record_fatal_error(JournalError(msg)) from error
 
     def _find_recorded_calls(self, kind: str, name: str) -> Sequence[ExternalCall]:
         """Return the recorded calls of a tool or function, with their results."""
@@ -527,12 +529,12 @@ class ForkReplayer(Replayer):
         """Return False: effects that a crash left open are decided when they are requested."""
         return False
 
-    def confirm(self, known: Result, outcome: Single, item: Item) -> Single | None:
+    def confirm_child_end(self, known: Result, outcome: Single, item: Item) -> Single | None:
         """Return the result of a repeated run, or ``None`` if it differs from its record."""
         error = self._find_end_difference(self._past.history.outcome(known), outcome, item)
         if error is None:
-            return super().confirm(known, outcome, item)
-        self._diverge((item.path, item.effect.seq + 1), error, is_model_request=False)
+            return super().confirm_child_end(known, outcome, item)
+        self._leave_record_or_raise((item.path, item.effect.seq + 1), error, is_model_request=False)
         return None
 
     def _find_end_difference(self, recorded: Any, outcome: Single, item: Item) -> ReplayDivergence | None:
@@ -541,17 +543,17 @@ class ForkReplayer(Replayer):
         given: Any = outcome.value if isinstance(outcome, Value) else None
         if isinstance(given, ChildResult):
             same = past.is_same_child(recorded, given)
-            return None if same else self._errors.make_child_error(recorded, outcome, item)
+            return None if same else self._errors.make_child_end_error(recorded, outcome, item)
         if isinstance(given, ToolResult):
             ended = attrs.evolve(cast("Value", outcome), inputs=recorded.inputs)
             same = past.is_same_outcome(recorded, ended)
-            return None if same else self._errors.make_result_error(recorded, ended, item, "changed")
+            return None if same else self._errors.make_different_result_error(recorded, ended, item, "changed")
         return None
 
-    def starts_alike(self, asked: Intent) -> None:
+    def resolve_start_difference(self, asked: Intent) -> None:
         """Discard the record because the run starts with something other than recorded."""
         error = self._errors.make_start_error(asked)
-        self._diverge(("", 0), error, is_model_request=False)
+        self._leave_record_or_raise(("", 0), error, is_model_request=False)
         self._past.history.facts.system_prompts.clear()
         self._past.history.facts.context_windows.clear()
 
@@ -559,7 +561,7 @@ class ForkReplayer(Replayer):
         """Store the error for records that the run did not reach as the difference of the fork."""
         self._store_end_difference(error)
 
-    def confirm_end(self, finished: Finished) -> Finished:
+    def confirm_root_end(self, finished: Finished) -> Finished:
         """Return the end of the run, and record that it is another one than its record has."""
         self._store_end_difference(self._past.find_end_difference(finished, is_closed=False))
         return finished

@@ -55,7 +55,7 @@ def make_lookup_records(plan: RunPlan, state: AgentState) -> Iterator[Input]:
         yield Input(plan.path, -1, 0, {"type": "context_window", "tokens": plan.context_window})
 
 
-def add_missing_tools(recorded: Collection[str], plan: RunPlan) -> RunPlan:
+def add_placeholder_tools(recorded: Collection[str], plan: RunPlan) -> RunPlan:
     """
     Return *plan* with a placeholder for each *recorded* tool that the agent no longer has.
 
@@ -111,7 +111,7 @@ class RecordedMachines:
 
         def machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:
             past = self._past
-            known = plan if past is None else add_missing_tools(past.calls.list_tools(plan.path), plan)
+            known = plan if past is None else add_placeholder_tools(past.calls.list_called_tools(plan.path), plan)
             if plan.definition.handle_steps is not None:
                 known = attrs.evolve(known, records_output=True)
             if needs_provenance(plan.hooks):
@@ -124,13 +124,13 @@ class RecordedMachines:
         return machine
 
     def wrap_planner(self, inner: ChildPlanner, computed: Callable[[str, int], Any] | None) -> ChildPlanner:
-        """Return a planner whose children start with their recorded data; *computed* is ``Replayer.computed``."""
+        """Return a planner whose children start with their recorded data; *computed* is ``Replayer.find_computed_value``."""
 
         def plan_child(parent: RunPlan, effect: Spawn, path: str) -> tuple[RunPlan, AgentState]:
             plan, state = inner(parent, effect, path)
             if plan.body is not None and computed is not None:
                 plan = attrs.evolve(plan, body=attrs.evolve(plan.body, recalled=partial(computed, path)))
-            return self.apply_lookups(self.add_seeded_random(plan), state)
+            return self.restore_and_record_lookups(self.add_seeded_random(plan), state)
 
         return plan_child
 
@@ -140,13 +140,13 @@ class RecordedMachines:
         # which sibling was faster.
         return attrs.evolve(plan, random=partial(Random, f"{self.seed}:{plan.path}"))
 
-    def apply_lookups(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
+    def restore_and_record_lookups(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
         """Return plan and state with the recorded lookups, and record the lookups that are new."""
         known: Collection[str] = ()
         if self._past is not None:
             history = self._past.history
             plan, state = restore_lookups(history, plan, state)
-            known = history.facts.list_lookups(plan.path) if self._mode.resumes else ()
+            known = history.facts.list_lookup_types(plan.path) if self._mode.resumes else ()
         # Recorded as inputs, since no effect asked for them: a prompt that is computed, and a window from a price list,
         # may be others tomorrow.
         for record in make_lookup_records(plan, state):

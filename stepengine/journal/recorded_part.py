@@ -312,7 +312,7 @@ class RecordedPart:
         self.history.facts.context_windows.clear()
 
     @property
-    def left(self) -> int:
+    def unreached_count(self) -> int:
         """The number of recorded effects that the run did not reach."""
         return len(self.history.intents) - len(self._used)
 
@@ -355,11 +355,11 @@ class RecordedPart:
         known = self.history.results.get(address)
         return known is not None and (intent.gather is None or not was_given_up(self.history.outcome(known)))
 
-    def use(self, address: Address) -> None:
+    def mark_used(self, address: Address) -> None:
         """Record that the run has reached this address."""
         self._used.add(address)
 
-    def equals(self, known: Intent, asked: Intent) -> bool:
+    def is_same_effect(self, known: Intent, asked: Intent) -> bool:
         """Return whether a requested effect equals the recorded one."""
         # Computed when first compared, and kept: a journal's intents carry their own, and only those that were edited
         # by hand have none.
@@ -375,7 +375,7 @@ class RecordedPart:
         """Return whether the end of a repeated child equals the recorded one."""
         return not compare_child_results(self.prints.redactor, known.value, child)
 
-    def permissions(self, path: str, tool_call_id: str) -> list[Address]:
+    def list_reached_permissions(self, path: str, tool_call_id: str) -> list[Address]:
         """Return the addresses of a call's recorded permission questions that the run has reached."""
         asked = [(path, intent.seq) for intent in self.calls.find_effects("ask", path, tool_call_id)]
         return [address for address in asked if address in self._used]
@@ -401,7 +401,7 @@ class RecordedPart:
             is_closed: Whether a recorded stop is an end, since nothing is performed behind it.
         """
         # Whoever leaves records out has another end, too, and was allowed that. A stop from outside is none of the code's.
-        if self.left or find_outside_stop(finished.status, finished.error) is not None:
+        if self.unreached_count or find_outside_stop(finished.status, finished.error) is not None:
             return None
         recorded, stop = self.find_root_end(), self.history.stop
         if recorded is not None:
@@ -430,7 +430,7 @@ class RecordedPart:
         known = self.history.results.get(ROOT)
         return None if known is None else self.history.outcome(known)
 
-    def unused(self, agent_id: str, why: BaseException | None = None) -> ReplayDivergence | None:
+    def make_unused_error(self, agent_id: str, why: BaseException | None = None) -> ReplayDivergence | None:
         """Return the error for records that a run did not reach, or ``None``; *why* made the run fail."""
         # Two counts tell it for nearly every replay; the first that is missing is searched only where something is. A
         # run that was cut, or may leave something, has a reason to.

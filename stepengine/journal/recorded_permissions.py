@@ -69,7 +69,7 @@ class RecordedPermissions:
         if not isinstance(effect, AskPerson) or effect.purpose != "permission":
             return False
         if self._past.result(address) is None:
-            return any(map(self._answers.has, effect.questions))
+            return any(map(self._answers.has_answer, effect.questions))
         return bool(self._find_approving_answers(address)) and not self._has_call_result(item.path, effect.tool_call_id)
 
     def must_ask_again(self, item: Item) -> bool:
@@ -89,7 +89,7 @@ class RecordedPermissions:
                 f"{self._past.history.name} was written by others, and its record at {format_address(*address)} is no permission for the "
                 f"call of {item.effect.questions[0].tool_name!r}. Fork the run before that, and you are asked"  # type: ignore[union-attr]
             )
-            raise self._writer.fail(JournalError(msg))
+            raise self._writer.record_fatal_error(JournalError(msg))
         if not self._leeway.doubts_yes:
             return False
         # A journal that somebody else wrote may hold any permission. It is believed for a call whose result is recorded
@@ -105,9 +105,9 @@ class RecordedPermissions:
             f"{self._past.history.name} is somebody else's, and its permission at {format_address(*address)} would let "
             f"{item.effect.questions[0].tool_name!r} run, which nobody here allowed; a replay asks nobody"  # type: ignore[union-attr]
         )
-        raise self._writer.fail(JournalError(msg))
+        raise self._writer.record_fatal_error(JournalError(msg))
 
-    def check_call(self, item: Item) -> None:
+    def refuse_untrusted_call(self, item: Item) -> None:
         """
         Raise if a call would start on an untrusted recorded permission.
 
@@ -119,13 +119,13 @@ class RecordedPermissions:
         call_id = getattr(item.effect, "tool_call_id", "")
         if not self._leeway.doubts_yes or not call_id or is_permission(item):
             return
-        for address in self._past.permissions(item.path, call_id):
+        for address in self._past.list_reached_permissions(item.path, call_id):
             if self._find_approving_answers(address):
                 msg = (
                     f"{self._past.history.name} is somebody else's, and its permission at {format_address(*address)} would let "
                     f"a call run anew that nobody here allowed; fork it before that, so that you are asked"
                 )
-                raise self._writer.fail(JournalError(msg))
+                raise self._writer.record_fatal_error(JournalError(msg))
 
     def _is_of_same_call(self, item: Item) -> bool:
         """Return whether the record asks for permission there, too, and for the same call: no fingerprint covers its id."""

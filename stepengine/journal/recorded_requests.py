@@ -12,7 +12,7 @@ from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
 from stepengine.journal.encoding import bare, restored
 from stepengine.journal.history import History
-from stepengine.journal.reading_limit import SHARED_BYTES, ReadingLimit, measure
+from stepengine.journal.reading_limit import SHARED_BYTES, ReadingLimit, estimate_json_size
 from stepengine.journal.records import ROOT, Address, Intent, format_address
 
 KEPT_TRANSCRIPTS = 64
@@ -50,7 +50,7 @@ class RecordedRequests:
         self._built: dict[Address, Transcript] = {}
         self._extended: set[Address] = set()
         self._order: dict[Address, int] = {}
-        self._limit = history.blobs.limit.renew()
+        self._limit = history.blobs.limit.create_unused_limit()
 
     def messages(self, intent: Intent) -> list[Mapping[str, Any]]:
         """
@@ -63,7 +63,7 @@ class RecordedRequests:
             return [bare(m) for m in intent.live.request.messages]
         # Each request by itself: who looks at all of them keeps none.
         with self.history.report_damage(intent):
-            return self._expand_messages(intent, self._limit.renew())
+            return self._expand_messages(intent, self._limit.create_unused_limit())
 
     def _expand_messages(self, intent: Intent, limit: ReadingLimit) -> list[Mapping[str, Any]]:
         found: list[Mapping[str, object]] = []
@@ -74,10 +74,12 @@ class RecordedRequests:
             if isinstance(entry, _MessageRange):
                 # Nothing of that stays, but it takes time: the whole line is parsed again.
                 line = self.history.intents[entry.address]
-                limit.add(OPENED_BYTES + (getattr(line, "end", 0) - getattr(line, "start", 0)) // OPENED_BYTES_DIVISOR)
+                limit.count_bytes(
+                    OPENED_BYTES + (getattr(line, "end", 0) - getattr(line, "start", 0)) // OPENED_BYTES_DIVISOR
+                )
                 waiting.extend(self._expand_range(entry))
             else:
-                limit.add(measure(entry))
+                limit.count_bytes(estimate_json_size(entry))
                 found.append(entry)
         found.reverse()
         return found
@@ -98,7 +100,7 @@ class RecordedRequests:
             position = end
         if part.stop is not None and position < part.stop:
             msg = f"a later request shares {part.stop} messages with it, and it has {position}"
-            raise self.history.corrupt(self.history.intents[part.address], DataError(msg))
+            raise self.history.make_corrupt_error(self.history.intents[part.address], DataError(msg))
 
     def _check_refers_to_earlier(self, source: Address, address: Address) -> None:
         """Raise unless a request refers to an earlier one, so that expanding it ends."""
@@ -113,7 +115,7 @@ class RecordedRequests:
             or self._order[source] >= self._order[address]
         ):
             msg = f"it shares messages with {format_address(*source)}, which is not an earlier request"
-            raise self.history.corrupt(self.history.intents[address], DataError(msg))
+            raise self.history.make_corrupt_error(self.history.intents[address], DataError(msg))
 
     def _list_stored_items(self, address: Address) -> list[Mapping[str, Any]]:
         intent = self.history.intents[address]
@@ -152,7 +154,7 @@ class RecordedRequests:
         grew = base is not None and (first["start"], first["stop"]) == (0, len(base))
         if base is not None and grew and all(item["type"] != "slice" for item in items[1:]):
             # The first that grows from a request shares its list of messages, each later one has a copy.
-            self._limit.add(SHARED_BYTES * len(base) if source in self._extended else 0)
+            self._limit.count_bytes(SHARED_BYTES * len(base) if source in self._extended else 0)
             self._extended.add(source)
             made = base.extend([restored(m) for m in items[1:]])
         else:
@@ -181,7 +183,7 @@ class RecordedRequests:
             if base is None or stop > len(base):
                 return None
             self._check_refers_to_earlier(source, intent.address)
-            self._limit.add(SHARED_BYTES * (stop - start))
+            self._limit.count_bytes(SHARED_BYTES * (stop - start))
             found += base[start:stop]
         return found
 

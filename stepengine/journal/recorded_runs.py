@@ -21,7 +21,7 @@ from stepengine.data.state import RunStatus
 from stepengine.data.visible import one_line, truncate_text
 from stepengine.data.waits import describe_wait
 from stepengine.errors import JournalError
-from stepengine.journal.journal_files import close_locked, lock_file
+from stepengine.journal.journal_files import lock_file, unlock_and_close
 from stepengine.journal.pending_items import find_waits, open_questions
 from stepengine.redaction import ANY
 from stepengine.workspace.user_state import RUNS, is_writable_only_by_user, state_folder
@@ -81,7 +81,7 @@ class RecordedRun(NamedTuple):
         """Whether the run has ended, so that it cannot be resumed."""
         return self.status in ENDED
 
-    def text(self, *names: str) -> str:
+    def get_text(self, *names: str) -> str:
         """Return a text in the companion by its path of keys; ``""`` if there is none."""
         value = self._get_value(names)
         return value if isinstance(value, str) else ""
@@ -130,7 +130,7 @@ class RecordedRun(NamedTuple):
         else:
             yield True
         finally:
-            close_locked(descriptor)
+            unlock_and_close(descriptor)
 
 
 def list_runs(*, working_folder: Path | None = None, waiting: bool = False) -> list[RecordedRun]:
@@ -153,9 +153,9 @@ def list_runs(*, working_folder: Path | None = None, waiting: bool = False) -> l
     found = [
         RecordedRun(stem, read_companion(folder, stem) or _rebuild_companion(folder, stem), folder) for stem in stems
     ]
-    chosen = [e for e in found if e.info and (working_folder is None or e.text("cwd") == str(working_folder))]
+    chosen = [e for e in found if e.info and (working_folder is None or e.get_text("cwd") == str(working_folder))]
     chosen = [e for e in chosen if not waiting or e.status in GOES_ON]
-    return sorted(chosen, key=lambda e: (e.text("created"), e.stem), reverse=True)
+    return sorted(chosen, key=lambda e: (e.get_text("created"), e.stem), reverse=True)
 
 
 def describe_unsafe_folder(runs: Path) -> str:

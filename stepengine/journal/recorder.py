@@ -36,7 +36,7 @@ from stepengine.errors import ModelError, StepEngineError
 from stepengine.journal.call_writes import CallWrites
 from stepengine.journal.encoding import (
     bare,
-    encode_call,
+    encode_call_with_durability,
     encode_effect,
     must_be_durable,
     outcome_members,
@@ -147,7 +147,7 @@ class Recorder:
             try:
                 self._writer.append(intent)
             except StepEngineError as error:
-                raise self._writer.fail(error) from error.__cause__
+                raise self._writer.record_fatal_error(error) from error.__cause__
         self._next[path] = seq + 1
         if isinstance(effect, RUNS):
             self._mail.register_run((path, seq))
@@ -178,7 +178,7 @@ class Recorder:
         try:
             self._writer.append(record)
         except StepEngineError as error:
-            raise self._writer.fail(error) from error.__cause__
+            raise self._writer.record_fatal_error(error) from error.__cause__
 
     def wrap_performer(self, inner: Performer) -> Performer:
         """Return a recorder that writes to the same record as this one the effects of *inner*, which starts no run."""
@@ -199,7 +199,9 @@ class Recorder:
         if fatal is not None:
             stop = Stop("diverged", self._timing.last, fatal)
             return stop if is_background else add_ended_run(stop, find_ended_run(outcome))
-        return await (self.commit(item, outcome, []) if is_background else self.commit_run_outcome(item, outcome))
+        return await (
+            self.commit_outcome(item, outcome, []) if is_background else self.commit_run_outcome(item, outcome)
+        )
 
     async def commit_run_outcome(self, item: Item, outcome: Single) -> Single:
         """Commit and return the outcome of a child or tool body, with its computed values before it."""
@@ -208,7 +210,7 @@ class Recorder:
         if computed and not find_length_problem(computed):
             address = item.address
             self.append(make_computed_record(address, self._timing.record_time(*address, outcome.at), computed))
-        return await self.commit(item, outcome, [])
+        return await self.commit_outcome(item, outcome, [])
 
     async def _record_deferred_call(self, item: Item) -> None:
         """Record durably that the body of a deferred call returned, since its result may reach another process."""
@@ -260,7 +262,7 @@ class Recorder:
             await self._pending.wait_ignoring_cancellation(waiting, owed)
         return kept
 
-    async def commit(self, item: Item, outcome: Single, attempts: Sequence[object]) -> Single:
+    async def commit_outcome(self, item: Item, outcome: Single, attempts: Sequence[object]) -> Single:
         """Return an outcome that is durable; several that finish together share one commit."""
         kept, owed, waiting = self._record_outcome(item, outcome, attempts)
         if waiting is not None:
@@ -280,7 +282,7 @@ class Recorder:
         """
         path, effect, seq = item.path, item.effect, item.effect.seq
         at = self._timing.record_time(path, seq, outcome.at)
-        writes = self._writes.pop_forms(item, again=again) if self._writes.pending else ()
+        writes = self._writes.pop_write_forms(item, again=again) if self._writes.pending else ()
         if isinstance(outcome, Stop):
             self._record_partial_answers(item, outcome, at)
             if outcome.begun is not None:
@@ -345,7 +347,7 @@ class Recorder:
         waiting = {question.id for question in stop.questions}
         self._mail.register_open_questions((item.path, effect.seq), stop.questions)
         for question in effect.questions:
-            given = self._answers.find(question)
+            given = self._answers.find_answer(question)
             if question.id not in waiting and given is not None:
                 said = {"question_id": question.id, "answer": bare(to_answer(given, question))}
                 self.append(Input(item.path, effect.seq, at, {"type": "answer", **said}))
@@ -355,7 +357,7 @@ def _make_intent(item: Item, together: int | None) -> tuple[Intent, bool]:
     """Return the intent of an effect other than a model call, and whether it must be durable."""
     effect = item.effect
     if isinstance(effect, CallTool):
-        form, lasts = encode_call(effect, item.plan)
+        form, lasts = encode_call_with_durability(effect, item.plan)
     else:
         form = cast("Mapping[str, Any]", encode_effect(item))
         lasts = must_be_durable(item, form)

@@ -361,10 +361,10 @@ class Head:
 class JournalSource(Protocol):
     """The bytes of a journal, whose records are parsed on demand."""
 
-    def members(self, start: int, end: int) -> Mapping[str, Any]:
+    def read_line_members(self, start: int, end: int) -> Mapping[str, Any]:
         """Return the members of the line from *start* to *end*; raise ``JournalCorrupt`` if it is no record."""
 
-    def fill_blobs(self, start: int, end: int, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
+    def read_filled_members(self, start: int, end: int, blobs: Mapping[str, Any]) -> Mapping[str, Any]:
         """Return the line's members with its blobs filled in; raise ``KeyError`` if one is missing."""
 
 
@@ -372,7 +372,7 @@ def _parse_line_members(record: Intent | Result) -> Mapping[str, Any] | None:
     source = record.read_from
     if source is None or isinstance(source, Mapping):
         return source
-    members = source.members(record.start, record.end)
+    members = source.read_line_members(record.start, record.end)
     check_same_address(record, members)
     return members
 
@@ -698,7 +698,7 @@ def _parse_head(members: Mapping[str, Any]) -> Head:
     return Head(
         **texts,
         parent=members.get("parent"),
-        since=_parse_since(members) if "since" in members else 0,
+        since=_parse_fork_time(members) if "since" in members else 0,
         hooks=tuple(members.get("hooks", ())),
         packages=members.get("packages", {}),
         link=members.get("link", False) is True,
@@ -709,7 +709,7 @@ def _parse_head(members: Mapping[str, Any]) -> Head:
     )
 
 
-def _parse_since(members: Mapping[str, object]) -> int:
+def _parse_fork_time(members: Mapping[str, object]) -> int:
     since: int = _get_member(members, "since", int)
     if not 0 <= since < MAX_AT_MS:
         msg = f"since {since} should be below {MAX_AT_MS}"

@@ -56,7 +56,7 @@ class Acceptance:
         self._leeway = past.leeway
         self._mode, self._writer, self._timing = journal.mode, journal.writer, journal.timing
 
-    def record(self, address: Address, fp: str) -> None:
+    def record_accepted_difference(self, address: Address, fp: str) -> None:
         """Record that the record at an address answers an effect with this fingerprint, for later replays."""
         note = Input(*address, self._timing.last, {"type": "accepted_difference", "fp": fp})
         self.notes.append(note)
@@ -72,9 +72,9 @@ class Acceptance:
             ReplayDivergence: *error*, when the effect is of another kind or the caller does not accept it.
         """
         if self._leeway.keeps if keeps is None else keeps:
-            self.record(address, fp)
+            self.record_accepted_difference(address, fp)
         elif error.kind not in ("changed", "end") or self._leeway.accepts is None or not self._leeway.accepts(error):
-            raise self._writer.fail(error)
+            raise self._writer.record_fatal_error(error)
 
 
 class Replayer:
@@ -102,7 +102,7 @@ class Replayer:
         self._past = past
         self._leeway = past.leeway
         # Asked once: whether the record has an end does not change while it is read.
-        self._closed = self._mode.is_closed(past.history)
+        self._closed = self._mode.is_record_only(past.history)
         self.ends = RecordEnds(past, journal.timing, is_closed=self._closed)
         self._permissions = RecordedPermissions(journal, past)
         self._errors = DivergenceErrors(past.history, past.prints, machines.running)
@@ -116,7 +116,7 @@ class Replayer:
         """
         met = self._match_effect(item, asked)
         if not met:
-            self._permissions.check_call(item)
+            self._permissions.refuse_untrusted_call(item)
         return met
 
     def _match_effect(self, item: Item, asked: Intent) -> bool:
@@ -126,7 +126,7 @@ class Replayer:
         known = past.intent(address)
         # A run that lost its race is cut in the middle, wherever it was; that it asks for one thing more, or less, than
         # last time is chance and no divergence.
-        if known is None and self.ends.is_given_up(item.path):
+        if known is None and self.ends.is_race_loser(item.path):
             return True
         if known is None:
             ended = self.ends.find_nearest_end(item.path)
@@ -138,11 +138,11 @@ class Replayer:
                 self._cut_off_record(address)
                 return False
             if over:
-                raise self._writer.fail(self._errors.make_extra_effect_error(asked, item))
+                raise self._writer.record_fatal_error(self._errors.make_extra_effect_error(asked, item))
             ends = self._closed or ended is not None
             past.has_new_effects = past.has_new_effects or not ends
             return ends
-        is_equal = past.equals(known, asked)
+        is_equal = past.is_same_effect(known, asked)
         # The comparison is by fingerprint of what the outside world would see (replay:D2). Compared by all fields, each
         # new default of ours would break every journal.
         if (not is_equal and not self._accepts_difference(known, asked, item)) or self._permissions.must_ask_again(
@@ -150,7 +150,7 @@ class Replayer:
         ):
             self._cut_off_record(address)
             return False
-        past.use(address)
+        past.mark_used(address)
         if self._mode.copies:
             self._writer.append(known if is_equal and self._mode.takes_over else asked)
         # Nothing is written again, but later requests are stored as differences to this one, so its messages have to be
@@ -174,7 +174,7 @@ class Replayer:
         self.acceptance.accept_or_raise(error, address, asked.fp, keeps=keeps)
         return True
 
-    def starts_alike(self, asked: Intent) -> None:
+    def resolve_start_difference(self, asked: Intent) -> None:
         """
         Accept or refuse that the root run starts differently from its record.
 
@@ -185,13 +185,13 @@ class Replayer:
             return
         if not self._leeway.keeps:
             raise self._errors.make_start_error(asked)
-        self.acceptance.record(ROOT, asked.fp)
+        self.acceptance.record_accepted_difference(ROOT, asked.fp)
 
     def _cut_off_record(self, address: Address) -> None:
         try:
             self._past.cut_off(address)
         except JournalError as error:
-            raise self._writer.fail(error) from None
+            raise self._writer.record_fatal_error(error) from None
 
     def result(self, address: Address) -> Result | None:
         """Return the recorded result at an address."""
@@ -199,7 +199,7 @@ class Replayer:
 
     def stops_before(self, item: Item) -> bool:
         """Return whether the run stops before an effect without result."""
-        return not self.ends.is_live(item.path)
+        return not self.ends.can_perform_effects(item.path)
 
     def make_cut_future(self, known: Result, item: Item) -> tuple[asyncio.Future[None], Sequence[str]] | None:
         """Return a future, done when a result of background children no longer holds, and their paths; ``None`` if it always holds."""
@@ -227,7 +227,7 @@ class Replayer:
         # decoded. So what does not decode any more shows here, and is told as a divergence with its place, which ends
         # the run like one.
         except JournalCorrupt as error:
-            raise self._writer.fail(self._errors.make_undecodable_error(error.message, item)) from error
+            raise self._writer.record_fatal_error(self._errors.make_undecodable_error(error.message, item)) from error
         # Providers that count (a rehearsed model, a test's script) have to be at the right place when the run goes
         # live; so they are told of each call that the record answers, with its lost attempts.
         if isinstance(item.effect, CallModel):
@@ -243,7 +243,7 @@ class Replayer:
         self._count_and_copy_result(known, outcome, item)
         return outcome
 
-    def compare(self, known: Result, outcome: Single, item: Item) -> Single:
+    def confirm_repeated_outcome(self, known: Result, outcome: Single, item: Item) -> Single:
         """
         Compare the outcome of a repeated effect with the recorded one, and return the recorded one.
 
@@ -257,7 +257,7 @@ class Replayer:
         if isinstance(outcome, Stop):
             return outcome
         if not past.is_same_outcome(recorded, outcome):
-            raise self._writer.fail(self._errors.make_result_error(recorded, outcome, item))
+            raise self._writer.record_fatal_error(self._errors.make_different_result_error(recorded, outcome, item))
         return recorded
 
     def _count_and_copy_result(self, known: Result, outcome: Value | Failure, item: Item) -> None:
@@ -290,13 +290,13 @@ class Replayer:
         """Return whether the run stops before starting another one that has no record."""
         return isinstance(item.effect, RUNS) and self._past.intent(item.address) is None and self.stops_before(item)
 
-    def has_begun(self, address: Address) -> bool:
+    def has_recorded_progress(self, address: Address) -> bool:
         """Return whether a child or tool body has a recorded end or first effect."""
         past = self._past
         path = address[0] if address[1] == -1 else child_path(*address)
         return (past.result(address) or past.intent((path, 0))) is not None
 
-    def confirm(self, known: Result, outcome: Single, item: Item) -> Single | None:
+    def confirm_child_end(self, known: Result, outcome: Single, item: Item) -> Single | None:
         """
         Return the outcome of a repeated child, or ``None`` if it is new and may be.
 
@@ -317,7 +317,7 @@ class Replayer:
         else:
             same = isinstance(outcome, Value) and past.is_same_child(recorded, outcome.value)
         if same:
-            self._copy_computed(known, outcome)
+            self._copy_computed_values(known, outcome)
             self._count_and_copy_result(known, recorded, item)
             return Value(outcome.value, known.at, recorded.inputs, outcome.body)  # type: ignore[union-attr]  # it is the same
         if self._mode.cuts_off:
@@ -326,7 +326,7 @@ class Replayer:
             return None
         return self._resolve_child_difference(known, recorded, outcome, item)
 
-    def confirm_end(self, finished: Finished) -> Finished:
+    def confirm_root_end(self, finished: Finished) -> Finished:
         """
         Return the end of the root run: the recorded one where the caller accepts that it ends differently now.
 
@@ -351,17 +351,17 @@ class Replayer:
         try:
             return None if was.output is None else decode(was.output)
         except Exception as cause:
-            raise self._writer.fail(error) from cause
+            raise self._writer.record_fatal_error(error) from cause
 
     def _resolve_child_difference(self, known: Result, recorded: Any, outcome: Single, item: Item) -> Single:
         """Return the recorded end of a child that ended differently now, if the caller accepts it; else raise."""
         past, address = self._past, item.address
         if isinstance(item.effect, CallBody):
             return self._resolve_body_difference(known, recorded, outcome, item)
-        error = self._errors.make_child_error(recorded, outcome, item)
+        error = self._errors.make_child_end_error(recorded, outcome, item)
         child: object = outcome.value if isinstance(outcome, Value) else None
         if not isinstance(child, ChildResult):
-            raise self._writer.fail(error)
+            raise self._writer.record_fatal_error(error)
         fp = past.fingerprint_child_end(child)
         if not past.was_difference_accepted(address, fp):
             self.acceptance.accept_or_raise(error, address, fp)
@@ -379,16 +379,16 @@ class Replayer:
         past = self._past
         if not isinstance(outcome, Value):
             msg = f"the body of the tool {item.effect.tool_name!r} was stopped where it is recorded to have ended"  # type: ignore[union-attr]
-            raise self._writer.fail(JournalError(msg))
-        error = self._errors.make_result_error(recorded, outcome, item, "changed")
+            raise self._writer.record_fatal_error(JournalError(msg))
+        error = self._errors.make_different_result_error(recorded, outcome, item, "changed")
         fp = past.fingerprint_result(outcome.value)
         if not past.was_difference_accepted(item.address, fp):
             self.acceptance.accept_or_raise(error, item.address, fp)
-        self._copy_computed(known, outcome)
+        self._copy_computed_values(known, outcome)
         self._count_and_copy_result(known, recorded, item)
         return Value(recorded.value, known.at, recorded.inputs, outcome.body)
 
-    def _copy_computed(self, known: Result, outcome: Single) -> None:
+    def _copy_computed_values(self, known: Result, outcome: Single) -> None:
         """Copy the computed values of a tool body into a rewritten journal, before its result."""
         body = getattr(outcome, "body", None)
         if self._mode.copies and body is not None and body.computed:
@@ -398,14 +398,14 @@ class Replayer:
         """Return the known usage of a model call without a result; ``None`` if no request was sent."""
         return self._past.history.facts.find_lost_usage(item.address)
 
-    def computed(self, path: str, number: int) -> Any:
+    def find_computed_value(self, path: str, number: int) -> Any:
         """Return the recorded result of a ``Compute`` of the body at *path*; see ``ToolBody.recalled``."""
         call = get_starter_address(path)
         values = self._past.history.facts.computed.get(call)
         # Where the record was cut in the body, or after it, what was worked out is worked out again.
         if values is None or self._past.result(call) is None:
             return None
-        return values[number] if number < len(values) else self.ends.stop_at(path, ())
+        return values[number] if number < len(values) else self.ends.make_record_end_stop(path, ())
 
 
 def _return_json_output(output: Any) -> Any:

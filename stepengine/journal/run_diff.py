@@ -101,7 +101,7 @@ def diff(a: JournalLike, b: JournalLike, *, detailed: int | None = None) -> Diff
         JournalError: when one of them cannot be read.
     """
     sides = _HistoryComparison(as_journal(a).history(), as_journal(b).history(), detailed)
-    return Difference(tuple(sides.compare()), sides.totals())
+    return Difference(tuple(sides.compare()), sides.compute_totals())
 
 
 class _HistoryComparison:
@@ -165,8 +165,8 @@ class _HistoryComparison:
         if fields:
             yield RunChange(kind, format_address(*a), format_address(*b), what, fields)
 
-    def totals(self) -> dict[str, tuple[Any, Any]]:
-        a, b = _compute_numbers(self._a), _compute_numbers(self._b)
+    def compute_totals(self) -> dict[str, tuple[Any, Any]]:
+        a, b = _compute_run_totals(self._a), _compute_run_totals(self._b)
         return {name: (a[name], b[name]) for name in a}
 
 
@@ -190,7 +190,7 @@ def _drop_volatile(value: object) -> object:
     return [_drop_volatile(v) for v in value] if isinstance(value, list | tuple) else value
 
 
-def _compute_numbers(history: History) -> dict[str, object]:
+def _compute_run_totals(history: History) -> dict[str, object]:
     spending = spending_of(history)
     return {
         "effects": len(history.intents) - 1,

@@ -19,7 +19,7 @@ from stepengine.journal.encoding import bare
 from stepengine.journal.history import find_outside_stop
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.pending_items import find_waits
-from stepengine.journal.provenance import record_user_journal
+from stepengine.journal.provenance import record_as_written_by_user
 from stepengine.journal.records import ROOT, Input, Result, format_address
 from stepengine.machine.plan import Finished
 
@@ -60,14 +60,14 @@ def _write_end_and_close(run: JournaledRun, finished: Finished, waits: Sequence[
                     entry.record_sleep(waits, finished.state.agent_id)
             finished = _record_end(run, finished)
     except StepEngineError as error:
-        writer.fail(error)
+        writer.record_fatal_error(error)
     finally:
         writer.close()
         if writer.is_own:
-            record_user_journal(writer.journal)
+            record_as_written_by_user(writer.journal)
     if entry is not None and writer.fatal is None:
         with _warn_on_index_errors(run, entry):
-            entry.record_unread(writer.journal, run.mail) if waits else entry.remove()
+            entry.wake_if_unread(writer.journal, run.mail) if waits else entry.remove()
     if writer.fatal is not None:
         finished = attrs.evolve(finished, status=RunStatus.FAILED, error=writer.fatal, output=None)
     return attrs.evolve(finished, warnings=(*finished.warnings, *writer.warnings)) if writer.warnings else finished
@@ -105,10 +105,10 @@ def _record_end(run: JournaledRun, finished: Finished) -> Finished:
     if past is not None and stop is None:
         assert run.replayer is not None  # noqa: S101 - there is one for everything recorded
         if not run.mode.cuts_off:
-            unused = past.unused(finished.state.agent_id, finished.error)
+            unused = past.make_unused_error(finished.state.agent_id, finished.error)
         run.replayer.report_unused_records(unused)
         if not run.mode.cuts_off:
-            finished = run.replayer.confirm_end(finished)
+            finished = run.replayer.confirm_root_end(finished)
     _warn_of_replaced_effects(run)
     if past is not None and run.mode.resumes and past.history.is_complete:
         return finished
@@ -143,7 +143,7 @@ def _warn_of_replaced_effects(run: JournaledRun) -> None:
 def _choose_root_end(run: JournaledRun, end: Value) -> Value:
     """Return the outcome of the root run; a replay uses the recorded form if it is equal."""
     past = run.recorded_part
-    if past is None or not run.mode.repeats(past):
+    if past is None or not run.mode.is_full_repetition(past):
         return end
     recorded = past.root_outcome
     return recorded if isinstance(recorded, Value) and past.is_same_child(recorded, end.value) else end

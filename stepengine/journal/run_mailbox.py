@@ -80,10 +80,12 @@ class RunMailbox:
         if box is None or not self._journal.writer.has_opened:
             return ()
         async with self._looking:  # two at once would find the same mailbox messages, and each do what they say
-            letters, self._place = await self._journal.writer.run_blocking(partial(_read_new_letters, box, self._place))
+            letters, self._place = await self._journal.writer.run_blocking(
+                partial(_read_new_messages, box, self._place)
+            )
         # Letters to a child that had not begun when they were read: they are looked at again each time, until it has.
         early, self._early = self._early, []
-        return [*self._cancels.values(), *self._record_letters([*early, *letters])]
+        return [*self._cancels.values(), *self._record_new_messages([*early, *letters])]
 
     def store_message(self, message: Message) -> bool:
         """Record a message of this process; return ``False`` if its run has not started."""
@@ -141,13 +143,13 @@ class RunMailbox:
                 self._box = self._journal.writer.journal.mailbox()
         return self._box
 
-    def collect(self, history: History, *, asks_again: bool) -> None:
+    def collect_earlier_messages(self, history: History, *, asks_again: bool) -> None:
         """Read the messages posted while no process ran the run; answers apply now, others wait for its start."""
         self._known = list_message_ids(history)
         box = self.open_mailbox()
         if box is None or not self._journal.mode.appends_to_source(history):
             return
-        letters, self._place = _read_new_letters(box, 0)
+        letters, self._place = _read_new_messages(box, 0)
         waiting = {key: question for key, (_, question) in open_questions(history).items()}
         asked = {q.id for i in history.intents.values() if i.type == "ask" for q in questions_of(history.form(i))}
         # Answers first of all: the run is opened with them, since the question may be the very effect at which the
@@ -161,11 +163,11 @@ class RunMailbox:
             elif letter.id in self._known or letter.kind != "answer":
                 self._came.append(letter)
             elif letter.topic in waiting:
-                self._apply_answer(letter, waiting[letter.topic], asks_again=asks_again)
+                self._accept_or_refuse_answer(letter, waiting[letter.topic], asks_again=asks_again)
             elif letter.topic not in asked:
                 self._record_refusal(letter, f"{letter.topic!r} is not a question of this run")
 
-    def _apply_answer(self, letter: MailboxMessage, question: Question, *, asks_again: bool) -> None:
+    def _accept_or_refuse_answer(self, letter: MailboxMessage, question: Question, *, asks_again: bool) -> None:
         """Use a mailbox message as the answer to a question, unless the caller answers it."""
         answer = parse_answer(letter.value)
         problem = answer_problem(answer, question)
@@ -174,7 +176,7 @@ class RunMailbox:
             problem = f"{question.id!r} is asked again, since whoever posted the answer may be anybody"
         if problem:
             self._record_refusal(letter, problem)
-        elif not self._journal.answers.has(question):
+        elif not self._journal.answers.has_answer(question):
             self._journal.answers.by_question[question.id] = answer
 
     def _record_refusal(self, letter: MailboxMessage, why: str) -> None:
@@ -184,22 +186,22 @@ class RunMailbox:
         self._known.add(letter.id)
         self._journal.writer.warnings.append(f"an answer that was sent was left out: {why}")
 
-    def _record_letters(self, letters: Sequence[MailboxMessage]) -> list[Message]:
+    def _record_new_messages(self, letters: Sequence[MailboxMessage]) -> list[Message]:
         """Record mailbox messages, each once, and return the messages that need action."""
         found = []
-        for letter in self._select_deliverable(letters):
+        for letter in self._select_for_started_runs(letters):
             message = Message(letter.id, letter.path, letter.topic, letter.value, letter.kind)
-            if letter.id not in self._known and self._record_letter(letter, message):
+            if letter.id not in self._known and self._record_new_message(letter, message):
                 found.append(message)
         return found
 
-    def _record_letter(self, letter: MailboxMessage, message: Message) -> bool:
+    def _record_new_message(self, letter: MailboxMessage, message: Message) -> bool:
         """Record a mailbox message; return whether its message needs action."""
         match letter.kind:
             case "message":
                 self.store_message(message)
             case "input":
-                self._append_letter_record(message)
+                self._append_message_record(message)
             case "answer" if letter.topic in self._left_open:
                 self._record_answer_for_resume(letter)
                 return False
@@ -212,7 +214,7 @@ class RunMailbox:
                 pass
         return True
 
-    def _select_deliverable(self, letters: Sequence[MailboxMessage]) -> Iterator[MailboxMessage]:
+    def _select_for_started_runs(self, letters: Sequence[MailboxMessage]) -> Iterator[MailboxMessage]:
         """Yield the messages to started runs; the others wait."""
         for letter in letters:
             if letter.kind == "answer" or self._has_started(letter.path):
@@ -220,7 +222,7 @@ class RunMailbox:
             else:
                 self._early.append(letter)
 
-    def _append_letter_record(self, message: Message) -> None:
+    def _append_message_record(self, message: Message) -> None:
         self._known.add(message.id)
         # Written down before it is done: a message that made the run go another way has to be in the record in front of
         # what it led to.
@@ -240,22 +242,22 @@ class RunMailbox:
         said = {"question_id": question.id, "answer": bare(to_answer(answer, question))}
         self._journal.writer.append(Input(path, seq, self._journal.timing.last, {"type": "answer", **said}))
 
-    def record_earlier_letters(self) -> None:
+    def record_collected_messages(self) -> None:
         """Record the collected mailbox messages once the run has started; ``unread`` returns them."""
         if self._came:
-            self._first = self._record_letters(self._came)
+            self._first = self._record_new_messages(self._came)
             self._came = []
 
     def record_cancels(self) -> None:
         """Record the messages that cancelled the root."""
         for message in [one for one in self._cancels.values() if not one.path]:
-            self._append_letter_record(message)
+            self._append_message_record(message)
 
     def list_undelivered_ids(self) -> set[str]:
         """Return the ids of messages to runs that have not started."""
         return {one.id for one in self._early}
 
 
-def _read_new_letters(box: Mailbox, place: int) -> tuple[list[MailboxMessage], int]:
+def _read_new_messages(box: Mailbox, place: int) -> tuple[list[MailboxMessage], int]:
     """Return the messages after a position and the next position; waits for the disk."""
     return box.read(place) if box.may_have_messages(place) else ([], place)

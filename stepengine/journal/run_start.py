@@ -61,12 +61,12 @@ def start_run(
     # on, so that a second look at the run says the same.
     try:
         if run.recorded_part is None:
-            return _start_new(run, plan, state, limits, chosen, workspace=workspace)
+            return _start_new_run(run, plan, state, limits, chosen, workspace=workspace)
         _check_same_workspace(run, run.recorded_part.history, workspace)
-        return _start_recorded(run, plan, state, limits, chosen)
+        return _start_recorded_run(run, plan, state, limits, chosen)
     except StepEngineError as error:
         run.writer.close()
-        raise run.writer.fail(error) from error.__cause__
+        raise run.writer.record_fatal_error(error) from error.__cause__
     except BaseException:
         run.writer.close()
         raise
@@ -89,7 +89,7 @@ def _check_same_workspace(run: JournaledRun, history: History, workspace: str) -
         raise JournalError(msg)
 
 
-def _start_new(
+def _start_new_run(
     run: JournaledRun, plan: RunPlan, state: AgentState, limits: Limits | None, models: ChosenModels, *, workspace: str
 ) -> tuple[RunPlan, AgentState]:
     machines, writer = run.machines, run.writer
@@ -105,7 +105,7 @@ def _start_new(
         created = plan.created
         plan = attrs.evolve(plan, created=created.replace(microsecond=created.microsecond // 1_000 * 1_000))
     plan, state = machines.add_seeded_random(plan), attrs.evolve(state, run_id=plan.run_id)
-    writer.open_new(plan.run_id)
+    writer.open_for_new_run(plan.run_id)
     # What is committed is the same on every machine, and names of places have paths of this one.
     where = "" if writer.source.stable else workspace
     journal = writer.journal
@@ -114,10 +114,10 @@ def _start_new(
     # is to be seen.
     model = plan.model if plan.definition.model is None else None
     writer.append(Intent(*ROOT, encode_root_start(plan, state, limits, model, models)))
-    return machines.apply_lookups(plan, state)
+    return machines.restore_and_record_lookups(plan, state)
 
 
-def _start_recorded(
+def _start_recorded_run(
     run: JournaledRun, plan: RunPlan, state: AgentState, limits: Limits | None, models: ChosenModels
 ) -> tuple[RunPlan, AgentState]:
     past, machines = run.recorded_part, run.machines
@@ -141,7 +141,7 @@ def _start_recorded(
     asked = Intent(*ROOT, encode_root_start(plan, state, recorded, model, chosen))
     # The start is compared like any effect: an agent that is resumed with another prompt would take all the
     # recorded answers for answers to that.
-    is_equal = past.equals(history.intents[ROOT], asked)
+    is_equal = past.is_same_effect(history.intents[ROOT], asked)
     if run.mode.cuts_off:
         if not is_equal:
             past.discard_all()
@@ -149,8 +149,8 @@ def _start_recorded(
         asked = Intent(*ROOT, encode_root_start(plan, state, recorded if is_equal else limits, model, models))
     elif not is_equal:
         assert run.replayer is not None  # noqa: S101 - there is one for everything recorded
-        run.replayer.starts_alike(asked)
+        run.replayer.resolve_start_difference(asked)
     run.timing.continue_from(history.last_at, created, now)
     run.mode.write_start(run.writer, history, head, asked, is_equal=is_equal)
-    run.mail.record_earlier_letters()
-    return machines.apply_lookups(plan, state)
+    run.mail.record_collected_messages()
+    return machines.restore_and_record_lookups(plan, state)

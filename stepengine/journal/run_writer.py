@@ -16,7 +16,7 @@ from stepengine.data.outcomes import Failure, Value
 from stepengine.data.visible import cut_end
 from stepengine.errors import JournalError, StepEngineError
 from stepengine.journal.encoding import encode_effect
-from stepengine.journal.provenance import find_owner_mark, has_macs_of_user, replace_with_derived
+from stepengine.journal.provenance import determine_ownership, has_macs_of_user, replace_with_derived
 from stepengine.journal.record_order import sort_by_address
 from stepengine.journal.records import Input, Intent, Record
 from stepengine.journal.store import Commits, Journal, MemoryJournal, Writer
@@ -43,12 +43,12 @@ class RunWriter:
         warnings: What the result should mention.
         unwritten: Records that are written with the next one.
         is_own: Whether all records of the journal are of this user's own runs.
-        waits: Whether what was appended is lost without ``durable``.
-        durable: See ``Commits``; calls of one tick share one commit. Where a commit never waits long, it is
+        waits: Whether what was appended is lost without ``request_commit``.
+        request_commit: See ``Commits``; calls of one tick share one commit. Where a commit never waits long, it is
             that commit.
     """
 
-    durable: Callable[[], asyncio.Future[None] | None]
+    request_commit: Callable[[], asyncio.Future[None] | None]
 
     def __init__(self, source: Journal) -> None:
         self.source = source
@@ -65,36 +65,36 @@ class RunWriter:
 
     # --- opening ------------------------------------------------------------------------------------------------------
 
-    def open_new(self, run_id: str) -> None:
+    def open_for_new_run(self, run_id: str) -> None:
         """
         Open the journal for a new run.
 
         Raises:
             JournalError: when it cannot be used, or holds a run already.
         """
-        self.journal = self.source.bound(run_id)
+        self.journal = self.source.bind_run(run_id)
         writer = self.journal.writer()
         if writer.history.head is not None and len(self.journal.records()) == 1:
             # A crash left the head alone: no run has started.
             writer.close()
             self.journal.replace([])
             writer = self.journal.writer()
-        self.attach(writer)
+        self.attach_writer(writer)
         # Refused and not appended to: one file is one run. To record over one by a slip would destroy what may have
         # cost money.
         if writer.history.head is not None:
             msg = f"{self.journal.name} holds a run already; resume, replay or fork it, delete it first, or record into another journal"
             raise JournalError(msg)
-        self.take_ownership()
+        self.mark_as_written_by_user()
 
-    def take_ownership(self) -> None:
+    def mark_as_written_by_user(self) -> None:
         """Mark all later records as written by this user's runs; all earlier ones must be marked already."""
         self.is_own = True
         # A stable recording is the same for every user; it is known by the note that its run leaves.
         if self._writer is not None and not self.source.stable:
             self._writer.add_macs()
 
-    def open_copy(self) -> None:
+    def open_memory_copy(self) -> None:
         """Open a journal in memory for the records of a repeated run."""
         # The journal that was given is only read: whatever goes wrong, the recording is as it was. Redaction is off in
         # the copy, since what it holds was cleaned when it was recorded, and would not be byte-equal if it were cleaned
@@ -103,18 +103,18 @@ class RunWriter:
         copy = MemoryJournal(redact="off", link=source.link, stable=source.stable)
         # What equals the given journal has the same bytes.
         copy.macs = "new" if source.macs == "new" or has_macs_of_user(source) else "none"
-        copy.is_own = find_owner_mark(source)
-        self.journal = copy.with_rules_of(source)
-        self.attach(copy.writer())
+        copy.is_own = determine_ownership(source)
+        self.journal = copy.use_redaction_rules_of(source)
+        self.attach_writer(copy.writer())
 
-    def attach(self, writer: Writer) -> Writer:
+    def attach_writer(self, writer: Writer) -> Writer:
         """Write with this writer, and release it at the end."""
         self._writer, self._commits = writer, Commits(writer)
         self._write = writer.append
         self.waits = writer.waits
         # Where a commit blocks (a disk), it goes to a thread and results of one tick share it; where it does not, a
         # thread and a future would cost more than the commit.
-        self.durable = self._commits.durable if writer.blocks else writer.commit
+        self.request_commit = self._commits.request_commit if writer.blocks else writer.commit
         # Called by `close`, too: while it waits, it keeps the writer alive, and with it every error and its frames.
         self._release = weakref.finalize(self, self._commits.close)
         if writer.repaired:
@@ -160,7 +160,7 @@ class RunWriter:
         if self._writer is not None and intent.live is not None:
             self._writer.set_request_base(intent.path, intent.seq, intent.live.request.messages)
 
-    def fail(self, error: StepEngineError) -> StepEngineError:
+    def record_fatal_error(self, error: StepEngineError) -> StepEngineError:
         """Stop everything with an error; return the first error that stopped the run."""
         # The first reason only: once one record could not be written, or one effect was another, all that follows are
         # consequences.
@@ -217,10 +217,10 @@ class PendingOutcomes:
         Returns:
             What becomes durable with them, and what to wait for until then.
         """
-        owed, durable = self.owed.copy(), self._writer.durable
+        owed, request_commit = self.owed.copy(), self._writer.request_commit
         self.owed.clear()
         try:
-            return owed, durable()
+            return owed, request_commit()
         except StepEngineError as error:
             raise self.stop_with_unrecorded(error, owed) from error.__cause__
 
@@ -243,7 +243,7 @@ class PendingOutcomes:
                     return await waiting
                 except asyncio.CancelledError:
                     # Cancelling took the future along. The commit goes on, and the next one ends no sooner.
-                    waiting = self._writer.durable()
+                    waiting = self._writer.request_commit()
         except StepEngineError as error:
             raise self.stop_with_unrecorded(error, owed) from error.__cause__
         return None
@@ -252,7 +252,7 @@ class PendingOutcomes:
         """Stop the run, and note in the error the outcomes that could not be recorded (reliability:JR09)."""
         for item, outcome in owed:
             _add_outcome_note(error, item, outcome)
-        return self._writer.fail(error)
+        return self._writer.record_fatal_error(error)
 
 
 def _add_outcome_note(error: StepEngineError, item: Item, outcome: Value | Failure) -> None:

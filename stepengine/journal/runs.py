@@ -2,7 +2,7 @@
 Recording, resuming, replaying and forking runs; *launch* runs one to its end.
 
 An engine gives its own: it builds plan and services from ``run.opening``, and runs them with ``start_run`` and
-``run.wrap``.
+``run.wrap_services``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stepengine.data.state import RunResult
 from stepengine.errors import InputError, JournalError, ReplayDivergence, StepEngineError
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.pending_items import open_questions
-from stepengine.journal.provenance import has_trusted_permissions, is_resumed_as_own, replace_with_derived
+from stepengine.journal.provenance import has_trusted_calls, has_trusted_permissions, replace_with_derived
 from stepengine.journal.questions import InDoubt, split_answers
 from stepengine.journal.recorded_clock import ReplayPace
 from stepengine.journal.sources import JournalLike, as_journal
@@ -111,7 +111,7 @@ async def resume(
         raise JournalError(msg)
     taken = as_journal(journal)
     asks_again = taken.is_there() and not has_trusted_permissions(taken, trust=trust)
-    asks_about_calls = asks_again or (taken.is_there() and not is_resumed_as_own(taken, trust=trust))
+    asks_about_calls = asks_again or (taken.is_there() and not has_trusted_calls(taken, trust=trust))
     if asks_again:
         from stepengine.journal.permission_reset import remove_approvals
 
@@ -212,7 +212,7 @@ async def replay(
         keeps=on_divergence == "keep",
         accepts=accepts,
         doubts_yes=doubts,
-        asks_about_calls=bool(kinds) and not is_resumed_as_own(source, trust=trust),
+        asks_about_calls=bool(kinds) and not has_trusted_calls(source, trust=trust),
     )
     run = JournaledRun.replay(source, leeway=leeway, pace=pace)
     return await _run_to_end(run, launch, "raise" if callable(on_divergence) else on_divergence)
@@ -260,7 +260,7 @@ async def fork(
     given, _ = split_answers(answers)
     source = as_journal(journal)
     asks_again = not has_trusted_permissions(source, trust=trust)
-    asks_about_calls = asks_again or not is_resumed_as_own(source, trust=trust)
+    asks_about_calls = asks_again or not has_trusted_calls(source, trust=trust)
     made = branch(
         source, at, edit, allow_repeat=allow_repeat, into=into, restore_files=restore_files, run_id=run_id, now=now
     )
@@ -283,11 +283,11 @@ async def fork(
 
 def _drop_approvals_of_others(made: Journal, edited: int | str | None) -> None:
     """Remove the recorded approvals of later calls from a fork, except that at *edited*, which the caller gave."""
-    from stepengine.journal.permission_reset import drop_approvals, find_effective_questions
+    from stepengine.journal.permission_reset import drop_approvals, find_effective_approvals
     from stepengine.journal.recorded_part import parse_result_address
 
     history = made.history()
-    if find_effective_questions(history):
+    if find_effective_approvals(history):
         keep = None if edited is None else parse_result_address(history, edited)
         replace_with_derived(made, list(drop_approvals(history, keep=keep)), made)
 

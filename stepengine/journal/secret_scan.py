@@ -90,10 +90,10 @@ def scan(
     texts, others = [Redactor(known, shapes=shapes, rules=rules, keys=GIVEN) for shapes in (True, False)]
     for path in paths:
         for file in list_files(path):
-            yield from _find_leaks(file, texts, others)
+            yield from _find_secrets_in_file(file, texts, others)
 
 
-def _find_leaks(file: Path, texts: Redactor, others: Redactor) -> Iterator[SecretFinding]:
+def _find_secrets_in_file(file: Path, texts: Redactor, others: Redactor) -> Iterator[SecretFinding]:
     try:
         data = read_regular_file(file, MAX_SCANNED_BYTES)
     except OSError as error:

@@ -214,10 +214,10 @@ def spending_of(history: History) -> Spending:
             spent.append(_make_spending(agents[path], reply.model or history.model(intent), usage, reply.cost))
         elif (lost := _find_usage_without_reply(history, address, result)) is not None:
             spent.append(_make_spending(agents[path], history.model(intent), lost.usage, lost.cost))
-    return _add_up(spent)
+    return _sum_spendings(spent)
 
 
-def _add_up(spent: Sequence[Spending]) -> Spending:
+def _sum_spendings(spent: Sequence[Spending]) -> Spending:
     """Return the sum. By halves: a sum holds every model of its parts, and a journal may name another one in each reply."""
     while len(spent) > 1:
         spent = [one + other for one, other in zip_longest(spent[::2], spent[1::2], fillvalue=Spending())]
@@ -276,9 +276,9 @@ class _RunEffects:
 
     def to_steps_tree(self) -> Tree:
         """Return the effects as a member of the run's tree; empty without effects."""
-        return _drop_empty(steps=_drop_repeated_programs(list(self._entries())))
+        return _drop_empty(steps=_drop_repeated_programs(list(self._effect_trees())))
 
-    def _entries(self) -> Iterator[Tree]:
+    def _effect_trees(self) -> Iterator[Tree]:
         for intent in self._history.tree.list_effects(self._path):
             result = self._history.results.get(intent.address)
             form = self._history.form(intent)
@@ -288,7 +288,7 @@ class _RunEffects:
             tree |= self._model_call_tree(form) if form["type"] == "model_call" else self._effect_tree(form, intent.seq)
             if result is not None:
                 tree |= _drop_empty(
-                    retries=[_describe_attempt(a) for a in result.attempts], outcome=self._outcome_lines(result)
+                    retries=[_describe_attempt(a) for a in result.attempts], outcome=self._outcome_tree(result)
                 )
             yield tree
 
@@ -323,7 +323,7 @@ class _RunEffects:
         path = child_path(self._path, seq)
         if form.get("background"):
             ended = self._history.results.get((path, -1))
-            tree |= {"background": True} | _drop_empty(ended=None if ended is None else self._outcome_lines(ended))
+            tree |= {"background": True} | _drop_empty(ended=None if ended is None else self._outcome_tree(ended))
         return tree | _RunEffects(self._history, path).to_steps_tree()
 
     def _model_call_tree(self, form: Mapping[str, Any]) -> Tree:
@@ -367,7 +367,7 @@ class _RunEffects:
         """Return a short name for a call id, numbered in order of appearance."""
         return self._calls.setdefault(known, f"c{len(self._calls) + 1}") if known else None
 
-    def _outcome_lines(self, result: Result) -> Tree:
+    def _outcome_tree(self, result: Result) -> Tree:
         outcome = self._history.outcome(result)
         if isinstance(outcome, Failure):
             return {"error": _error_tree(outcome.error)}

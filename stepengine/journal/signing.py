@@ -93,7 +93,7 @@ class SigningKey:
         return f"SigningKey({str(self.path)!r}, {key_fingerprint(self.public)})"
 
     @property
-    def folder(self) -> tuple[str, ...]:
+    def folder_parts(self) -> tuple[str, ...]:
         """The components of the real path of the folder that the file is in."""
         return tuple([part for part in os.path.realpath(self.path.parent).split("/") if part])
 
@@ -274,12 +274,12 @@ class SignatureChain:
         self._since = time.monotonic()
 
     @property
-    def has_found(self) -> bool:
+    def has_unsigned_records(self) -> bool:
         """Whether the journal had unsigned records when it was opened."""
         return self._found > 0 and self._is_open
 
     @property
-    def is_due(self) -> bool:
+    def is_signature_due(self) -> bool:
         """Whether a signature has to follow now."""
         key = self._key
         many = len(self._marks) >= key.records
@@ -290,7 +290,7 @@ class SignatureChain:
         """Whether the journal needs another signature before it is closed."""
         return self._is_open and not self._is_closed
 
-    def take(self, record: Record, lines: Iterable[bytes]) -> None:
+    def add_record(self, record: Record, lines: Iterable[bytes]) -> None:
         """Add the lines of an appended record."""
         for line in lines:
             self._digest.update(line)
@@ -301,8 +301,8 @@ class SignatureChain:
         if isinstance(record, (Result, Input)):
             self._at = max(self._at, record.at)
 
-    def sign(self, *, closes: bool = False) -> str:
-        """Return the next signature as the text of a record; pass its line to ``signed``."""
+    def make_signature_text(self, *, closes: bool = False) -> str:
+        """Return the next signature as the text of a record; pass its line to ``add_signature``."""
         members = {
             "type": SIGNED,
             "key": self._key.public,

@@ -55,18 +55,18 @@ class WakeEntry:
     run: str
     journals: Journals | None = None
 
-    def index(self) -> WakeIndex:
+    def open_index(self) -> WakeIndex:
         """Return the index."""
         return open_wake_index(self.place, self.journals)
 
     def record_sleep(self, waits: Sequence[Waits], agent_id: str) -> None:
         """Insert or replace the wake time of the run, which waits for at least one thing."""
-        found = make_row(self.run, waits, agent_id)
+        found = make_wake_row(self.run, waits, agent_id)
         assert found is not None  # noqa: S101 - it waits
-        with self.index() as index:
+        with self.open_index() as index:
             index.record_sleep(found.run, found.wakes_at, found.kinds, found.agent_id)
 
-    def record_unread(self, journal: Journal, mail: RunMailbox) -> None:
+    def wake_if_unread(self, journal: Journal, mail: RunMailbox) -> None:
         """Make the suspended run due at once if *mail* has messages that this process did not deliver."""
         # By the record, and not by what was read: messages that this process read while the run was suspended may have
         # reached no run.
@@ -77,13 +77,13 @@ class WakeEntry:
             and find_first_unread_message_time(journal, journal.history(), mail.list_undelivered_ids()) is not None
         )
         if has_unread or mail.was_answered:
-            with self.index() as index:
-                index.post_arrived(self.run, "input")
+            with self.open_index() as index:
+                index.wake_for_message(self.run, "input")
 
     def remove(self) -> None:
         """Remove the entry of a run that no longer sleeps."""
-        with self.index() as index:
-            index.forget(self.run)
+        with self.open_index() as index:
+            index.remove_run(self.run)
 
 
 def locate_wake_entry(journal: Journal) -> WakeEntry | None:
@@ -100,16 +100,16 @@ def _is_wake_store(folder: Path, name: str) -> bool:
         if (folder / WAKING).exists():
             return True
         with os.scandir(folder) as found:
-            return any(_is_journal(one.name) and one.name != name for one in found)
+            return any(_is_journal_name(one.name) and one.name != name for one in found)
     except OSError:
         return False
 
 
-def _is_journal(name: str) -> bool:
-    return name.endswith(SUFFIX) and not is_set_aside(name.removesuffix(SUFFIX))
+def _is_journal_name(name: str) -> bool:
+    return name.endswith(SUFFIX) and not is_backup_name(name.removesuffix(SUFFIX))
 
 
-def is_set_aside(run: str) -> bool:
+def is_backup_name(run: str) -> bool:
     """Return whether a name is that of a copy that was made before an extension replaced the journal."""
     before, found, number = run.rpartition(ASIDE)
     return bool(found) and before.endswith((".", "-")) and number.isdecimal()
@@ -151,7 +151,7 @@ def find_sleeping_runs(place: str | Path, journals: Journals | None = None) -> I
     found_journals = _list_journals(Path(place)) if journals is None else ((journals[name], name) for name in journals)
     for journal, name in found_journals:
         try:
-            found = make_row_from_journal(journal, name)
+            found = read_wake_row(journal, name)
         except JournalError as error:
             logger.warning("whether a run sleeps is not known: %s", error)
             continue
@@ -162,20 +162,20 @@ def find_sleeping_runs(place: str | Path, journals: Journals | None = None) -> I
 def _list_journals(place: Path) -> Iterator[tuple[Journal, str]]:
     if not place.is_dir():
         for run in SqliteJournal(place).runs():
-            if not is_set_aside(run):
+            if not is_backup_name(run):
                 yield SqliteJournal(place, run), run
         return
     for path in sorted(place.iterdir()):
-        if _is_journal(path.name) and path.is_file():
+        if _is_journal_name(path.name) and path.is_file():
             yield as_journal(path), path.name
 
 
-def make_row_from_journal(journal: Journal, name: str) -> Sleeping | None:
+def read_wake_row(journal: Journal, name: str) -> Sleeping | None:
     """Return the index row for a recorded run, or ``None`` if it ended, was stopped or waits for nothing."""
     history = journal.history()
     if history.is_complete or (history.stop is not None and history.stop.input["kind"] != "suspended"):
         return None
-    found = make_row(name, find_waits(history), str(history.root["agent_id"]))
+    found = make_wake_row(name, find_waits(history), str(history.root["agent_id"]))
     came = None if found is None else find_first_unread_message_time(journal, history)
     return found if found is None or came is None else attrs.evolve(found, wakes_at=came)
 
@@ -213,16 +213,16 @@ def _find_receivable_ids(history: History, waits: Sequence[Waits]) -> set[str]:
     return {one["id"] for one in find_unread_messages(history) if (one["path"], one["topic"]) in topics}
 
 
-def wake_for_letter(journal: Journal, kind: MailboxMessageKind = "message") -> None:
+def wake_for_mailbox_message(journal: Journal, kind: MailboxMessageKind = "message") -> None:
     """Make the run of a journal due if it waits for a mailbox message of this kind."""
     entry = locate_wake_entry(journal)
     # A folder without an index needs no entry: the mailboxes are read when its index is made.
     if entry is not None and (not entry.place.is_dir() or (entry.place / WAKING).exists()):
-        with entry.index() as index:
-            index.post_arrived(entry.run, kind)
+        with entry.open_index() as index:
+            index.wake_for_message(entry.run, kind)
 
 
-def make_row(name: str, waits: Sequence[Waits], agent_id: str) -> Sleeping | None:
+def make_wake_row(name: str, waits: Sequence[Waits], agent_id: str) -> Sleeping | None:
     """Return the index row for a run with these waits, or ``None`` without any."""
     if not waits:
         return None

@@ -50,7 +50,7 @@ def bind_fork_journal(journal: Journal, run: str) -> Journal:
     Raises:
         JournalError: when it holds a run.
     """
-    target = journal.bound(run)
+    target = journal.bind_run(run)
     if target.records():
         msg = f"{target.name} holds a run already; a fork needs a journal of its own"
         raise JournalError(msg)

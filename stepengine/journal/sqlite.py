@@ -24,15 +24,15 @@ from stepengine.journal.follower import JournalPosition, OffsetPosition
 from stepengine.journal.journal_files import (
     check_regular_file,
     create_file,
-    find_similar,
+    format_names_with_verb,
     is_locked,
-    listed,
     lock_file,
+    make_missing_file_error,
     make_private,
     make_private_folder,
     make_unusable_error,
-    missing_file,
     read_file_stamp,
+    suggest_names,
 )
 from stepengine.journal.line_journal import LineJournal, LineWriter, LockedStore
 from stepengine.journal.line_reader import Reading, read_lines
@@ -120,7 +120,7 @@ class SqliteJournal(LineJournal):
     def is_held(self) -> bool:
         """Return whether the run is locked."""
         try:
-            return is_locked(_lock_file_path(self.path, self.path.stat(), self._find_only_run()))
+            return is_locked(_make_lock_path(self.path, self.path.stat(), self._find_only_run()))
         except FileNotFoundError:
             return False
 
@@ -128,12 +128,12 @@ class SqliteJournal(LineJournal):
         """Return the error for a run that the file lacks; it names the runs in the file, or files in the folder."""
         known = self.runs() if self.path.exists() else []
         if not known:
-            return missing_file(self.path)
-        near = find_similar(self.run or "", known)
-        msg = f"there is no run {self.run!r} in {self.path}; in it {listed(near, len(known))}"
+            return make_missing_file_error(self.path)
+        near = suggest_names(self.run or "", known)
+        msg = f"there is no run {self.run!r} in {self.path}; in it {format_names_with_verb(near, len(known))}"
         return JournalMissing(msg, path=str(self.path), beside=near)
 
-    def bound(self, run: str) -> Journal:
+    def bind_run(self, run: str) -> Journal:
         """Return the journal of one run, or this journal if it is bound to a run."""
         return self if self.run is not None else SqliteJournal(self.path, run, **self._options)
 
@@ -158,7 +158,7 @@ class SqliteJournal(LineJournal):
         """Append lines to this run in a transaction of their own."""
         run = self._find_only_run()
         with _open_for_writing(self.path) as database:
-            size = _find_run_size(database, run)
+            size = _read_run_size(database, run)
             if size != at:
                 raise OSError(errno.ESTALE, f"somebody else wrote to it: it has {size} bytes, and {at} were expected")
             database.executemany(INSERT, _make_rows(run, at, data))
@@ -183,10 +183,10 @@ class SqliteJournal(LineJournal):
             status = ensure_database(self.path)
         except sqlite3.Error as error:
             raise _make_unusable_error(self.path, error) from error
-        path = _lock_file_path(self.path, status, run)
+        path = _make_lock_path(self.path, status, run)
         # A lock of the operating system beside the database, one for each run: SQLite locks the whole file, and a lock
         # in a table would outlive its process (replay:J2).
-        held = LockedFile(path, _open_locked(path, self.path))
+        held = LockedFile(path, _open_and_lock(path, self.path))
         database = Database.open(self.path, status, seconds=BUSY_SECONDS)
 
         def unlock() -> None:
@@ -209,9 +209,9 @@ class SqliteJournal(LineJournal):
             raise
         return run, database, unlock
 
-    def tail(self) -> JournalPosition:
+    def make_start_position(self) -> JournalPosition:
         """Return a position at the start of this run."""
-        return OffsetPosition(self.bound(self._find_only_run()))
+        return OffsetPosition(self.bind_run(self._find_only_run()))
 
     def mailbox(self) -> Mailbox:
         """Return the mailbox of this run, in the same file."""
@@ -228,7 +228,7 @@ class SqliteJournal(LineJournal):
         """Lock the run for writing; a missing file is created."""
         return SqliteWriter(LockedRun(self))
 
-    def set_aside(self) -> Journal:
+    def make_backup(self) -> Journal:
         """Copy the run to a new one in the same file, such as ``RUN-before-1``."""
         run, number = self._find_only_run(), 0
         with _open_for_writing(self.path) as database:
@@ -236,10 +236,10 @@ class SqliteJournal(LineJournal):
                 number += 1
                 end = f"-before-{number}"
                 name = f"{run[: MAX_RUN_ID_CHARS - len(end)]}{end}"
-                if not _find_run_size(database, name):
+                if not _read_run_size(database, name):
                     break
             database.execute("INSERT INTO lines SELECT ?, number, line FROM lines WHERE run = ?", (name, run))
-        return SqliteJournal(self.path, name, **self._options).with_rules_of(self)
+        return SqliteJournal(self.path, name, **self._options).use_redaction_rules_of(self)
 
     def _find_only_run(self) -> str:
         if self.run is not None:
@@ -276,7 +276,7 @@ class LockedRun(LockedStore):
         try:
             # By the connection that all runs share, and not by one for each.
             with self.database.reading() as connection:
-                data, size = _read_run_bytes(connection, self._run), _find_run_size(connection, self._run)
+                data, size = _read_run_bytes(connection, self._run), _read_run_size(connection, self._run)
         except (OSError, sqlite3.Error) as error:
             raise _make_unusable_error(self.journal.path, error) from error
         return read_lines(data, self.journal.name), size
@@ -286,14 +286,14 @@ class LockedRun(LockedStore):
         import sqlite3
 
         try:
-            self.insert_rows(self.rows(data))
+            self.insert_rows(self.make_rows(data))
         except sqlite3.Error as error:
             is_full = error.sqlite_errorcode & 0xFF == sqlite3.SQLITE_FULL
             raise OSError(
                 errno.ENOSPC if is_full else errno.EIO, describe_error(error, self.database.seconds)
             ) from error
 
-    def rows(self, data: bytes) -> list[Row]:
+    def make_rows(self, data: bytes) -> list[Row]:
         """Return the table rows for the next lines."""
         return _make_rows(self._run, self.size, data)
 
@@ -355,14 +355,14 @@ class SqliteWriter(LineWriter):
         while database.waiting:
             writers[database.waiting.popleft()] = None
         try:
-            batches = [(one, b"".join(lines)) for one in writers if (lines := one.begin())]
+            batches = [(one, b"".join(lines)) for one in writers if (lines := one.start_storing())]
             if len(batches) > 1:
                 self._store_in_one_transaction(batches)
             else:
-                _store_each(batches)
+                _store_each_separately(batches)
         finally:
             for one in writers:
-                one.end()
+                one.finish_storing()
 
     def _store_in_one_transaction(self, batches: Batches) -> None:
         import sqlite3
@@ -371,10 +371,10 @@ class SqliteWriter(LineWriter):
         # too long does not end a hundred others.
         apart = (sqlite3.SQLITE_CONSTRAINT, sqlite3.SQLITE_FULL, sqlite3.SQLITE_TOOBIG)
         try:
-            self.store.insert_rows([row for one, data in batches for row in one.store.rows(data)])
+            self.store.insert_rows([row for one, data in batches for row in one.store.make_rows(data)])
         except (OSError, sqlite3.Error) as error:
             if getattr(error, "sqlite_errorcode", 0) & 0xFF in apart:
-                _store_each(batches)
+                _store_each_separately(batches)
                 return
             why = describe_error(error, self.store.database.seconds)
             for one, _ in batches:
@@ -383,14 +383,14 @@ class SqliteWriter(LineWriter):
             for one, data in batches:
                 one.store.size += len(data)
 
-    def begin(self) -> list[bytes]:
-        """Return the lines to be stored now; the caller has to call ``end`` afterwards."""
+    def start_storing(self) -> list[bytes]:
+        """Return the lines to be stored now; the caller has to call ``finish_storing`` afterwards."""
         # First of all: whoever closes this writer sees lines that wait, or that they are under way.
         self._is_under_way = True
         self._is_announced = False
         return self.pop_waiting_lines()
 
-    def end(self) -> None:
+    def finish_storing(self) -> None:
         """Record that no store is running any more."""
         self._is_under_way = False
 
@@ -399,7 +399,7 @@ Batches: TypeAlias = "list[tuple[SqliteWriter, bytes]]"
 """Writers, each with the lines that it has to store."""
 
 
-def _store_each(batches: Batches) -> None:
+def _store_each_separately(batches: Batches) -> None:
     """Store the lines of each writer in a transaction of its own; a failure loses the lines of that writer alone."""
     for one, data in batches:
         try:
@@ -408,12 +408,12 @@ def _store_each(batches: Batches) -> None:
             one.mark_broken(error)
 
 
-def _lock_file_path(database: Path, status: os.stat_result, run: str) -> Path:
+def _make_lock_path(database: Path, status: os.stat_result, run: str) -> Path:
     # Named after the file and not after one of its names, so that whoever finds the file finds the lock.
     return database.with_name(f".{status.st_dev:x}-{status.st_ino:x}.{run}.lock")
 
 
-def _open_locked(path: Path, database: Path) -> int:
+def _open_and_lock(path: Path, database: Path) -> int:
     """Return the open and locked file at *path*, which is still the one with that name."""
     while True:
         descriptor = open_closing_idle_files(path)
@@ -532,7 +532,7 @@ def _make_rows(run: str, at: int, data: bytes) -> list[Row]:
     return rows
 
 
-def _find_run_size(database: sqlite3.Connection, run: str) -> int:
+def _read_run_size(database: sqlite3.Connection, run: str) -> int:
     """Return the offset behind the last line of a run."""
     found = database.execute(
         "SELECT number + length(line) FROM lines WHERE run = ? ORDER BY number DESC LIMIT 1", (run,)

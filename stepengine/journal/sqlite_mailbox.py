@@ -60,12 +60,12 @@ class SqliteMailbox(Mailbox):
         """Return the messages after a position, and the new position."""
         name = self._name()
         with self._open_for_reading() as database:
-            found = list(self._read_lines(database, name, after)) if _has_letters_table(database) else []
+            found = list(self._read_lines(database, name, after)) if _has_mailbox_table(database) else []
         if not found:
             return [], after
-        run, letters = self._run_id(), []
+        run, letters = self._read_run_id(), []
         for number, line in found:
-            stored = StoredMessage.read(line.removesuffix(b"\n"), f"mailbox message {number} of {self._path}")
+            stored = StoredMessage.parse(line.removesuffix(b"\n"), f"mailbox message {number} of {self._path}")
             if stored is not None and stored.run == run:
                 letters.append(stored.letter)
         return letters, found[-1][0]
@@ -74,7 +74,7 @@ class SqliteMailbox(Mailbox):
         """Return whether there is a mailbox message after a position."""
         name = self._name()
         with self._open_for_reading() as database:
-            return _has_letters_table(database) and _has_letter_after(database, name, after)
+            return _has_mailbox_table(database) and _has_message_after(database, name, after)
 
     def _read_lines(self, database: sqlite3.Connection, name: str, after: int) -> Iterator[tuple[int, bytes]]:
         size = 0
@@ -93,7 +93,7 @@ class SqliteMailbox(Mailbox):
     def _add_message(self, stored: StoredMessage) -> bool:
         name, line = self._name(), stored.line
         with self._open_for_writing() as database:
-            if not _has_letters_table(database):
+            if not _has_mailbox_table(database):
                 for statement in (TABLE, INDEX, IDS):
                     database.execute(statement)
             if database.execute("SELECT 1 FROM lines WHERE run = ? LIMIT 1", (name,)).fetchone() is None:
@@ -103,9 +103,9 @@ class SqliteMailbox(Mailbox):
                 (MAX_LETTER_BYTES + 1, name, stored.letter.id),
             )
             for number, known in same:
-                if isinstance(known, bytes) and known.startswith(stored.key):
+                if isinstance(known, bytes) and known.startswith(stored.line_prefix):
                     where = f"mailbox message {number} of {self._path}"
-                    self._check_same(stored, StoredMessage.read(known.removesuffix(b"\n"), where))
+                    self._refuse_changed_duplicate(stored, StoredMessage.parse(known.removesuffix(b"\n"), where))
                     return False
             last = database.execute(
                 "SELECT nth, bytes FROM letters WHERE run = ? ORDER BY number DESC LIMIT 1", (name,)
@@ -114,7 +114,7 @@ class SqliteMailbox(Mailbox):
                 msg = f"the last mailbox message to the run {name!r} in {self._path} is damaged"
                 raise JournalCorrupt(msg)
             count, size = last[0] + 1, last[1] + len(line)
-            self._check_room(count, size)
+            self._check_capacity(count, size)
             database.execute(
                 "INSERT INTO letters (run, id, nth, bytes, line) VALUES (?, ?, ?, ?, ?)",
                 (name, stored.letter.id, count, size, line),
@@ -136,7 +136,7 @@ class SqliteMailbox(Mailbox):
         import sqlite3
 
         try:
-            status = self._check_file()
+            status = self._stat_regular_file()
             database = Database.open(self._path, status, seconds=self._seconds)
             try:
                 yield database
@@ -146,7 +146,7 @@ class SqliteMailbox(Mailbox):
             msg = f"{self._path} cannot be used as a mailbox: {describe_error(error, self._seconds)}"
             raise JournalWriteFailed(msg) from error
 
-    def _check_file(self) -> os.stat_result:
+    def _stat_regular_file(self) -> os.stat_result:
         try:
             status = self._path.lstat()
         except FileNotFoundError:
@@ -157,17 +157,17 @@ class SqliteMailbox(Mailbox):
 
 def delete_mailbox(database: sqlite3.Connection, run: str) -> None:
     """Delete all messages in a run's mailbox; call it in a transaction."""
-    if _has_letters_table(database):
+    if _has_mailbox_table(database):
         database.execute("DELETE FROM letters WHERE run = ?", (run,))
 
 
-def _has_letters_table(database: sqlite3.Connection) -> bool:
-    """Return whether the file has a table of letters."""
+def _has_mailbox_table(database: sqlite3.Connection) -> bool:
+    """Return whether the file has the table of mailbox messages."""
     from stepengine.workspace.guarded_database import has_table
 
     return has_table(database, TABLE)
 
 
-def _has_letter_after(database: sqlite3.Connection, name: str, after: int) -> bool:
+def _has_message_after(database: sqlite3.Connection, name: str, after: int) -> bool:
     given = (name, min(after, MAX_INT))
     return database.execute("SELECT 1 FROM letters WHERE run = ? AND number > ? LIMIT 1", given).fetchone() is not None

@@ -32,7 +32,7 @@ from stepengine.journal.encoding import Encoder
 from stepengine.journal.follower import Again, JournalPosition, NewRecords, OffsetPosition
 from stepengine.journal.history import History
 from stepengine.journal.journal_files import TO_RECORD
-from stepengine.journal.line_macs import MacChain, load_key
+from stepengine.journal.line_macs import MacChain, load_mac_key
 from stepengine.journal.line_reader import read_lines
 from stepengine.journal.mailbox import Mailbox, MemoryMailbox
 from stepengine.journal.records import Head, Input, Intent, Record, Result, to_compact_json
@@ -273,15 +273,15 @@ class Journal(abc.ABC):
         """Delete the records; a file is removed."""
         self.replace([])
 
-    def set_aside(self) -> Journal | None:
+    def make_backup(self) -> Journal | None:
         """Copy the records next to the journal before they are replaced, and return the copy; ``None`` (default) for no copy."""
         return None
 
-    def bound(self, run: str) -> Journal:
+    def bind_run(self, run: str) -> Journal:
         """Return the journal of a new run with this id; stores of many runs create one."""
         return self
 
-    def with_rules_of(self, other: Journal) -> Self:
+    def use_redaction_rules_of(self, other: Journal) -> Self:
         """Change this journal to the redaction rules of *other*, and return it."""
         self.redact, self.redactor = other.redact, other.redactor
         return self
@@ -310,7 +310,7 @@ class Journal(abc.ABC):
         msg = f"{self.name} has no mailbox; a FileJournal, SqliteJournal or MemoryJournal has one"
         raise JournalError(msg)
 
-    def tail(self) -> JournalPosition:
+    def make_start_position(self) -> JournalPosition:
         """Return a position at the start of this journal, for reading new records."""
         return OffsetPosition(self)
 
@@ -357,15 +357,15 @@ class Journal(abc.ABC):
             inline=self.inline,
             keeps_macs=self.macs == "kept" and not self.stable,
         )
-        key = load_key(makes=False) if self.macs == "new" else None
-        encoder.add_mac = None if key is None else MacChain(key).add
+        key = load_mac_key(creates=False) if self.macs == "new" else None
+        encoder.add_mac = None if key is None else MacChain(key).add_line
         kept = (
             redact_records(History(records, self.name), self.redactor)
             if any(map(self._needs_redaction, records))
             else records
         )
         if self.signing is None:
-            return [line for record in kept for line in encoder.lines(record)]
+            return [line for record in kept for line in encoder.encode_record_lines(record)]
         return _encode_signed_lines(self.signing, kept, encoder)
 
     def _needs_redaction(self, record: Record) -> bool:
@@ -409,14 +409,14 @@ def _encode_signed_lines(key: SigningKey, records: Sequence[Record], encoder: En
         if isinstance(record, Head):
             line = None if record.line is None else {**record.line, "signed": key.public}
             made = attrs.evolve(record, signed=key.public, line=line)
-        lines += encoder.lines(made)
+        lines += encoder.encode_record_lines(made)
     chain = SignatureChain(
         key,
         hashlib.sha256(b"".join(lines)),
         records=len(lines),
         marks=[compute_line_digest(line[:-1]) for line in lines],
     )
-    return [*lines, encoder.line(chain.sign(closes=True))] if lines else []
+    return [*lines, encoder.encode_text_line(chain.make_signature_text(closes=True))] if lines else []
 
 
 class MemoryJournal(Journal):
@@ -468,7 +468,7 @@ class MemoryJournal(Journal):
         """Replace all records."""
         History(records, self.name)
         self.is_own, self.macs = None, "kept"
-        self.replace_records(list(records))
+        self.replace_records_unchecked(list(records))
 
     def head(self) -> Head | None:
         """Return the first record, or ``None`` while there is none."""
@@ -479,7 +479,7 @@ class MemoryJournal(Journal):
         first = records[0] if records else None
         return first if isinstance(first, Head) else None
 
-    def tail(self) -> JournalPosition:
+    def make_start_position(self) -> JournalPosition:
         """Return a position at the start of the records."""
         return _MemoryPosition(self)
 
@@ -488,11 +488,11 @@ class MemoryJournal(Journal):
         return self._mailbox
 
     def discard(self) -> None:
-        """Delete the records and letters."""
+        """Delete the records and mailbox messages."""
         self.replace([])
         self._mailbox = MemoryMailbox(self)
 
-    def replace_records(self, records: list[Record]) -> None:
+    def replace_records_unchecked(self, records: list[Record]) -> None:
         """Replace all records, without checking them."""
         self._records = records
 
@@ -555,7 +555,7 @@ class _MemoryWriter(Writer):
         # its tests must not fail in production with the first long output.
         if given is not None and not isinstance(given, CallModel) and may_be_long(given):
             journal = self._journal
-            Encoder(journal.redactor, link=False, inline=journal.inline).lines(record)
+            Encoder(journal.redactor, link=False, inline=journal.inline).encode_record_lines(record)
         self._records.append(record)
 
     def set_request_base(self, path: str, seq: int, transcript: Transcript) -> None:
@@ -588,7 +588,7 @@ class Commits:
     _lock: ClassVar[Lock] = Lock()
 
     @classmethod
-    def renew(cls) -> None:
+    def reset_in_forked_child(cls) -> None:
         """Forget the parent's journals in a forked child, which lacks their threads."""
         cls._users = 0
 
@@ -599,7 +599,7 @@ class Commits:
         self._uses_pool = False
         self._is_closed = False
 
-    def durable(self) -> asyncio.Future[None]:
+    def request_commit(self) -> asyncio.Future[None]:
         """
         Return a future that is done once everything appended before is durable.
 
@@ -614,7 +614,7 @@ class Commits:
             self._loop, self._waiting = loop, []
             # At the end of this turn, so that results of other effects that end in it go along: a group of ten shares
             # one sync.
-            loop.call_soon(self._begin)
+            loop.call_soon(self._start_commit)
         self._waiting.append(future)
         self._writer.announce()
         return future
@@ -633,10 +633,10 @@ class Commits:
             self._is_closed = True
             if self._uses_pool:
                 self._uses_pool = False
-                self._count(-1)
+                self._change_user_count(-1)
 
     @classmethod
-    def _count(cls, change: int) -> None:
+    def _change_user_count(cls, change: int) -> None:
         """Change the number of users of the thread pool, which is closed when none is left."""
         with cls._lock:
             cls._users += change
@@ -646,10 +646,10 @@ class Commits:
     def _get_thread_pool(self) -> ThreadPool:
         if not self._uses_pool and not self._is_closed:
             self._uses_pool = True
-            self._count(1)
+            self._change_user_count(1)
         return self._pool
 
-    def _begin(self) -> None:
+    def _start_commit(self) -> None:
         """Start one commit for all waiting callers."""
         batch, self._waiting = self._waiting, []
         tell = partial(self._finish_batch, batch)
@@ -669,9 +669,9 @@ class Commits:
         # Whoever came while that commit ran was not in it, so the next begins at once; and there is never more than one
         # under way, since lines are chained.
         if self._waiting:
-            self._begin()
+            self._start_commit()
         else:
             self._loop = None
 
 
-call_after_fork(Commits.renew)
+call_after_fork(Commits.reset_in_forked_child)

@@ -15,8 +15,8 @@ from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Answer
 from stepengine.errors import JournalError, PermissionDenied
 from stepengine.journal.history import History
-from stepengine.journal.permission_reset import find_effective_questions
-from stepengine.journal.provenance import has_trusted_permissions, is_resumed_as_own
+from stepengine.journal.permission_reset import find_effective_approvals
+from stepengine.journal.provenance import has_trusted_calls, has_trusted_permissions
 from stepengine.journal.questions import make_unknown_call_question
 from stepengine.journal.recorded_part import RecordedPart
 from stepengine.journal.records import Address, Intent, format_address, get_starter_address
@@ -54,7 +54,7 @@ def find_unknown_calls(history: History) -> list[Address]:
         if is_call and intent.address not in history.results and not history.tree.has_ended(intent.path):
             found.append(intent.address)
     for path, asked in last.items():
-        ended = None if history.tree.has_ended(path) else _list_ended_calls(history, path)
+        ended = None if history.tree.has_ended(path) else _list_ended_call_ids(history, path)
         found += [each.address for each in asked if ended is not None and _asks_for_open_call(history, each, ended)]
     return found
 
@@ -67,9 +67,9 @@ def refuse_unknown_calls(journal: Journal, *, trust: bool | None = None) -> None
         JournalError: it names the effects, and says what helps.
     """
     history = journal.history()
-    is_own = is_resumed_as_own(journal, trust=trust)
+    is_own = has_trusted_calls(journal, trust=trust)
     found = [] if is_own else [format_address(*each) for each in find_unknown_calls(history)]
-    found += [] if has_trusted_permissions(journal, trust=trust) else find_effective_questions(history)
+    found += [] if has_trusted_permissions(journal, trust=trust) else find_effective_approvals(history)
     if found:
         msg = (
             f"{journal.name} was written or changed by others, and its {', '.join(found)} would run calls that only it asks for or approves; "
@@ -78,7 +78,7 @@ def refuse_unknown_calls(journal: Journal, *, trust: bool | None = None) -> None
         raise JournalError(msg)
 
 
-def _list_ended_calls(history: History, path: str) -> set[str]:
+def _list_ended_call_ids(history: History, path: str) -> set[str]:
     """Return the ids of the calls of the run at *path* that have a result."""
     return {
         history.form(intent).get("tool_call_id", "")
@@ -110,23 +110,23 @@ class UnknownCalls:
         self._replies: dict[str, bool] = {}
         self._started = set[str]()
 
-    def record_reply(self, path: str, *, is_recorded: bool) -> None:
+    def record_reply_source(self, path: str, *, is_recorded: bool) -> None:
         """Record whether the next calls of the run at *path* come from the record, or from a model or person now."""
         self._replies[path] = is_recorded
 
-    def record_model_call(self, item: Item, *, is_recorded: bool) -> None:
+    def record_model_call_source(self, item: Item, *, is_recorded: bool) -> None:
         """Record the source of a reply that may request calls. Replies to ``Complete`` request none."""
         effect: Any = item.effect
         if effect.purpose != "complete":
-            self.record_reply(item.path, is_recorded=is_recorded)
+            self.record_reply_source(item.path, is_recorded=is_recorded)
 
-    def record_start(self, item: Item) -> None:
+    def record_started_child(self, item: Item) -> None:
         """Record that a child runs because of its recorded start. Its calls need approval, unless the handler started it."""
         effect: Any = item.effect
         if effect.tool_call_id:
             self._started.add(child_path(*item.address))
 
-    def record_answer(self, item: Item, outcome: Single) -> None:
+    def record_approval(self, item: Item, outcome: Single) -> None:
         """Record an approval that a person gives now, so that no call needs approval twice."""
         effect: Any = item.effect
         if isinstance(outcome, Value) and all(answer.agrees for answer in outcome.value):
@@ -138,7 +138,7 @@ class UnknownCalls:
             path = get_starter_address(path)[0]
         return bool(path)
 
-    def includes(self, item: Item) -> bool:
+    def needs_approval(self, item: Item) -> bool:
         """Return whether a person has to be asked about an effect before it starts."""
         effect = item.effect
         if not isinstance(effect, CallTool | CallBody | CallFunction | Spawn):
@@ -152,7 +152,7 @@ class UnknownCalls:
             return False
         return has_begun or self._is_started_by_record(item.path) or self._is_last_reply_recorded(item.path)
 
-    def make_refusal(self, item: Item) -> JournalError:
+    def make_refusal_error(self, item: Item) -> JournalError:
         """Return the error for a call that a replay would perform, because a replay cannot ask a person."""
         effect: Any = item.effect
         name = effect.call.name if isinstance(effect, CallFunction) else effect.tool_name
@@ -161,7 +161,7 @@ class UnknownCalls:
             "it asks for; a replay asks nobody. trust=True (--trust-journal) replays it like your own"
         )
 
-    async def ask(self, item: Item, io: IO) -> Answer | Stop:
+    async def ask_person(self, item: Item, io: IO) -> Answer | Stop:
         """Ask a person whether an effect may start; return the answer, or a stop with the open question."""
         question = make_unknown_call_question(item)
         asking = item._replace(effect=AskPerson(item.effect.seq, (question,)), gather=None)

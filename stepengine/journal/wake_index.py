@@ -170,24 +170,24 @@ class WakeIndex:
         run = Sleeping(run_name, wakes_at, kinds, agent_id)
         self._write_with_retries(lambda database: _insert_runs(database, [run]))
 
-    def forget(self, run_name: str) -> None:
+    def remove_run(self, run_name: str) -> None:
         """Remove a run from the index, if it is there."""
         self._write_with_retries(
             lambda database: database.execute("DELETE FROM sleeping WHERE run = ?", (run_name,)).rowcount
         )
 
-    def put_off(self, run_name: str, until: datetime) -> None:
+    def postpone(self, run_name: str, until: datetime) -> None:
         """Postpone a run that could not be woken, so that it does not block others."""
         given = (_to_microseconds(until), run_name)
         self._write_with_retries(
             lambda database: database.execute("UPDATE sleeping SET due = ? WHERE run = ?", given).rowcount
         )
 
-    def post_arrived(self, run_name: str, kind: MailboxMessageKind = "message") -> bool:
+    def wake_for_message(self, run_name: str, kind: MailboxMessageKind = "message") -> bool:
         """
         Make a sleeping run due at once if it waits for a mailbox message of this kind; return whether it does.
 
-        Letters that end or steer a run make any sleeping run due.
+        Messages that end or steer a run make any sleeping run due.
         """
 
         def arrive(database: sqlite3.Connection) -> bool:
@@ -212,12 +212,12 @@ class WakeIndex:
         first: int | None = self._read_with_retries(lambda database: database.execute(NEXT).fetchone()[0])
         return None if first is None else EPOCH + first * MICROSECOND
 
-    def all(self) -> list[Sleeping]:
+    def list_all(self) -> list[Sleeping]:
         """Return all sleeping runs, by name."""
         rows = f"SELECT {ROW} FROM sleeping ORDER BY run"  # noqa: S608 - of names of ours
         return self._read_with_retries(lambda database: [_sleeping_from_row(row) for row in database.execute(rows)])
 
-    def renew(self) -> None:
+    def rebuild(self) -> None:
         """Rebuild the index from the journals."""
         with self._using:
             self._run_with_retries(lambda database: self._rebuild_index(database, _ANY, "that was asked for"))
@@ -253,11 +253,11 @@ class WakeIndex:
                     return made
             except (_DamagedRow, sqlite3.Error) as error:
                 if not _is_damage(error):
-                    raise self._unusable_error(error) from error
+                    raise self._make_unusable_error(error) from error
                 self._discard_damaged_index(error)
             except OSError as error:
                 if error.errno not in (errno.ESTALE, errno.ENOENT):
-                    raise self._unusable_error(error) from error
+                    raise self._make_unusable_error(error) from error
             self._close_database()
         msg = f"the index of waking {self._path} was removed or damaged again and again while it was used"
         raise JournalWriteFailed(msg)
@@ -285,7 +285,7 @@ class WakeIndex:
     def _ensure_complete(self, database: Database) -> None:
         """Build the index if it is missing, of another version or incomplete."""
         with database.reading() as connection:
-            state = _read_state(connection)
+            state = _read_index_state(connection)
         if state is None:
             self._rebuild_index(database, None, "there was none")
         elif state == (INDEX_VERSION, 0):
@@ -297,8 +297,8 @@ class WakeIndex:
         """Create the tables again and fill them, unless another process has changed them since."""
         with database.lock, database.writing() as connection:
             # Another process may have made it since: what was noted in that one is not to be lost.
-            if seen is _ANY or _read_state(connection) == seen:
-                _create_tables(connection)
+            if seen is _ANY or _read_index_state(connection) == seen:
+                _recreate_tables(connection)
         self._fill_from_journals(database, why)
 
     def _fill_from_journals(self, database: Database, why: str) -> None:
@@ -318,15 +318,15 @@ class WakeIndex:
             try:
                 database = self._open_database()
                 with database.lock, database.writing() as connection:
-                    _create_tables(connection)
+                    _recreate_tables(connection)
             except (OSError, sqlite3.Error) as again:
-                raise self._unusable_error(again) from error
+                raise self._make_unusable_error(again) from error
         elif self._is_same_file():
             self._close_database()
             for end in ("", *LOG_FILES):
                 self._path.with_name(self._path.name + end).unlink(missing_ok=True)
 
-    def _unusable_error(self, error: Exception) -> JournalWriteFailed:
+    def _make_unusable_error(self, error: Exception) -> JournalWriteFailed:
         return JournalWriteFailed(
             f"the index of waking {self._path} cannot be used: {describe_error(error, BUSY_SECONDS)}"
         )
@@ -353,7 +353,7 @@ def _is_damage(error: Exception) -> bool:
     return isinstance(error, _DamagedRow) or getattr(error, "sqlite_errorcode", 0) & 0xFF in faults
 
 
-def _read_state(database: sqlite3.Connection) -> tuple[object, object] | None:
+def _read_index_state(database: sqlite3.Connection) -> tuple[object, object] | None:
     """Return the version of the index and whether it is complete, or ``None`` if there is none."""
     import sqlite3
 
@@ -366,7 +366,7 @@ def _read_state(database: sqlite3.Connection) -> tuple[object, object] | None:
     return state
 
 
-def _create_tables(database: sqlite3.Connection) -> None:
+def _recreate_tables(database: sqlite3.Connection) -> None:
     for name in ("waking", "sleeping"):
         database.execute(f"DROP TABLE IF EXISTS {name}")
     for table in TABLES:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from attrs import frozen
 
-from stepengine.journal.sleepers import is_set_aside
+from stepengine.journal.sleepers import is_backup_name
 from stepengine.journal.sqlite import SqliteJournal
 
 if TYPE_CHECKING:
@@ -54,12 +54,12 @@ class ForeignRuns:
         place = self._store.place
         if self._store.is_database:
             runs = sorted(SqliteJournal(place).runs(), reverse=True)
-            return [ForeignFile(run, 0.0) for run in runs if run not in own and not is_set_aside(run)]
+            return [ForeignFile(run, 0.0) for run in runs if run not in own and not is_backup_name(run)]
         found = []
         with os.scandir(place) as entries:
             for one in entries:
                 name = one.name.removesuffix(SUFFIX)
-                if not one.name.endswith(SUFFIX) or not name or name in own or is_set_aside(name):
+                if not one.name.endswith(SUFFIX) or not name or name in own or is_backup_name(name):
                     continue
                 if one.is_file(follow_symlinks=False):
                     status = one.stat(follow_symlinks=False)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.errors import JournalError
-from stepengine.journal.sleepers import make_row_from_journal
+from stepengine.journal.sleepers import read_wake_row
 from stepengine.server.background_tasks import BackgroundTasks
 from stepengine.server.ended_runs import EndedRuns
 from stepengine.server.ledger import RunRow, make_conversation_state_act, make_status_act, make_suspend_act
@@ -199,7 +199,7 @@ class LiveRuns:
 
     def _is_due_now(self, run: str) -> bool:
         """Return whether a suspended run has unread messages, or its waiting time is over."""
-        found = make_row_from_journal(self._store.journal(run), run)
+        found = read_wake_row(self._store.journal(run), run)
         return found is not None and found.wakes_at is not None and found.wakes_at.timestamp() <= time.time()
 
     def has_unrecorded_end(self, run: str) -> bool:

@@ -14,7 +14,7 @@ from stepengine.data.questions import DOUBT, AnswerLike, Question
 from stepengine.errors import AnswerRejected, InputError, JournalMissing, StepEngineError, ToolError
 from stepengine.journal.mailbox import MailboxMessage
 from stepengine.journal.messages import send_tool_result
-from stepengine.journal.sleepers import wake_for_letter
+from stepengine.journal.sleepers import wake_for_mailbox_message
 from stepengine.server.ledger import OPEN, RunRow, make_decisions_act, make_message_arrived_act
 from stepengine.server.problems import Problem
 from stepengine.server.quotas import QuotaTable, json_size
@@ -234,7 +234,7 @@ class RunMessenger:
             await handle.fetch_mail()
             return
         # If another process has the run, that one reads the mailbox by itself, and this one finds its lock.
-        await asyncio.to_thread(wake_for_letter, self._store.journal(row.run))
+        await asyncio.to_thread(wake_for_mailbox_message, self._store.journal(row.run))
         if row.status in OPEN:
             self._resuming[row.run] = task = self._live.tasks.spawn(self._launcher.resume_in_background(row))
             task.add_done_callback(lambda _: self._resuming.get(row.run) is task and self._resuming.pop(row.run))

@@ -15,7 +15,7 @@ from stepengine.data.codec import plain
 from stepengine.data.usage import Spending
 from stepengine.errors import JournalMissing
 from stepengine.journal.pending_items import find_waits, open_questions
-from stepengine.journal.provenance import is_resumed_as_own
+from stepengine.journal.provenance import has_trusted_calls
 from stepengine.journal.questions import make_doubt_questions
 from stepengine.journal.show import find_root_end, spending_of, status_of
 from stepengine.server.ledger import OPEN, RunRow
@@ -189,7 +189,7 @@ class RunReader:
         questions = [] if ended is not None else [one for _, one in open_questions(history).values()]
         if ended is None and row.status == "suspended":
             # Only of a suspended run: every effect that another process executes now would look in doubt.
-            questions += make_doubt_questions(history, is_known=is_resumed_as_own(journal))
+            questions += make_doubt_questions(history, is_known=has_trusted_calls(journal))
         error = row.error if ended is None or ended.error is None else str(ended.error)
         handle = self._live.find_ended_handle(row.run)
         return ServedRun(

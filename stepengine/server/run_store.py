@@ -68,7 +68,7 @@ class RunStore:
             check_folder(self.place)
         self.ledger.list_active_runs()
         with open_wake_index(self.place) as index:
-            index.all()
+            index.list_all()
 
     async def close(self) -> None:
         """Finish the requested writes, and close the ledger."""

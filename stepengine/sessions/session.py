@@ -182,7 +182,7 @@ class TurnStore(Protocol):
         """Return the location; it is not created."""
 
 
-def check_id(session_id: str) -> str:
+def check_session_id(session_id: str) -> str:
     """
     Return *session_id* if it is valid, else raise ``SessionError``.
 

@@ -37,7 +37,7 @@ from stepengine.sessions.session import (
     JournalLocation,
     Session,
     SessionInfo,
-    check_id,
+    check_session_id,
     messages_from_json,
     messages_to_json,
     repair_transcript,
@@ -124,7 +124,7 @@ class Store(ABC):
     def save_history(self, session_id: str, messages: Sequence[Message]) -> None:
         """Replace the messages of a session without a check of its version."""
         history = messages if isinstance(messages, Transcript) else Transcript(messages)
-        self._update_session(
+        self._change_session_with_retries(
             session_id, lambda session: attrs.evolve(session, messages=history, state=None, journal=None)
         )
 
@@ -148,7 +148,9 @@ class Store(ABC):
     def save_state(self, session_id: str, state: dict[str, Any]) -> None:
         """Store a state and its history without a check of the session's version."""
         loaded: AgentState = codec.from_json(state)
-        self._update_session(session_id, lambda s: attrs.evolve(s, messages=loaded.message_history, state=loaded))
+        self._change_session_with_retries(
+            session_id, lambda s: attrs.evolve(s, messages=loaded.message_history, state=loaded)
+        )
 
     def get_metadata(self, session_id: str) -> Mapping[str, Any]:
         """Return the free JSON of a session."""
@@ -161,12 +163,12 @@ class Store(ABC):
             members = {k: v for k, v in {**session.info.metadata, key: value}.items() if v is not None}
             return attrs.evolve(session, info=attrs.evolve(session.info, metadata=members))
 
-        self._update_session(session_id, change)
+        self._change_session_with_retries(session_id, change)
 
     def add_child(self, session_id: str, child_id: str, *, tool_call_id: str | None = None) -> Session:
         """Create a session as a child of another one, add its id there, and return the child's session."""
         info = SessionInfo(
-            session_id=check_id(child_id), parent_session_id=session_id, parent_tool_call_id=tool_call_id
+            session_id=check_session_id(child_id), parent_session_id=session_id, parent_tool_call_id=tool_call_id
         )
         child = self.save(attrs.evolve(self.load(child_id), info=info))
 
@@ -176,10 +178,10 @@ class Store(ABC):
                 return session
             return attrs.evolve(session, info=attrs.evolve(session.info, child_session_ids=(*children, child_id)))
 
-        self._update_session(session_id, change)
+        self._change_session_with_retries(session_id, change)
         return child
 
-    def _update_session(self, session_id: str, change: Callable[[Session], Session]) -> Session:
+    def _change_session_with_retries(self, session_id: str, change: Callable[[Session], Session]) -> Session:
         """Change the stored session; after a conflict, apply the change again to the newer version."""
         for _ in range(MAX_ATTEMPTS):
             try:
@@ -191,7 +193,7 @@ class Store(ABC):
 
     def _make_next_version(self, session: Session, version: int) -> Session:
         """Return *session* with the version and time of its next save; raise if *version*, the stored one, differs."""
-        check_id(session.session_id)
+        check_session_id(session.session_id)
         if version != session.version:
             msg = (
                 f"the session {session.session_id!r} was saved by another writer: version {session.version} was loaded, and "
@@ -220,7 +222,7 @@ class MemorySessions(Store):
 
     @override
     def load(self, session_id: str) -> Session:
-        found = self._sessions.get(check_id(session_id))
+        found = self._sessions.get(check_session_id(session_id))
         return found or Session(info=SessionInfo(session_id=session_id))
 
     @override
@@ -233,7 +235,7 @@ class MemorySessions(Store):
 
     @override
     def get_journal_location(self, session_id: str) -> JournalLocation:
-        return JournalLocation(memory=self._turns.setdefault(check_id(session_id), {}), keep=1)
+        return JournalLocation(memory=self._turns.setdefault(check_session_id(session_id), {}), keep=1)
 
     @override
     def list(self) -> list[SessionInfo]:
@@ -413,7 +415,7 @@ def make_folder_name(session_id: str) -> str:
 
     All characters except ``a-z``, ``0-9``, ``_`` and ``-`` are percent-encoded; after 100 bytes a digest replaces the rest.
     """
-    encoded = "".join(chr(b) if b in PLAIN else f"%{b:02x}" for b in check_id(session_id).encode())
+    encoded = "".join(chr(b) if b in PLAIN else f"%{b:02x}" for b in check_session_id(session_id).encode())
     if len(encoded) <= MAX_NAME_BYTES:
         return encoded
     return f"{encoded[: MAX_NAME_BYTES - 66]}.{hashlib.sha256(session_id.encode()).hexdigest()}"
@@ -691,7 +693,7 @@ class SqliteSessions(Store):
 
     @override
     def load(self, session_id: str) -> Session:
-        check_id(session_id)
+        check_session_id(session_id)
         with self._read_transaction() as database:
             row = database.execute("SELECT described, state FROM sessions WHERE id = ?", (session_id,)).fetchone()
             if row is None:
@@ -733,11 +735,12 @@ class SqliteSessions(Store):
     @override
     def get_journal_location(self, session_id: str) -> JournalLocation:
         return JournalLocation(
-            database=self._turns, prefix=f"s{hashlib.sha256(check_id(session_id).encode()).hexdigest()[:40]}-"
+            database=self._journals_path,
+            prefix=f"s{hashlib.sha256(check_session_id(session_id).encode()).hexdigest()[:40]}-",
         )
 
     @property
-    def _turns(self) -> Path:
+    def _journals_path(self) -> Path:
         """The file of the runs' journals; it is separate, so a run commits there without waiting for saves of sessions."""
         return self.path.with_name(f"{self.path.stem}.turns{self.path.suffix}")
 
@@ -760,15 +763,15 @@ class SqliteSessions(Store):
     def _delete_journals(self, session_id: str) -> None:
         import sqlite3
 
-        if not self._turns.exists():
+        if not self._journals_path.exists():
             return
         prefix = self.get_journal_location(session_id).prefix
-        database = Database.open(self._turns, self._turns.lstat(), seconds=BUSY_SECONDS)
+        database = Database.open(self._journals_path, self._journals_path.lstat(), seconds=BUSY_SECONDS)
         try:
             with database.lock, database.writing() as connection:
                 connection.execute("DELETE FROM lines WHERE run >= ? AND run < ?", (prefix, f"{prefix}~"))
         except (OSError, sqlite3.Error) as error:
-            msg = f"{str(self._turns)!r}: {describe_error(error, BUSY_SECONDS)}"
+            msg = f"{str(self._journals_path)!r}: {describe_error(error, BUSY_SECONDS)}"
             raise SessionError(msg) from error
         finally:
             database.close()
@@ -828,49 +831,53 @@ class DocumentSessions(Store):
 
     @override
     def load(self, session_id: str) -> Session:
-        text = self._call(partial(self.read_document, SESSION + check_id(session_id)))
+        text = self._call_or_session_error(partial(self.read_document, SESSION + check_session_id(session_id)))
         return self._parse_session(session_id, text)
 
     @override
     def save(self, session: Session) -> Session:
         identity = session.session_id
-        before = self._call(partial(self.read_document, SESSION + identity))
+        before = self._call_or_session_error(partial(self.read_document, SESSION + identity))
         made = self._make_next_version(session, self._parse_session(identity, before).version)
         document = {
             "session": _metadata_to_json(made), "messages": messages_to_json(made.messages), "state": _state_to_json(made),
         }  # fmt: skip
-        if not self._call(partial(self.write_document, SESSION + identity, canonical(freeze(document)), before)):
+        if not self._call_or_session_error(
+            partial(self.write_document, SESSION + identity, canonical(freeze(document)), before)
+        ):
             msg = f"the session {identity!r} was saved by another writer at the same time. Load it again and continue from there"
             raise SessionConflict(msg)
         return made
 
     @override
     def list(self) -> list[SessionInfo]:
-        keys = [key for key in self._call(self.list_keys) if key.startswith(SESSION)]
+        keys = [key for key in self._call_or_session_error(self.list_keys) if key.startswith(SESSION)]
         return _sort_newest_first([self.load(key.removeprefix(SESSION)).info for key in keys])
 
     @override
     def delete(self, session_id: str) -> None:
-        self._replace(SESSION + session_id, None)
+        self._replace_document(SESSION + session_id, None)
         place = self.get_journal_location(session_id)
         if place.folder is not None:
             shutil.rmtree(place.folder, ignore_errors=True)
 
     @override
     def get_cached(self, key: str) -> Any:
-        found: Any = _parse_json(self._call(partial(self.read_document, CACHE + key)), f"the cached value of {key!r}")
+        found: Any = _parse_json(
+            self._call_or_session_error(partial(self.read_document, CACHE + key)), f"the cached value of {key!r}"
+        )
         return None if found is None or _is_expired(found["until"], self._clock()) else freeze(found["value"])
 
     @override
     def set_cached(self, key: str, value: object, ttl: float | None = None) -> None:
         cached = {"until": _make_expiry_time(ttl, self._clock()), "value": freeze(value)}
-        self._replace(CACHE + key, canonical(freeze(cached)))
+        self._replace_document(CACHE + key, canonical(freeze(cached)))
 
-    def _replace(self, key: str, text: str | None) -> None:
+    def _replace_document(self, key: str, text: str | None) -> None:
         """Store a document, replacing any stored one."""
         for _ in range(MAX_ATTEMPTS):
-            before = self._call(partial(self.read_document, key))
-            if before == text or self._call(partial(self.write_document, key, text, before)):
+            before = self._call_or_session_error(partial(self.read_document, key))
+            if before == text or self._call_or_session_error(partial(self.write_document, key, text, before)):
                 return
         msg = f"{key!r} could not be stored in {MAX_ATTEMPTS} attempts, because other writers changed it each time"
         raise SessionConflict(msg)
@@ -886,7 +893,7 @@ class DocumentSessions(Store):
         session = _session_from_metadata(stored.get("session"), session_id, where)
         return _add_messages_and_state(session, messages_from_json(stored["messages"]), stored.get("state"), where)
 
-    def _call(self, method: Callable[[], T]) -> T:
+    def _call_or_session_error(self, method: Callable[[], T]) -> T:
         try:
             return method()
         except OSError as error:

@@ -58,7 +58,7 @@ class CassetteJournal(MemoryJournal):
     def __init__(self, path: Path, records: Sequence[Record]) -> None:
         self._path = path
         super().__init__()
-        self.replace_records(list(records))
+        self.replace_records_unchecked(list(records))
 
     @property
     def name(self) -> str:

@@ -458,7 +458,7 @@ class JournalFixture(SelfOpeningJournal):
                 command=self._command,
                 allow_unused=self.allow_unused,
                 keeps=self._keeps,
-            ).with_rules_of(self)
+            ).use_redaction_rules_of(self)
         return self._others[name]
 
     @property
@@ -515,7 +515,7 @@ class JournalFixture(SelfOpeningJournal):
         """Return the records of this test, else those in the file."""
         return FileJournal(self.path).records() if self._fresh is None else self._fresh.records()
 
-    def bound(self, run: str) -> Journal:
+    def bind_run(self, run: str) -> Journal:
         """Return the journal of the new run. The file is written after the test has passed."""
         self._fresh = self._make_memory_journal()
         return self._fresh
@@ -540,7 +540,7 @@ class JournalFixture(SelfOpeningJournal):
         raise JournalError(msg)
 
     def _make_memory_journal(self) -> MemoryJournal:
-        return MemoryJournal(redact="off", link=self.link, stable=self.stable).with_rules_of(self)
+        return MemoryJournal(redact="off", link=self.link, stable=self.stable).use_redaction_rules_of(self)
 
     # --- the end of the test ------------------------------------------------------------------------------------------
 
@@ -608,7 +608,7 @@ class JournalFixture(SelfOpeningJournal):
         for number, line in enumerate(lines, 1):
             self.redactor.check_no_secrets(json.loads(line), f"{self.name}:{number}")
         file = FileJournal(self.path, redact="off", link=self.link, stable=self.stable)
-        file.with_rules_of(self).replace(self._fresh.records())
+        file.use_redaction_rules_of(self).replace(self._fresh.records())
         return True
 
     def list_accounts(self) -> list[Account]:
@@ -622,7 +622,13 @@ class JournalFixture(SelfOpeningJournal):
         history = self.history()
         new = self.list_new_results()
         held = [result for address, result in history.results.items() if address != ROOT]
-        left = len(held) if self.begun is None else past.left if past is not None and self.mode != "extend" else 0
+        left = (
+            len(held)
+            if self.begun is None
+            else past.unreached_count
+            if past is not None and self.mode != "extend"
+            else 0
+        )
         return Account(
             path=self.name,
             mode=self.mode,

@@ -387,7 +387,7 @@ class World:
             plan, state = start_run(run, plan, resolve_system_prompt(plan, state))
         except ReplayDivergence as error:
             raise_violation("I3", f"{self.effects.repetition_prefix} {error.message}")
-        return plan, state, run.wrap(Services(machine=run_agent, models=models, planner=planner.plan_child))
+        return plan, state, run.wrap_services(Services(machine=run_agent, models=models, planner=planner.plan_child))
 
     def list_unscripted_names(self) -> tuple[str, ...]:
         """Return the tools and ``Perform`` functions without a scripted result, in the order of their first use."""

@@ -311,7 +311,7 @@ def test_resume_continues_the_last_conversation_of_the_folder(chats: Any) -> Non
     said = [m.text for m in model.calls[0].messages if m.role in ("user", "assistant")]
     assert ["first", "One.", "second", "Two.", "third"] == said
     assert ["> first", "  One.", "> second", "  Two."] == result.stdout.splitlines()[:4]
-    assert ["third", "second", "first"] == [entry.text("title") for entry in list_recorded_runs()]
+    assert ["third", "second", "first"] == [entry.get_text("title") for entry in list_recorded_runs()]
 
 
 def test_chat_without_a_model_says_so_before_input(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -411,7 +411,7 @@ def test_skill_sends_its_instructions_without_attaching_their_files(chats: Any, 
     assert "Read @b.txt and greet." in asked
     assert asked.endswith('in @a.txt\n\n<file path="a.txt">\ncolor\n\n</file>')
     assert 1 == asked.count("<file ")
-    assert "/skill greet in @a.txt" == list_recorded_runs()[0].text("title")
+    assert "/skill greet in @a.txt" == list_recorded_runs()[0].get_text("title")
 
 
 @pytest.mark.spec("interfaces:IF78")
@@ -611,7 +611,7 @@ def test_resume_lists_conversations_and_continues_the_chosen_one(chats: Any, fol
     assert ("1 turn", "new") == tuple(lines[2].split("  ")[-2:])
     assert "> fourth" in again.stdout
     assert 2 == again.stdout.count("/resume lists them")
-    ids = [entry.text("session_id") for entry in list_recorded_runs()]
+    ids = [entry.get_text("session_id") for entry in list_recorded_runs()]
     assert [5, 1, 1] == sorted([ids.count(one) for one in set(ids)], reverse=True)
 
 

@@ -86,7 +86,7 @@ def make_due(run: str, where: Path) -> None:
     Let a run be due, as if its time had come.
     """
     with open_wake_index(where) as index:
-        index.put_off(run, datetime.now(UTC) - timedelta(days=1))
+        index.postpone(run, datetime.now(UTC) - timedelta(days=1))
 
 
 @pytest.mark.deep
@@ -159,12 +159,12 @@ def test_send_hint_works_for_any_journal_name() -> None:
 def test_resume_due_reports_runs_as_json() -> None:
     for agent in ("naps", "waits", "fails"):
         suspended(agent)
-    stems = {entry.text("agent", "id"): f"{entry.stem}.jsonl" for entry in list_recorded_runs()}
+    stems = {entry.get_text("agent", "id"): f"{entry.stem}.jsonl" for entry in list_recorded_runs()}
     for agent in ("naps", "waits"):
         make_due(stems[agent], place())
     FileJournal(place() / stems["fails"]).mailbox().send(MailboxMessage(kind="answer", topic="q0", value="yes"))
     with open_wake_index(place()) as index:
-        index.post_arrived(stems["fails"], "answer")
+        index.wake_for_message(stems["fails"], "answer")
     result = command("resume", "--due", "--json", code=1)
     told = {line["agent"]: line["status"] for line in map(json.loads, result.stdout.splitlines())}
 

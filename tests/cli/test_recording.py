@@ -78,7 +78,7 @@ def asked(prompt: str = "go", *options: str) -> str:
     Run into a question and return the name of the run.
     """
     command("run", "asks", prompt, "-q", "--write", *options, code=3)
-    return next(entry.stem for entry in list_recorded_runs() if prompt == entry.text("title"))
+    return next(entry.stem for entry in list_recorded_runs() if prompt == entry.get_text("title"))
 
 
 @pytest.mark.spec("requirements:X55", "interfaces:IF94", "interfaces:IF95")
@@ -284,7 +284,7 @@ def test_a_fork_of_a_recorded_run_is_one_more() -> None:
     assert "one: no\n" == said.stdout
     assert {"stem": stem, "at": "0"} == list_recorded_runs()[0].info["forked_from"]
     assert f"recorded as {list_recorded_runs()[0].stem}" in said.stderr
-    fork, parent = [entry.text("run_id") for entry in list_recorded_runs()]
+    fork, parent = [entry.get_text("run_id") for entry in list_recorded_runs()]
     assert fork != parent
     # The id of a fork begins with the id of its parent, which still names the parent.
     assert "one: yes\n" == command("replay", parent, "-q").stdout

@@ -16,7 +16,7 @@ import pytest
 
 from stepengine.engine.trust import trust_folder
 from stepengine.journal import FileJournal
-from stepengine.journal.questions import in_doubt
+from stepengine.journal.questions import list_effects_in_doubt
 from tests import forked_processes
 from tests.waits import until
 
@@ -114,7 +114,7 @@ def goes_on(folder: Path, shape: str, number: int) -> None:
     assert 128 + number == process.returncode, said
     assert "waits up to 5 s for" in said
     assert "once more ends it at once" in said
-    assert [] == in_doubt(FileJournal(folder / "run.jsonl").history())
+    assert [] == list_effects_in_doubt(FileJournal(folder / "run.jsonl").history())
     resumed = started(folder, "resume", "run.jsonl", "-q")
     out, said = resumed.communicate(timeout=SECONDS)
     assert (0, "done\n") == (resumed.returncode, out), said

@@ -12,7 +12,7 @@ from stepengine import AgentCall, AgentDefinition, Engine, Parallel, Perform, St
 from stepengine.debugging import describe_run
 from stepengine.durable import records
 from stepengine.journal import MemoryJournal
-from stepengine.journal.questions import in_doubt
+from stepengine.journal.questions import list_effects_in_doubt
 
 from .shared import worker_of
 
@@ -39,10 +39,10 @@ def test_truncated_journal_keeps_only_started_effects_in_doubt() -> None:
         known = journal.history()
         paths = {path for path, _ in known.intents}
         begun = [n for at, n in known.intents if not at and ((at, n) in {*entries, *known.results} or str(n) in paths)]
-        doubtful = {f"#{n}" for n in range(max(begun, default=-1) + 1)}.intersection(in_doubt(known))
+        doubtful = {f"#{n}" for n in range(max(begun, default=-1) + 1)}.intersection(list_effects_in_doubt(known))
         records._drop_unstarted(journal, SimpleNamespace(entries=entries))
 
-        assert doubtful == {*in_doubt(journal.history())}
+        assert doubtful == {*list_effects_in_doubt(journal.history())}
         if not doubtful:
             engine.resume_sync(journal).unwrap()
             assert {*whole.history().results} == {*journal.history().results}

@@ -27,7 +27,7 @@ from stepengine import (
 )
 from stepengine.data.tools import ToolAnnotations
 from stepengine.journal import MemoryJournal
-from stepengine.journal.questions import in_doubt
+from stepengine.journal.questions import list_effects_in_doubt
 from stepengine.testing import ScriptedModel
 
 SECONDS = 50
@@ -181,7 +181,7 @@ async def test_second_interrupt_or_end_of_grace_stops_effects_at_once(world: Wor
 
     assert RunStatus.CANCELLED is cut.status
     assert [] == world.ended
-    assert in_doubt(journal.history())
+    assert list_effects_in_doubt(journal.history())
 
 
 @pytest.mark.spec("requirements:X73")
@@ -221,7 +221,7 @@ async def test_interrupt_cuts_a_model_call_and_finishes_concurrent_effects(world
             await handle.result()
 
     assert ["w"] == world.ended
-    assert [] == in_doubt(journal.history())
+    assert [] == list_effects_in_doubt(journal.history())
 
 
 async def test_interrupt_without_effects_to_spare_ends_the_run_at_once():

@@ -170,7 +170,7 @@ async def test_scheduled_run_is_due_for_another_process_until_it_ends(tmp_path: 
         gate.set()
         await scheduler.wait_until_idle()
     with open_wake_index(tmp_path / place) as index:
-        ended = index.all()
+        ended = index.list_all()
 
     assert ([], ["daily-20260501T070000Z"], []) == (soon, [Path(one.run).stem for one in later], ended)
 

@@ -89,7 +89,7 @@ def asks(ctx: Any) -> Any:
 def indexed(place: Path) -> list[Any]:
     """Return the suspended runs in the index of a store, which is made if there is none."""
     with open_wake_index(place) as index:
-        return index.all()
+        return index.list_all()
 
 
 class StandingClock(ShiftedClock):
@@ -615,7 +615,7 @@ async def test_suspended_run_is_indexed_only_in_a_folder_of_runs(tmp_path: Path)
         assert ["a.jsonl"] == [p.name for p in alone.iterdir()]
         assert [("a.jsonl", one.wakes_at, {"time"})] == [(s.run, s.wakes_at, s.kinds) for s in indexed(folder)]
         with open_wake_index(database) as index:
-            found = [(s.run, s.wakes_at, s.kinds) for s in index.all()]
+            found = [(s.run, s.wakes_at, s.kinds) for s in index.list_all()]
             assert [("a", two.wakes_at, {"time"}), ("b", None, {"question"})] == found
             assert [] == index.list_due(datetime.now(UTC))
         await engine.resume(folder / "a.jsonl", now=True)
@@ -673,7 +673,7 @@ async def test_waker_resumes_due_runs_but_none_waiting_for_a_person(tmp_path: Pa
         told.clear()
         SqliteJournal(place, "q").mailbox().send(MailboxMessage(kind="answer", topic="q0", value="yes"))
         with open_wake_index(place) as index:
-            assert index.post_arrived("q", "answer")
+            assert index.wake_for_message("q", "answer")
         await waker(place, engine, told, week).once()
 
     assert 0 == early
@@ -943,11 +943,11 @@ async def main():
                 os.kill(os.getpid(), 9)
             wake_index.WakeIndex.record_sleep = note
         if point == "resume":
-            put_off = wake_index.WakeIndex.put_off
+            postpone = wake_index.WakeIndex.postpone
             def killed(self, *given):
-                put_off(self, *given)
+                postpone(self, *given)
                 os.kill(os.getpid(), 9)
-            wake_index.WakeIndex.put_off = killed
+            wake_index.WakeIndex.postpone = killed
         async def resume(journal, one):
             return await engine.resume(journal, in_doubt="retry")
         await Waker(place, resume, clock=Clock(), at_once=1).once()
@@ -1051,7 +1051,7 @@ async def test_received_message_neither_ends_the_next_wait_nor_wakes_again(journ
             assert RunStatus.SUSPENDED is waiting.status
             with open_wake_index(place) as index:
                 assert [] == index.list_due(datetime.now(UTC))
-                index.renew()
+                index.rebuild()
                 assert [] == index.list_due(datetime.now(UTC))
         await engine.send_message(journal, "go", 2)
         result = await engine.resume(journal)

@@ -61,7 +61,7 @@ class FileOwners(RuleBasedStateMachine):
         """The process ends: its descriptors are closed, and nothing else is done."""
         [*LockedFile._all][-1].release()
         if self.writer.store.reserve is not None:
-            self.writer.store.reserve.close()
+            self.writer.store.reserve.remove_user()
 
     @initialize(link=st.booleans())
     def begin(self, link: bool) -> None:
@@ -183,7 +183,7 @@ class SqliteOwners(FileOwners):
         self.writer.store.database.close()
         [*LockedFile._all][-1].release()
         if self.writer.store.reserve is not None:
-            self.writer.store.reserve.close()
+            self.writer.store.reserve.remove_user()
 
     die_in_a_commit = one_bit_turns = None  # type: ignore[assignment]  # those are of files
 

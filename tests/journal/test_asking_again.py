@@ -14,7 +14,7 @@ import pytest
 from stepengine import AgentDefinition, Answer, Engine, Parallel, RunResult, ToolCall, tool
 from stepengine.errors import JournalError
 from stepengine.journal import FileJournal, MemoryJournal
-from stepengine.journal.permission_reset import find_effective_questions
+from stepengine.journal.permission_reset import find_effective_approvals
 from stepengine.journal.records import Result
 from stepengine.permissions import Policy, Rule
 
@@ -93,7 +93,7 @@ def test_second_approval_decides_and_the_run_replays(answer: str, said: str, tmp
         journal = FileJournal(tmp_path / f"{count}.jsonl")
         MemoryJournal(whole[:count]).copy_to(journal)
         history, person = journal.history(), Says(said)
-        ahead, before = find_effective_questions(history), journal.path.read_bytes()
+        ahead, before = find_effective_approvals(history), journal.path.read_bytes()
         calls = [
             address for address, i in history.intents.items() if i.type == "tool_call" and address in history.results
         ]

@@ -20,7 +20,7 @@ from stepengine.cli.app import app
 from stepengine.errors import JournalError, JournalMissing, JournalWriteFailed
 from stepengine.journal import FileJournal, Journal, SqliteJournal, check, disk_reserve, files, sqlite
 from stepengine.journal.disk_reserve import RESERVE_BYTES, DiskReserve
-from stepengine.journal.questions import in_doubt
+from stepengine.journal.questions import list_effects_in_doubt
 
 CLOSE = os.close
 ROUNDS = 6
@@ -100,7 +100,7 @@ async def test_run_cut_by_a_full_disk_resumes_without_doubt(disk: Path, kind: st
     result = await engine.run("fills", "go", journal=journal())
     while result.status is RunStatus.FAILED:
         assert isinstance(result.error, JournalWriteFailed), result.error
-        assert [] == in_doubt(journal().history())
+        assert [] == list_effects_in_doubt(journal().history())
         assert check(journal())
         # Still without room: nothing happens, and nothing is lost.
         before = list(done)
@@ -151,7 +151,7 @@ class Room:
 @pytest.mark.parametrize("taken", [0, 50_000])
 async def test_effect_that_fills_the_disk_keeps_its_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, taken: int):
     room = Room()
-    monkeypatch.setattr(disk_reserve, "_allocate_space", room.keep)
+    monkeypatch.setattr(disk_reserve, "_create_reserve_file", room.keep)
     monkeypatch.setattr(os, "close", room.give_back)
     monkeypatch.setattr(DiskReserve, "_known", {})
     path = tmp_path / "run.jsonl"
@@ -174,7 +174,7 @@ async def test_effect_that_fills_the_disk_keeps_its_result(tmp_path: Path, monke
             room.left = 10 * RESERVE_BYTES
             result = await (engine.resume(journal) if number else engine.run("fills", "go", journal=journal))
             assert [*range(number + 1)] == done
-            assert [] == in_doubt(FileJournal(path).history())
+            assert [] == list_effects_in_doubt(FileJournal(path).history())
 
     assert RunStatus.COMPLETED is result.status
 
@@ -191,7 +191,7 @@ def test_full_disk_at_start_leaves_no_run(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(DiskReserve, "_known", {})
     with Engine([agent_of([], tmp_path, lambda _: None)]) as engine:
         with monkeypatch.context() as patch:
-            patch.setattr(disk_reserve, "_allocate_space", full)
+            patch.setattr(disk_reserve, "_create_reserve_file", full)
             with pytest.raises(JournalWriteFailed, match="Nothing was run or recorded; start the run again"):
                 engine.run_sync("fills", "go", journal=journal())
         report = check(journal())

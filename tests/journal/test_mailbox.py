@@ -200,7 +200,7 @@ def test_position_of_a_recreated_mailbox_restarts(journal: FileJournal) -> None:
 
 @given(value=json_values())
 def test_message_value_round_trips(value: Any) -> None:
-    stored = StoredMessage.read(StoredMessage("run", message(value)).line[:-1], "its line")
+    stored = StoredMessage.parse(StoredMessage("run", message(value)).line[:-1], "its line")
 
     assert stored is not None
     assert value == stored.letter.value

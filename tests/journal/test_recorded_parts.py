@@ -99,5 +99,5 @@ def test_recorded_lookups_are_listed_by_run() -> None:
     facts.add(Input("0", -1, 0, {"type": "system_prompt", "text": "Be brief."}))
     facts.add(Input("", -1, 0, {"type": "context_window", "tokens": 1000}))
 
-    assert (["context_window"], ["system_prompt"], []) == tuple(map(facts.list_lookups, ("", "0", "1")))
+    assert (["context_window"], ["system_prompt"], []) == tuple(map(facts.list_lookup_types, ("", "0", "1")))
     assert ({"0": "Be brief."}, {"": 1000}) == (facts.system_prompts, facts.context_windows)

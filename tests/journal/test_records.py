@@ -104,7 +104,7 @@ def test_every_effect_outcome_round_trips(value):
 @given(values)
 def test_every_json_value_of_a_perform_round_trips(value):
     encoder = Encoder(Redactor({}, shapes=False), link=False)
-    *_, line = encoder.lines(Result("", 0, 3, Value(freeze(value), 3)))
+    *_, line = encoder.encode_record_lines(Result("", 0, 3, Value(freeze(value), 3)))
     assert outcome_of(unpack_texts(json.loads(line), {})).value == value
 
 

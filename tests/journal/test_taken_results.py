@@ -12,7 +12,7 @@ from stepengine import AgentCall, AgentDefinition, Answer, Engine, Perform, Ques
 from stepengine.data.questions import answer_problem
 from stepengine.errors import AnswerRejected
 from stepengine.journal import MemoryJournal
-from stepengine.journal.questions import in_doubt
+from stepengine.journal.questions import list_effects_in_doubt
 
 DONE: list[int] = []
 
@@ -66,7 +66,7 @@ async def test_manual_result_resolves_an_effect_in_doubt_and_is_recorded(agent_i
     lines = whole.lines()
     at = next(n for n, line in enumerate(lines) if b'"type":"tool_call"' in line or b'"type":"perform"' in line)
     journal = MemoryJournal(lines[: at + 1])
-    (key,) = [f"doubt:{address}" for address in in_doubt(journal.history())]
+    (key,) = [f"doubt:{address}" for address in list_effects_in_doubt(journal.history())]
     DONE.clear()
     with pytest.raises(AnswerRejected, match="is not a result of it"):
         await engine.resume(journal, answers={key: Answer(result=object())})

@@ -76,7 +76,7 @@ def test_due_runs_are_ordered_by_wake_time(index: WakeIndex) -> None:
     assert [] == index.list_due(NOW - 2 * HOUR)
     assert NOW - HOUR == index.find_next_wake_time()
     assert Sleeping("first", NOW - HOUR, {"time", "message"}, "nightly") == index.list_due(NOW)[0]
-    assert ["first", "late", "person", "second"] == names(index.all())
+    assert ["first", "late", "person", "second"] == names(index.list_all())
 
 
 def test_last_note_of_a_run_holds(index: WakeIndex) -> None:
@@ -84,12 +84,12 @@ def test_last_note_of_a_run_holds(index: WakeIndex) -> None:
     index.record_sleep("one", NOW + HOUR, {"time"}, "b")
 
     assert [] == index.list_due(NOW)
-    assert [Sleeping("one", NOW + HOUR, {"time"}, "b")] == index.all()
+    assert [Sleeping("one", NOW + HOUR, {"time"}, "b")] == index.list_all()
 
-    index.forget("one")
-    index.forget("one")
+    index.remove_run("one")
+    index.remove_run("one")
 
-    assert [] == index.all()
+    assert [] == index.list_all()
     assert index.find_next_wake_time() is None
 
 
@@ -108,8 +108,8 @@ def test_matching_message_makes_a_waiting_run_due(
 ) -> None:
     index.record_sleep("one", None, waits_for, "a")
 
-    assert wakes == index.post_arrived("one", kind)
-    assert not index.post_arrived("other", kind)
+    assert wakes == index.wake_for_message("one", kind)
+    assert not index.wake_for_message("other", kind)
     assert (["one"] if wakes else []) == names(index.list_due(NOW))
     assert wakes == (index.find_next_wake_time() is not None)
 
@@ -122,10 +122,10 @@ def test_run_that_cannot_wake_does_not_block_others(index: WakeIndex) -> None:
     index.record_sleep("broken", NOW, {"time"}, "a")
     index.record_sleep("fine", NOW, {"time"}, "a")
 
-    index.put_off("broken", NOW + HOUR)
+    index.postpone("broken", NOW + HOUR)
 
     assert ["fine"] == names(index.list_due(NOW, 1))
-    assert [Sleeping("broken", NOW, {"time"}, "a")] == [one for one in index.all() if one.run == "broken"]
+    assert [Sleeping("broken", NOW, {"time"}, "a")] == [one for one in index.list_all() if one.run == "broken"]
     assert ["fine", "broken"] == names(index.list_due(NOW + HOUR))
 
 
@@ -155,10 +155,10 @@ def test_invalid_store_location_is_rejected(tmp_path: Path, place: str) -> None:
 def test_missing_index_is_rebuilt_once_from_the_journals(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
     bench.sleeping = [Sleeping("one", NOW, {"time"}, "a"), Sleeping("two", None, {"question"}, "b")]
     with caplog.at_level(logging.INFO, "stepengine.journal"), bench.index() as index, bench.index() as other:
-        assert bench.sleeping == index.all()
-        assert bench.sleeping == other.all()
-        index.forget("one")
-        assert ["two"] == names(other.all())
+        assert bench.sleeping == index.list_all()
+        assert bench.sleeping == other.list_all()
+        index.remove_run("one")
+        assert ["two"] == names(other.list_all())
 
     assert 1 == bench.readings
     assert "was made anew, 2 runs sleep: there was none" in caplog.text
@@ -191,13 +191,13 @@ DAMAGE = {
 def test_unusable_index_is_rebuilt(bench: Bench, damage: str, is_open: bool, caplog: pytest.LogCaptureFixture) -> None:
     bench.sleeping = [Sleeping("one", NOW, {"time"}, "a")]
     with bench.index() as index:
-        index.all()
+        index.list_all()
         if not is_open:
             index.close()
         DAMAGE[damage](bench.file)
         with caplog.at_level(logging.INFO, "stepengine.journal"):
             assert bench.sleeping == index.list_due(NOW)
-            assert bench.sleeping == index.all()
+            assert bench.sleeping == index.list_all()
 
     assert 2 == bench.readings
     assert "made anew" in caplog.text
@@ -210,7 +210,7 @@ def test_file_of_another_program_is_not_replaced_by_the_index(tmp_path: Path, co
     bench.file.write_bytes(content)
 
     with bench.index() as index, pytest.raises(JournalWriteFailed, match=f"is {NOT_A_DATABASE}"):
-        index.all()
+        index.list_all()
     assert (content, [bench.file]) == (bench.file.read_bytes(), [*tmp_path.iterdir()])
 
 
@@ -219,12 +219,12 @@ def test_damaged_database_of_the_index_is_rebuilt(tmp_path: Path) -> None:
     bench = Bench(tmp_path)
     bench.sleeping = [Sleeping("one", NOW, {"time"}, "a")]
     with bench.index() as index:
-        index.all()
+        index.list_all()
     data = bench.file.read_bytes()
     bench.file.write_bytes(data[:100] + b"\xff" * (len(data) - 100))
 
     with bench.index() as index:
-        assert bench.sleeping == index.all()
+        assert bench.sleeping == index.list_all()
 
 
 @pytest.mark.spec("waiting:WT21")
@@ -232,7 +232,7 @@ def test_index_removed_in_use_is_rebuilt_by_the_next_user(tmp_path: Path) -> Non
     bench = Bench(tmp_path)
     with bench.index() as index, bench.index() as other:
         index.record_sleep("one", NOW, {"time"}, "a")
-        other.all()
+        other.list_all()
         for path in tmp_path.glob(f"{WAKING}*"):
             path.unlink()
         bench.sleeping = [Sleeping("one", NOW, {"time"}, "a")]
@@ -241,7 +241,7 @@ def test_index_removed_in_use_is_rebuilt_by_the_next_user(tmp_path: Path) -> Non
         index.record_sleep("two", NOW, {"time"}, "a")
         assert ["one", "two"] == names(other.list_due(NOW))
     with bench.index() as later:
-        assert ["one", "two"] == names(later.all())
+        assert ["one", "two"] == names(later.list_all())
     assert 2 == bench.readings
 
 

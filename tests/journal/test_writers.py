@@ -116,7 +116,7 @@ def test_request_is_stored_against_the_best_of_four_predecessors(moves: Any) -> 
             transcript = last if move == "same" else Transcript([UserMessage(f"new {seq}")])
         made.append(transcript)
         asked = Intent(path, seq, CallModel(seq, ModelRequest("m/m", messages=transcript)))
-        request = json.loads(encoder.lines(asked)[-1])["effect"]["request"]
+        request = json.loads(encoder.encode_record_lines(asked)[-1])["effect"]["request"]
         found = [item["seq"] for item in request["messages"] if item["type"] == "slice"]
         bases = [*kept.get(path, kept.get("", ()) if path else ())]
         best = max(reversed(bases), key=lambda base: (base[1].shared_prefix(transcript), len(base[1])), default=None)

@@ -39,7 +39,7 @@ def plainly(members: dict[str, Any], previous: int = 0) -> bytes:
 
 
 def line_of(record: Any) -> bytes:
-    (line,) = Encoder(OFF, link=False, inline=LONG).lines(record)
+    (line,) = Encoder(OFF, link=False, inline=LONG).encode_record_lines(record)
     return line
 
 
@@ -101,10 +101,10 @@ def test_known_fingerprint_does_not_omit_messages() -> None:
     """
     encoder = Encoder(OFF, link=False, inline=LONG)
     first = Transcript([UserMessage("first")])
-    encoder.lines(Intent("", 0, CallModel(0, ModelRequest("m/m", messages=first))))
+    encoder.encode_record_lines(Intent("", 0, CallModel(0, ModelRequest("m/m", messages=first))))
     request = ModelRequest("m/m", messages=first.extend((UserMessage("second"),)), tail=(UserMessage("now"),))
     Fingerprints(OFF).for_request(request)
-    asked = json.loads(encoder.lines(Intent("", 1, CallModel(1, request)))[0])["effect"]["request"]
+    asked = json.loads(encoder.encode_record_lines(Intent("", 1, CallModel(1, request)))[0])["effect"]["request"]
 
     assert [{"type": "slice", "seq": 0, "start": 0, "stop": 1}, bare(UserMessage("second"))] == asked["messages"]
     assert [bare(UserMessage("now"))] == asked["tail"]

@@ -123,7 +123,7 @@ def test_journal_reader_gets_the_remaining_events_live_once() -> None:
         for count in range(3, len(records), 4):
             # What is recorded up to now, while the process that has the run goes on; the reader has all but the newest of it.
             kept = part(records[:count])
-            told = list(EventProjection().take(kept.history(), records[:count]))
+            told = list(EventProjection().project_records(kept.history(), records[:count]))
             seen = told[:-2]
             shared = SharedJournals(lambda _: kept)  # noqa: B023
             rest = await all_of(

@@ -181,7 +181,7 @@ def test_a_replayer_that_takes_any_effect_as_recorded_is_found(monkeypatch):
         yield ToolCall("look", {"run": len(runs)})
         yield STEP
 
-    monkeypatch.setattr("stepengine.journal.recorded_part.RecordedPart.equals", lambda past, known, asked: True)
+    monkeypatch.setattr("stepengine.journal.recorded_part.RecordedPart.is_same_effect", lambda past, known, asked: True)
     agent = AgentDefinition("forgetful", tools=["look"], handle_steps=forgetful)
     with pytest.raises(SimulationFailed, match="I3: after a crash 0 is tool look"):
         simulate(agent, [1], faults=[Fault(1, "crash")])

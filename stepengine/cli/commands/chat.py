@@ -80,7 +80,7 @@ def chat(
     before = chosen or (_find_last_chat(agent) if resume else None)
     agent = (
         ("" if chosen else agent)
-        or (before and (before.text("agent", "file") or before.text("agent", "id")))
+        or (before and (before.get_text("agent", "file") or before.get_text("agent", "id")))
         or "coder"
     )
     if before is not None:
@@ -120,15 +120,15 @@ def _find_last_chat(agent: str) -> RecordedRun:
     Raises:
         UsageProblem: when there is none, or it was another agent's.
     """
-    found = next((e for e in list_recorded_runs(working_folder=Path.cwd()) if e.text("command") == "chat"), None)
+    found = next((e for e in list_recorded_runs(working_folder=Path.cwd()) if e.get_text("command") == "chat"), None)
     if found is None:
         msg = "no chat to continue in this folder; start one without --resume"
         raise UsageProblem(msg)
     if (
         agent
-        and normalised_id(agent) != normalised_id(found.text("agent", "id"))
-        and agent != found.text("agent", "file")
+        and normalised_id(agent) != normalised_id(found.get_text("agent", "id"))
+        and agent != found.get_text("agent", "file")
     ):
-        msg = f"the last chat of this folder is with {found.text('agent', 'id')!r}; leave {agent!r} out to continue it"
+        msg = f"the last chat of this folder is with {found.get_text('agent', 'id')!r}; leave {agent!r} out to continue it"
         raise UsageProblem(msg)
     return found

@@ -279,7 +279,10 @@ async def _resume_conversation(chat: Chat, which: str) -> Exit | None:
     entry = await _choose_conversation(chat, which)
     if entry is None:
         return None
-    name, code_mode = entry.text("agent", "file") or entry.text("agent", "id"), entry.get_flag("options", "code_mode")
+    name, code_mode = (
+        entry.get_text("agent", "file") or entry.get_text("agent", "id"),
+        entry.get_flag("options", "code_mode"),
+    )
     options = attrs.evolve(talk.options, agent=name, code_mode=code_mode)
     agent = load_agent(name, folders=options.settings.agent_folders)
     # It is repeated as it was recorded, whatever is allowed in this chat.

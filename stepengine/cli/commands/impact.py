@@ -150,7 +150,7 @@ def _measure_impact(
             what = "its agent cannot be loaded" if isinstance(error, DefinitionError) else "its journal cannot be read"
             unread.append(RepeatedJournal(file, "unreadable", message=f"{what}: {error.message}"))
     if not own:
-        return Impact("", n, tools, tuple(map(Judged, unread)), budget.known)
+        return Impact("", n, tools, tuple(map(Judged, unread)), budget.spent_if_known)
 
     async def run_impact() -> Impact:
         found = [await first_difference(case.bench.engine, case.file, case.journal, case.agent) for case in own]

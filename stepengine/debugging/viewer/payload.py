@@ -401,7 +401,7 @@ class RunPayload:
 
     def _add_origins(self, history: History, record: Record) -> None:
         """Add the origins of the arguments of a call: sentences, each with whether its value is trusted."""
-        found = [origin for call in self._sources.read(history, record) for origin in call.origins]
+        found = [origin for call in self._sources.read_record(history, record) for origin in call.origins]
         if not found or not isinstance(record, Intent):
             return
         clean = [clean_origin(origin, self.texts.clean) for origin in sort_origins(found)[:MAX_ORIGINS]]
@@ -412,7 +412,7 @@ class RunPayload:
     # --- outcomes -----------------------------------------------------------------------------------------------------
 
     def _add_result(self, history: History, result: Result) -> None:
-        address, at = (result.path, result.seq), history.own_time(result.at)
+        address, at = (result.path, result.seq), history.compute_time_since_start(result.at)
         if result.seq == ROOT[1]:
             self._set_run_end(result.path, history.outcome(result), at)
             return
@@ -512,7 +512,7 @@ class RunPayload:
             agent["output"] = self.texts.add(_result_to_parts(value))
 
     def _add_input(self, history: History, record: Input) -> None:
-        kind, at = str(record.input.get("type")), history.own_time(record.at)
+        kind, at = str(record.input.get("type")), history.compute_time_since_start(record.at)
         if not INPUTS.get(kind, UNKNOWN_INPUT).is_shown:
             return
         run = self._runs[record.path]

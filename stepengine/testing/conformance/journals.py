@@ -216,7 +216,7 @@ def _check_replace_and_discard(make: MakeJournal) -> None:
 @JOURNAL.add("follow", "A tail returns each record once, in order, and starts again after a replacement.")
 def _check_tail(make: MakeJournal) -> None:
     records, others = _make_records(12), _make_records(3)
-    tail = make("follow").tail()
+    tail = make("follow").make_start_position()
     require_equal(0, len(tail.read_new_records().records), "new records of an empty journal")
     with _open_writer(make("follow")) as writer:
         for start in range(0, len(records), 5):
