@@ -761,6 +761,7 @@ class SqliteSessions(Store):
         self._delete_journals(session_id)
 
     def _delete_journals(self, session_id: str) -> None:
+        """Delete the journals of a session's turns with their mailboxes."""
         import sqlite3
 
         if not self._journals_path.exists():
@@ -769,7 +770,11 @@ class SqliteSessions(Store):
         database = Database.open(self._journals_path, self._journals_path.lstat(), seconds=BUSY_SECONDS)
         try:
             with database.lock, database.writing() as connection:
-                connection.execute("DELETE FROM lines WHERE run >= ? AND run < ?", (prefix, f"{prefix}~"))
+                found = connection.execute(
+                    "SELECT name FROM sqlite_master WHERE type = 'table' AND name IN ('lines', 'letters')"
+                )
+                for (table,) in found.fetchall():
+                    connection.execute(f"DELETE FROM {table} WHERE run >= ? AND run < ?", (prefix, f"{prefix}~"))  # noqa: S608 - names of ours
         except (OSError, sqlite3.Error) as error:
             msg = f"{str(self._journals_path)!r}: {describe_error(error, BUSY_SECONDS)}"
             raise SessionError(msg) from error

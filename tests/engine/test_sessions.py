@@ -8,6 +8,7 @@ import asyncio
 import json
 import os
 import signal
+import sqlite3
 import subprocess
 import sys
 from pathlib import Path
@@ -44,7 +45,7 @@ from stepengine.errors import (
     SessionError,
 )
 from stepengine.events import RunFinished, TextDelta
-from stepengine.journal import MemoryJournal
+from stepengine.journal import MailboxMessage, MemoryJournal, SqliteJournal
 from stepengine.sessions import FileSessions, MemorySessions, SqliteSessions
 from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from stepengine.tools.bundled import ask_user_tool, spawn_tools
@@ -373,6 +374,22 @@ async def test_next_message_answers_a_handler_through_the_stores_journal(kind, t
         session = fresh().load("ann:1")
         assert (2, True) == (session.turns, session.journal is not None)
         assert "suspended" == session.info.status
+
+
+async def test_deleted_sqlite_session_leaves_no_journal_or_mailbox(tmp_path):
+    store = SqliteSessions(tmp_path / "sessions.db")
+    for name in ("deleted", "kept"):
+        await Engine([BOOKING], sessions=store).run("booking", "A table.", session_id=name)
+        location = store.get_journal_location(name)
+        journal = SqliteJournal(location.database, run=f"{location.prefix}{store.load(name).journal}")
+        journal.mailbox().send(MailboxMessage(kind="message", topic="note", id="1"))
+
+    store.delete("deleted")
+
+    database = sqlite3.connect(location.database)
+    runs = {table: database.execute(f"SELECT DISTINCT run FROM {table}").fetchall() for table in ("lines", "letters")}
+    database.close()
+    assert {"lines": [(journal.run,)], "letters": [(journal.run,)]} == runs
 
 
 @pytest.mark.spec("requirements:X11")

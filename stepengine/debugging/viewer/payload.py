@@ -126,7 +126,9 @@ class PageTexts:
         if isinstance(value, str):
             return self._escape_invisible(self._redactor.text(value))
         written = compact(value)
-        return self._escape_invisible(self._redactor.value(value) if self._redactor.may_contain_secret(written) else value)
+        return self._escape_invisible(
+            self._redactor.value(value) if self._redactor.may_contain_secret(written) else value
+        )
 
     def _escape_invisible(self, value: object) -> object:
         if isinstance(value, str):
