@@ -189,7 +189,7 @@ def parse_condition(what: str) -> Callable[[Stepper], object]:
     code = compile_expression(what)
 
     def evaluate(stepper: Stepper) -> object:
-        frame = stepper.outermost() or Frame(function="")
+        frame = stepper.outermost_frame() or Frame(function="")
         return eval(code, merge_frame_names(frame))  # noqa: S307 - the user's own expression
 
     return evaluate

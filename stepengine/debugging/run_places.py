@@ -35,13 +35,13 @@ class RunPlaces:
         if isinstance(at, int) or at.isdecimal():
             if len(str(at)) > 9:  # noqa: PLR2004
                 at = 10**9
-            found = 0 if int(at) == 0 else tape.position_of_step(int(at), path)
+            found = 0 if int(at) == 0 else tape.find_step_position(int(at), path)
             if found is None:
                 msg = f"the run has {tape.count_steps(path)} steps, so there is no step {at}"
                 raise JournalError(msg)
             return found
         address = parse_address(at)
-        found = tape.position_of(*address)
+        found = tape.find_position(*address)
         if found is None:
             known = address in tape.history.intents and address != ROOT
             why = "never finished" if known else f"is not in {tape.journal.name}"
@@ -61,7 +61,7 @@ class RunPlaces:
         """Return the position of the step *count* steps from *here*, in the followed run or the root run."""
         tape, path = self._tape, self.followed_path or ""
         steps = range(1, tape.count_steps(path) + 1)
-        calls = [position for step in steps if (position := tape.position_of_step(step, path)) is not None]
+        calls = [position for step in steps if (position := tape.find_step_position(step, path)) is not None]
         ahead = [p for p in calls if p > here] if count > 0 else [p for p in calls[::-1] if p < here]
         if not ahead or not count:
             return tape.last if count > 0 else 0

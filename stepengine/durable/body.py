@@ -54,7 +54,7 @@ def make_root_request(launcher: Launcher, order: SubmittedRun) -> RunRequest:
         StepEngineError: when it cannot start here: an unknown agent, a wrong answer.
     """
     request = RunRequest(
-        agent=launcher.catalog.find(order.agent_id),
+        agent=launcher.catalog.get_agent(order.agent_id),
         prompt=order.prompt,
         params=order.params,
         previous=order.previous,
@@ -67,7 +67,7 @@ def make_root_request(launcher: Launcher, order: SubmittedRun) -> RunRequest:
     return separate_earlier_answers(launcher.follow_handoff(request, order.previous))
 
 
-def plan_run(root: PlannedRun, order: SubmittedRun, *, depth: int | None = None) -> tuple[RunPlan, AgentState]:
+def plan_submitted_run(root: PlannedRun, order: SubmittedRun, *, depth: int | None = None) -> tuple[RunPlan, AgentState]:
     """
     Return the plan and the state with which the run of *order* starts; a child's is planned from its root down.
 
@@ -123,7 +123,7 @@ async def execute(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, d
     """
     if order.turn and not order.spawns:
         order = run.order = await _load_turn_order(run, order)
-    seen = await _prepare_execution(launcher, order, run, depth=depth)
+    seen = await _make_execution(launcher, order, run, depth=depth)
     plan, result = seen.plan, await seen.live.run()
     # Raised only here, when handlers are closed and tools have ended: the machine has been told of a cancellation, and
     # its result belongs to an execution that does not count.
@@ -158,11 +158,11 @@ async def execute(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, d
     return form | known if order.spawns else form
 
 
-async def _prepare_execution(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int) -> _Execution:
+async def _make_execution(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int) -> _Execution:
     """Return the execution of a run, ready to start, without the plan that it was made from."""
-    root = launcher.plan(make_root_request(launcher, order))
-    plan, state = plan_run(root, order, depth=depth)
-    plan, state, failed = await _record_lookups(run, plan, state)
+    root = launcher.plan_root_run(make_root_request(launcher, order))
+    plan, state = plan_submitted_run(root, order, depth=depth)
+    plan, state, failed = await _record_prompt_and_window(run, plan, state)
     run.clock.resume()
     seen = _Execution(run, plan)
     services = attrs.evolve(
@@ -176,7 +176,7 @@ async def _prepare_execution(launcher: Launcher, order: SubmittedRun, run: Durab
         sleep_in_process=inf,
         mail=run.messages,
     )
-    seen.live = launcher.make_engine_run(
+    seen.live = launcher.make_or_fill_engine_run(
         attrs.evolve(root, plan=plan, state=state, services=services), shows=run.workflow.is_new
     )
     run.end.tree = seen.live.tree
@@ -197,7 +197,7 @@ async def _load_turn_order(run: DurableRun, order: SubmittedRun) -> SubmittedRun
     return add_previous_turn(order, await run.workflow.step(f"{ENTERED}:{print_}", look, "its turn"))
 
 
-async def _record_lookups(
+async def _record_prompt_and_window(
     run: DurableRun, plan: RunPlan, state: AgentState
 ) -> tuple[RunPlan, AgentState, StepEngineError | None]:
     """Return plan and state with the prompt and context window, which are computed once and recorded."""

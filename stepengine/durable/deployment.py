@@ -19,7 +19,7 @@ from stepengine.durable.database import (
     ReopeningConnection,
     check_deployment_name,
     convert_database_errors,
-    make_client,
+    make_dbos_client,
     parse_database_url,
 )
 from stepengine.durable.indexes import child_condition_sql, root_id_sql
@@ -46,7 +46,7 @@ STEPS = """
 """
 
 
-def check_limits_without_ask(limits: Limits | None, whose: str, error: type[StepEngineError]) -> None:
+def refuse_asking_limits(limits: Limits | None, whose: str, error: type[StepEngineError]) -> None:
     """Raise *error* for limits with ``ask``, since each child of a durable run has its own part of the limit."""
     if limits is not None and limits.ask:
         msg = (
@@ -243,7 +243,7 @@ class Deployment:
             StepEngineError: when the extra is not installed.
         """
         real, name = parse_database_url(url), check_deployment_name(app, "the name of a deployment")
-        return cls(await asyncio.to_thread(make_client, real, app=name), real, app=name)
+        return cls(await asyncio.to_thread(make_dbos_client, real, app=name), real, app=name)
 
     async def close(self) -> None:
         """Close the connections; may be called twice."""
@@ -287,7 +287,7 @@ class Deployment:
             InputError: when its limits have ``ask``.
             DatabaseUnavailable: when the database cannot be reached.
         """
-        check_limits_without_ask(order.limits, f"the run {order.id!r}", InputError)
+        refuse_asking_limits(order.limits, f"the run {order.id!r}", InputError)
         stored = {"agent": order.agent_id, **(attributes or {})}
         options = make_queue_options(order, stored, release=release, queue=queue)
         await self.client.enqueue_async(options, order.form(), *([] if seed is None else [seed.form()]))

@@ -16,8 +16,8 @@ from stepengine.data.questions import AnswerLike
 from stepengine.data.state import RunResult
 from stepengine.data.tools import ToolLike
 from stepengine.durable.database import parse_database_url
-from stepengine.durable.journals import continue_journal, export_run, find_divergence, fork_run, move_run
-from stepengine.durable.message_delivery import deliver_messages
+from stepengine.durable.journals import submit_unfinished_journal, export_run, find_divergence, fork_run, move_run
+from stepengine.durable.message_delivery import deliver_messages_until_cancelled
 from stepengine.durable.operator import Operator
 from stepengine.durable.process import WorkerProcess, WorkerSetting, compute_release
 from stepengine.durable.rates import SharedRates
@@ -25,7 +25,7 @@ from stepengine.durable.records import follow_run
 from stepengine.durable.run_results import ResultReader
 from stepengine.durable.run_waits import Waiting
 from stepengine.durable.shared_events import SharedEvents
-from stepengine.durable.submission import check_agents, check_engine_options, get_durable_options, make_submission
+from stepengine.durable.submission import refuse_unsupported_agents, refuse_engine_options, get_durable_options, make_submission
 from stepengine.engine.engine import Engine
 from stepengine.engine.event_loops import require_event_loop
 from stepengine.engine.options import AgentLike, ModelsLike
@@ -95,13 +95,13 @@ class DurableEngine:
         **engine: Any,
     ) -> None:
         given = engine if on is None else get_durable_options(on)
-        check_engine_options(given)
+        refuse_engine_options(given)
         if on is not None and (agents or tools or models is not None or engine):
             msg = "a DurableEngine is made on=an engine or of agents, tools and models, and not of both"
             raise DefinitionError(msg)
         self._engine = Engine(agents, tools, models, **engine) if on is None else on
         self._launcher = self._engine._launcher  # noqa: SLF001 - this is the same engine, on another ground
-        check_agents(self._launcher)
+        refuse_unsupported_agents(self._launcher)
         setting = WorkerSetting(
             url=parse_database_url(db), app=app, pool=pool, concurrency=concurrency, global_concurrency=global_concurrency,
             starts_per_minute=starts_per_minute, effects=effects, depth=depth, polling=polling,
@@ -205,7 +205,7 @@ class DurableEngine:
             working.connect(self._operator.deployment, self._operator.sessions)
             self._chores = [
                 asyncio.create_task(self._operator.sessions.dispatch_turns_until_cancelled()),
-                asyncio.create_task(deliver_messages(self._operator.deployment, lambda: working.runs)),
+                asyncio.create_task(deliver_messages_until_cancelled(self._operator.deployment, lambda: working.runs)),
             ]
         return self
 
@@ -419,7 +419,7 @@ class DurableEngine:
             JournalError: when the journal is damaged, holds no run, its run has ended, or the database has that run already;
                 when it is refused.
         """
-        return await continue_journal(self.operator, journal, release=release or self.release, trust=trust)
+        return await submit_unfinished_journal(self.operator, journal, release=release or self.release, trust=trust)
 
     async def fork(
         self,

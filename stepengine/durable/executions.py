@@ -19,7 +19,7 @@ from stepengine.durable.database import list_driver_errors
 from stepengine.durable.messages import ReceivedMessages
 from stepengine.durable.sessions import Sessions
 from stepengine.durable.step_names import NAMES
-from stepengine.durable.step_records import ReservedStep, StepRecords, run_outside
+from stepengine.durable.step_records import ReservedStep, StepRecords, run_outside_workflow
 from stepengine.durable.wire import Ancestor, StartOutcomes, SubmittedRun
 from stepengine.errors import ReplayDivergence
 from stepengine.journal.divergence import find_waiting_location
@@ -57,7 +57,7 @@ class ExecutionEnd:
         self.tree: RunTree | None = None
         self.machine: Any = None
 
-    def check_can_continue(self) -> None:
+    def raise_if_stopping(self) -> None:
         """
         Raise if this execution has to stop.
 
@@ -144,7 +144,7 @@ class WorkflowSteps:
             return True
         if self._is_repeated is None:
             look = self.dbos.list_workflows_async(workflow_ids=[self._run], load_input=False, load_output=False)
-            (status,) = await run_outside(look)
+            (status,) = await run_outside_workflow(look)
             known = status.attributes or {}
             # A takeover by an operator makes the package count from the beginning again, so its count alone would take
             # the second execution for the first; the attributes tell.
@@ -188,13 +188,13 @@ class WorkflowSteps:
         async def marked() -> Mapping[str, object] | None:
             return step.mark
 
-        return await self.perform_step(step, marked, where, preemptible=False)
+        return await self.load_or_perform_step(step, marked, where, preemptible=False)
 
     async def step(self, name: str, act: Callable[[], Coroutine[Any, Any, Any]], where: str) -> Any:
         """Return the recorded result of a step of this name, or perform it now."""
-        return await self.perform_step(self.reserve(name), act, where)
+        return await self.load_or_perform_step(self.reserve(name), act, where)
 
-    async def perform_step(
+    async def load_or_perform_step(
         self,
         step: ReservedStep,
         act: Callable[[], Coroutine[Any, Any, object]],
@@ -353,6 +353,6 @@ class DurableRun:
         """The run's tree; no effect is performed before there is one."""
         return cast("RunTree", self.end.tree)
 
-    def path_member(self, item: Item) -> dict[str, str]:
+    def make_path_member(self, item: Item) -> dict[str, str]:
         """Return the member with the path of an effect in a tool body; nothing for one of the run itself."""
         return {} if item.path == self.order.path else {"path": item.path}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from stepengine.durable.database import WORKFLOW, make_tables
+from stepengine.durable.database import WORKFLOW, create_missing_tables
 
 LOCK = "stepengine-indexes"
 
@@ -81,7 +81,7 @@ async def create_indexes(own: Any) -> None:
 
     Without the right to do so, they stay missing, and a warning is logged.
     """
-    await make_tables(
+    await create_missing_tables(
         own, "indexes", lock=LOCK, is_there=THERE, level=logging.WARNING,
         tables=[f"create index if not exists {name} on dbos.workflow_status {what}" for name, what in INDEXES.items()],
     )  # fmt: skip

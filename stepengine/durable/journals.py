@@ -7,7 +7,7 @@ import os
 import attrs
 
 from stepengine.durable.deployment import Deployment
-from stepengine.durable.operator import Operator, check_run_id, make_run_id
+from stepengine.durable.operator import Operator, require_run_id, make_run_id
 from stepengine.durable.records import make_order_from_journal, read_archive, write_journal
 from stepengine.durable.run_results import ResultReader
 from stepengine.engine.launcher import Launcher
@@ -38,7 +38,7 @@ async def export_run(
     return await write_journal(launcher, archive, journal, recorded)
 
 
-async def continue_journal(operator: Operator, journal: JournalLike, *, release: str, trust: bool | None) -> str:
+async def submit_unfinished_journal(operator: Operator, journal: JournalLike, *, release: str, trust: bool | None) -> str:
     """Submit the run of an unfinished journal with its messages, and return its id; see ``DurableEngine.submit_journal``."""
     source = as_journal(journal)
     refuse_unknown_calls(source, trust=trust)
@@ -78,7 +78,7 @@ async def fork_run(
         id: The new run's id; drawn for ``None``.
         release: Which release resumes it; that of *run* for ``None``.
     """
-    new = check_run_id(make_run_id() if id is None else id)
+    new = require_run_id(make_run_id() if id is None else id)
     made = branch(
         await export_run(launcher, operator.deployment, results, run, None), at, edit, allow_repeat=allow_repeat
     )

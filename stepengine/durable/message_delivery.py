@@ -1,5 +1,5 @@
 """
-``deliver_messages``: delivers messages from the database to the runs of this process, once each.
+``deliver_messages_until_cancelled``: delivers messages from the database to the runs of this process, once each.
 
 A message waits in the database next to the run. The worker that has the run puts the message into the run's inbox, or gives it to the
 effect that receives on its topic.
@@ -39,7 +39,7 @@ RECORDED = f"""
 """  # noqa: S608 - of names of ours
 
 
-async def deliver_messages(database: Deployment, runs: Callable[[], Collection[DurableRun]]) -> None:
+async def deliver_messages_until_cancelled(database: Deployment, runs: Callable[[], Collection[DurableRun]]) -> None:
     """Deliver messages to the runs of this process until cancelled."""
     while True:
         await asyncio.sleep(DELIVERY_SECONDS)
@@ -92,7 +92,7 @@ async def _deliver_topic_messages(database: Deployment, live: Sequence[DurableRu
                 listening.messages.mark_received(key)
             elif name:
                 message = Message(key.removesuffix(f"::{root}"), path, name, form["value"])
-                listening.messages.deliver_posted(listening.tree, key, message)
+                listening.messages.deliver_topic_message(listening.tree, key, message)
             else:
                 listening.messages.deliver(listening.tree, key, str(form["value"]), path)
 

@@ -61,7 +61,7 @@ class ReceivedMessages:
         self._waiting[id(message)] = key, message
         tree.inboxes.add(path, message)
 
-    def deliver_posted(self, tree: RunTree, key: str, message: Message) -> None:
+    def deliver_topic_message(self, tree: RunTree, key: str, message: Message) -> None:
         """Deliver a posted message to the run that receives on its topic."""
         self._known.add(key)
         self._posted[message.id] = key
@@ -77,7 +77,7 @@ class ReceivedMessages:
         self._refused = []
         return {"heard": keys} if keys else {}
 
-    # --- as the mailbox of the run's tree, which polls nothing: `deliver_messages` delivers -----------------------------
+    # --- as the mailbox of the run's tree, which polls nothing: `deliver_messages_until_cancelled` delivers -----------------------------
 
     def unread(self) -> Sequence[Message]:
         """Return nothing."""

@@ -96,7 +96,7 @@ class RaceRecord:
         return self._is_won
 
 
-def find_race(item: Item) -> tuple[int, int] | None:
+def find_race_bounds(item: Item) -> tuple[int, int] | None:
     """Return the start and end, in its group, of the race that an effect belongs to."""
     together = item.gather
     if together is not None:
@@ -120,9 +120,9 @@ class OutcomeRecorder:
     def encode(self, item: Item, outcome: Single, attempts: Sequence[object] = ()) -> dict[str, Any]:
         """Return the stored form of an outcome at its present time."""
         run = self._run
-        return encode_outcome(item.effect.seq, outcome, run.redactor, attempts=attempts) | run.path_member(item)
+        return encode_outcome(item.effect.seq, outcome, run.redactor, attempts=attempts) | run.make_path_member(item)
 
-    def encode_received(
+    def encode_new_outcome(
         self, item: Item, outcome: Single, attempts: Sequence[object] = (), *, at: int | None = None
     ) -> dict[str, Any]:
         """
@@ -159,7 +159,7 @@ class OutcomeRecorder:
         try:
             only_waits = isinstance(item.effect, WAITS)
             assert steps.step is not None  # noqa: S101 - only a question and a body in this run have none
-            form = await run.workflow.perform_step(steps.step, act, where, preemptible=not only_waits)
+            form = await run.workflow.load_or_perform_step(steps.step, act, where, preemptible=not only_waits)
             if steps.race is not None:
                 steps.race.settle(item, is_won="stop" not in form)
         except UnrecordedStop as stopped:
@@ -190,7 +190,7 @@ class OutcomeRecorder:
         self._run.clock.advance_to(outcome.at)
         return outcome
 
-    def compare_results(self, item: Item, known: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    def compare_body_results(self, item: Item, known: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
         """
         Compare the recorded result of a body with its present one, unless a limit stopped it.
 

@@ -122,7 +122,7 @@ class WorkerSetting:
 def compute_release(catalog: Catalog) -> str:
     """Return the version of the agents: a hash of definitions, tools, and the source of handlers and tool bodies."""
     known = {}
-    for agent in map(catalog.find, catalog.definitions):
+    for agent in map(catalog.get_agent, catalog.definitions):
         definition = agent.definition
         specs = [agent.tools[name].spec for name in agent.offered]
         yielding = [(name, tool.runs.steps) for name, tool in agent.tools.items() if isinstance(tool.runs, Yielding)]
@@ -218,7 +218,7 @@ class WorkerProcess:
         except BaseException:
             await self.close(drain=0)
             raise
-        self._keeper = asyncio.create_task(self._poll_and_watch(queues))
+        self._keeper = asyncio.create_task(self._poll_queues_and_watch_runs(queues))
 
     async def _connect_and_lock(self) -> None:
         lock = await open_connection(self.setting.url)
@@ -229,7 +229,7 @@ class WorkerProcess:
             raise
         self._lock = lock
 
-    async def _poll_and_watch(self, queues: Queues) -> None:
+    async def _poll_queues_and_watch_runs(self, queues: Queues) -> None:
         """Take runs, restore the lock after a lost connection, and end waiting executions of cancelled or lost runs."""
         loop, looked = asyncio.get_running_loop(), 0.0
         while True:

@@ -23,7 +23,7 @@ from stepengine.durable.database import (
     hold_lock,
     list_connection_errors,
     open_connection,
-    quote_name,
+    quote_sql_name,
 )
 from stepengine.errors import DatabaseUnavailable, StepEngineError
 from stepengine.models.base import Provider
@@ -148,7 +148,7 @@ async def create_rate_tables(connection: Any, *, role: str | None = None) -> Non
         await connection.execute(TABLES)
         await connection.execute(LET_THROUGH)
         for grant in GRANTS if role is not None else ():
-            await connection.execute(f"{grant} to {quote_name(role or '')}")
+            await connection.execute(f"{grant} to {quote_sql_name(role or '')}")
 
 
 class _AdmittedRequest(NamedTuple):
@@ -286,7 +286,7 @@ class SharedRates:
         return self._own
 
     @contextlib.asynccontextmanager
-    async def release_slot(self) -> AsyncIterator[None]:
+    async def release_effect_slot(self) -> AsyncIterator[None]:
         """Release this effect's slot while the block waits."""
         effects = self._effect_slots
         if effects is None:
@@ -339,13 +339,13 @@ class SharedLimiter:
         """
         turn = _WaitingRequest(tokens)
         self._waiting.append(turn)
-        self._start_asking()
+        self._start_admission_task()
         try:
             await turn.news.wait()
             if turn.obstacle is None:
                 return await turn.ticket
             notice(turn.obstacle)
-            async with self._rates.release_slot():
+            async with self._rates.release_effect_slot():
                 return await turn.ticket
         except asyncio.CancelledError:
             self._leave_queue(turn)
@@ -361,7 +361,7 @@ class SharedLimiter:
         with contextlib.suppress(ValueError):
             self._waiting.remove(turn)
         self._owes = True
-        self._start_asking()
+        self._start_admission_task()
 
     def leave(self, ticket: _AdmittedRequest, used: int | None) -> None:
         """Report the end of a request and its *used* tokens; ``None`` if unknown."""
@@ -370,9 +370,9 @@ class SharedLimiter:
             self._corrections[ticket.second] = self._corrections.get(ticket.second, 0) + used - ticket.tokens
         if self._limit.max_concurrency is not None or self._corrections:
             self._owes = True
-            self._start_asking(is_news=bool(self._waiting))
+            self._start_admission_task(is_news=bool(self._waiting))
 
-    def _start_asking(self, *, is_news: bool = True) -> None:
+    def _start_admission_task(self, *, is_news: bool = True) -> None:
         if is_news:
             self._changed.set()
         if self._asker is None or self._asker.done():

@@ -148,7 +148,7 @@ async def read_archive(deployment: Deployment, root: str) -> Archive:
     return archive
 
 
-async def read_started_archive(
+async def read_archive_once_started(
     deployment: Deployment, root: str, *, pause: float, waiting: Callable[[], None] = lambda: None
 ) -> Archive:
     """
@@ -255,8 +255,8 @@ async def write_journal(
         raise played.fatal
     if isinstance(result.error, ReplayDivergence):
         raise result.error
-    played.check_all_used()
-    _drop_unstarted(session.writer.journal, archive)
+    played.refuse_unused_records()
+    _remove_unstarted_effects(session.writer.journal, archive)
     if recorded is not None:
         _write_recorded_end(session.writer.journal, recorded)
     return session.writer.journal
@@ -287,7 +287,7 @@ async def follow_run(launcher: Launcher, deployment: Deployment, root: str) -> A
         JournalError: when there is no such root run.
         ReplayDivergence: when these agents ask for something else than is recorded.
     """
-    archive = await read_started_archive(deployment, root, pause=FOLLOW_SECONDS)
+    archive = await read_archive_once_started(deployment, root, pause=FOLLOW_SECONDS)
     reading = asyncio.Lock()
 
     async def wait_for_more() -> bool:
@@ -315,13 +315,13 @@ def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
     at_that_time = attrs.evolve(launcher, services=attrs.evolve(launcher.services, clock=_FixedClock(order.created)))
 
     try:
-        made = at_that_time.plan(make_root_request(launcher, order))
-        plan, state = played.with_lookups(made.plan, made.state)
+        made = at_that_time.plan_root_run(make_root_request(launcher, order))
+        plan, state = played.with_recorded_lookups(made.plan, made.state)
         plan, state = start_run(
             session, plan, state, limits=order.limits, models=launcher.models.by_agent, own_models=order.models
         )
         services = played.wrap(made.services)
-        live = at_that_time.make_engine_run(attrs.evolve(made, plan=plan, state=state, services=services))
+        live = at_that_time.make_or_fill_engine_run(attrs.evolve(made, plan=plan, state=state, services=services))
     except BaseException:
         session.writer.close()
         raise
@@ -330,7 +330,7 @@ def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
     return live
 
 
-def _drop_unstarted(journal: Journal, archive: Archive) -> None:
+def _remove_unstarted_effects(journal: Journal, archive: Archive) -> None:
     """Remove effects at the end that never started; in a journal they would be in doubt."""
     records = journal.records()
     results = {(record.path, record.seq) for record in records if isinstance(record, Result)}
@@ -404,11 +404,11 @@ class Playback:
 
     def _wrap_planner(self, inner: ChildPlanner) -> ChildPlanner:
         def planned(parent: RunPlan, effect: Spawn | CallBody, path: str) -> tuple[RunPlan, AgentState]:
-            return self.with_lookups(*inner(parent, effect, path))
+            return self.with_recorded_lookups(*inner(parent, effect, path))
 
         return planned
 
-    def with_lookups(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
+    def with_recorded_lookups(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
         """Return plan and state with the recorded prompt and context window."""
         if plan.body is not None:
             return plan, state
@@ -499,7 +499,7 @@ class Playback:
         view = self._archive.runs.get(path)
         return "" if view is None else str(view.attributes.get(REASON) or "")
 
-    def check_all_used(self) -> None:
+    def refuse_unused_records(self) -> None:
         """Raise ``ReplayDivergence`` when the run ended before its record does."""
         left = [a for a, e in self._archive.entries.items() if a not in self._used and e.form is not None]
         if left and self._archive.runs[""].state == "SUCCESS":

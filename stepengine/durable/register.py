@@ -14,7 +14,7 @@ from typing import Any
 from attrs import frozen
 
 from stepengine.data.quantities import IDEMPOTENCY_KEY_SECONDS
-from stepengine.durable.database import WORKFLOW, convert_database_errors, make_tables, nul_free_sql, open_connection
+from stepengine.durable.database import WORKFLOW, convert_database_errors, create_missing_tables, nul_free_sql, open_connection
 from stepengine.durable.deployment import Deployment
 from stepengine.errors import InputError
 
@@ -167,7 +167,7 @@ async def create_register_tables(url: str) -> None:
 
 async def create_register_tables_over(connection: Any, *, role: str | None = None) -> None:
     """Create the missing tables of served runs, as ``create_register_tables``, over *connection*; let *role* use them."""
-    await make_tables(
+    await create_missing_tables(
         connection,
         "the tables of served runs",
         lock="stepengine-served",
@@ -245,7 +245,7 @@ class Register:
         """Store why a run was cancelled."""
         await self._database.rows(NOTE, text.replace("\0", ""), run)
 
-    async def count_try(self, run: str) -> None:
+    async def count_retry(self, run: str) -> None:
         """Count a retry of a stopped run."""
         await self._database.rows(COUNT_TRY, run)
 

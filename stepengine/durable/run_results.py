@@ -15,7 +15,7 @@ import attrs
 
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.waits import Waits
-from stepengine.durable.body import make_root_request, plan_run
+from stepengine.durable.body import make_root_request, plan_submitted_run
 from stepengine.durable.operator import Operator
 from stepengine.durable.run_waits import Waiting, make_question_waits
 from stepengine.durable.wire import SubmittedRun, parse_result
@@ -66,7 +66,7 @@ class ResultReader:
                     return await self._make_ended_result(run, state, waits=waits)
                 if not waits:
                     beyond = self._launcher.services.sleep_in_process
-                    asked, left = await self._get_operator().run_waits.find_suspended(run, beyond=beyond)
+                    asked, left = await self._get_operator().run_waits.find_waits_if_suspended(run, beyond=beyond)
                     if asked or left:
                         return _make_suspended_result(run, asked, left)
                 until, pause = None, min(2 * pause, MAX_POLL_SECONDS)
@@ -102,7 +102,7 @@ class ResultReader:
         """Decode the output into the agent's own type, if this engine knows the agent."""
         output = form["output"]
         try:
-            plan, _ = plan_run(self._launcher.plan(make_root_request(self._launcher, order)), order)
+            plan, _ = plan_submitted_run(self._launcher.plan_root_run(make_root_request(self._launcher, order)), order)
             return None if output is None or plan.decode_output is None else plan.decode_output(output)
         except StepEngineError:
             return None

@@ -48,12 +48,12 @@ class DurableScheduler(Scheduler):
         self.book = DatabaseBook(engine.setting.url, app=engine.setting.app)
         self._durable = engine
 
-    def _find_orphaned_times(self) -> list[DueTime]:
+    def _find_orphaned_and_mark_started(self) -> list[DueTime]:
         """Return claimed times without a submitted run, because their worker died or has not submitted them yet."""
         known = {schedule.id: schedule for schedule in self.schedules}
         return [
             DueTime(known[ran.schedule], ran.at)
-            for ran in self.book.load_claimed_times()
+            for ran in self.book.load_unstarted_claims()
             if ran.schedule in known and ran.run not in self._under_way
         ]
 

@@ -219,12 +219,12 @@ class Sessions:
         name = f"stepengine-session:{self._deployment.app}:{session}"
         while True:
             async with self._mine:
-                if await self._execute_lock(LOCK, name):
+                if await self._execute_lock_statement(LOCK, name):
                     try:
                         yield True
                     finally:
                         with contextlib.suppress(DatabaseUnavailable):
-                            await self._execute_lock(UNLOCK, name)
+                            await self._execute_lock_statement(UNLOCK, name)
                     return
             if not waits:
                 yield False
@@ -232,7 +232,7 @@ class Sessions:
             # Asked for again and not waited for: one that is frozen with a session's lock keeps no other session.
             await asyncio.sleep(LOCK_PAUSE_SECONDS)
 
-    async def _execute_lock(self, statement: str, name: str) -> bool:
+    async def _execute_lock_statement(self, statement: str, name: str) -> bool:
         try:
             ((said,),) = await self._locks.rows(statement, name)
             return bool(said)
@@ -288,7 +288,7 @@ class Sessions:
         journal = None if under_way is None else under_way.run
         if form is None:
             return attrs.evolve(empty, info=info, journal=journal)
-        left, stored = form["session"], _get_state_after(form)
+        left, stored = form["session"], _get_state_after_turn(form)
         state = None if stored is None else restored(stored)
         return Session(
             info=attrs.evolve(info, status=form["status"], user_id=left["user_id"], metadata=left["metadata"]),
@@ -415,7 +415,7 @@ class Sessions:
         """Return the action that answers the questions of the turn before; ``None`` if it has none for this turn."""
         if asking.agent != turn.agent or asking.state != "PENDING":
             return None
-        asked, _ = await self._waits.find_suspended(asking.run)
+        asked, _ = await self._waits.find_waits_if_suspended(asking.run)
         if not asked:
             return None
         found = await self._deployment.client.list_workflows_async(workflow_ids=[turn.run], load_output=False)
@@ -462,7 +462,7 @@ class Sessions:
     # --- turns that stopped -------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def lock_turn(self, view: DurableRunView) -> AsyncIterator[None]:
+    async def lock_turn_session(self, view: DurableRunView) -> AsyncIterator[None]:
         """Keep a turn from starting while it is cancelled."""
         if "turn" not in view.attributes:
             yield
@@ -470,12 +470,12 @@ class Sessions:
         async with self._lock_session(view.attributes["session"]):
             yield
 
-    async def block_on_turn(self, view: DurableRunView) -> None:
-        """Let the session of a turn wait for it although it is cancelled; ``retry_turn`` and ``give_up`` end that."""
+    async def hold_session_for_turn(self, view: DurableRunView) -> None:
+        """Let the session of a turn wait for it although it is cancelled; ``lock_retryable_turn`` and ``give_up`` end that."""
         if "turn" in view.attributes:
             await self._deployment.client.update_workflow_attributes_async(view.id, {"held": True}, merge=True)
 
-    async def release_turn(self, view: DurableRunView) -> bool:
+    async def release_session_from_turn(self, view: DurableRunView) -> bool:
         """Let a session continue without a stopped turn; return whether it waited for that turn."""
         is_held = view.state == "CANCELLED" and bool(view.attributes.get("held"))
         stopped = is_held or view.state in ("ERROR", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
@@ -486,7 +486,7 @@ class Sessions:
         return True
 
     @contextlib.asynccontextmanager
-    async def retry_turn(self, view: DurableRunView) -> AsyncIterator[None]:
+    async def lock_retryable_turn(self, view: DurableRunView) -> AsyncIterator[None]:
         """
         Check that a stopped turn can be retried, and lock its session for the block.
 
@@ -564,10 +564,10 @@ async def load_previous_turn(sessions: Sessions, order: SubmittedRun) -> dict[st
             await asyncio.sleep(MAX_LOOK_SECONDS)
     if form is None:
         return {"after": None, "state": None, "session": FIRST_STATE}
-    return {"after": after, "state": _get_state_after(form), "session": form["session"]}
+    return {"after": after, "state": _get_state_after_turn(form), "session": form["session"]}
 
 
-def _get_state_after(form: Mapping[str, Any]) -> object:
+def _get_state_after_turn(form: Mapping[str, Any]) -> object:
     """Return the state after a turn, or before it if a hook refused it."""
     left = form["session"]
     return left["state"] if "state" in left else form["state"]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from stepengine.data.events import Event, EventsDropped
 from stepengine.durable.event_order import EventOrder
-from stepengine.durable.records import Archive, Playback, create_replayed_run, read_started_archive
+from stepengine.durable.records import Archive, Playback, create_replayed_run, read_archive_once_started
 from stepengine.errors import DatabaseUnavailable, StepEngineError
 from stepengine.journal.event_stream import EventProjection
 from stepengine.journal.follower import Follower
@@ -231,7 +231,7 @@ class SharedEvents:
         deployment = self._operator.deployment
         while True:
             try:
-                archive = await read_started_archive(
+                archive = await read_archive_once_started(
                     deployment, self.run, pause=LAST_PAUSE_SECONDS, waiting=self._mark_caught_up
                 )
             except DatabaseUnavailable:
@@ -288,7 +288,7 @@ class SharedEvents:
         if has_news:
             self.is_suspended = False
         else:
-            asked, left = await self._operator.run_waits.find_suspended(self.run)
+            asked, left = await self._operator.run_waits.find_waits_if_suspended(self.run)
             self.is_suspended = bool(asked or left)
         if was_suspended != self.is_suspended:
             self._notify_readers()
@@ -311,11 +311,11 @@ class SharedEvents:
         has_arrived = False
         for record in follower.read_new().records:
             if isinstance(record, Head):
-                self._append_events_of(follower, [record])
+                self._append_record_events(follower, [record])
             else:
                 has_arrived |= self._order.add(record)
         await self._order.share()
-        self._append_events_of(follower, self._order.pop_ready(is_last=is_last))
+        self._append_record_events(follower, self._order.pop_ready(is_last=is_last))
         # With the end itself, and not when its driver has ended, too: a client that has the last event may ask in between.
         self.is_over = self._projection.is_over
         was_caught_up = self._is_caught_up
@@ -325,7 +325,7 @@ class SharedEvents:
             self._notify_readers()
         return has_arrived or len(self.events) > shown
 
-    def _append_events_of(self, follower: Follower, records: Sequence[Record]) -> None:
+    def _append_record_events(self, follower: Follower, records: Sequence[Record]) -> None:
         for event in self._projection.take(follower.history, records):
             if self.tries:
                 again = hashlib.blake2b(f"{event.epoch} {self.tries}".encode(), digest_size=4).hexdigest()

@@ -37,7 +37,7 @@ class ReservedStep(NamedTuple):
         return number
 
 
-def run_outside(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+def run_outside_workflow(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
     """Start work in a context of its own: in that of the workflow DBOS would take it for a step, or for a part of one."""
     return asyncio.create_task(work, context=contextvars.Context())
 
@@ -83,7 +83,7 @@ class StepRecords:
 
     async def _read_next_page(self) -> None:
         query = self._dbos.list_workflow_steps_async(self._run, limit=PAGE_STEPS, offset=self._read)
-        page = await run_outside(query)
+        page = await run_outside_workflow(query)
         self._known.update({step["function_id"]: step for step in page})
         self._read += len(page)
         self._is_complete = len(page) < PAGE_STEPS

@@ -32,7 +32,7 @@ from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.durable.child_runs import ChildRuns, add_body_end, make_ancestor
 from stepengine.durable.executions import DurableRun
-from stepengine.durable.outcome_records import OutcomeRecorder, RaceRecord, ReservedSteps, UnrecordedStop, find_race
+from stepengine.durable.outcome_records import OutcomeRecorder, RaceRecord, ReservedSteps, UnrecordedStop, find_race_bounds
 from stepengine.durable.step_names import BODY, CHILD, INTENT, SPAWN, WAIT, kind_of_effect, parse_fingerprint
 from stepengine.durable.step_records import ReservedStep
 from stepengine.durable.wire import mark_usage_uncertain, parse_answers
@@ -85,13 +85,13 @@ class Steps:
         # in which they are requested. Were they drawn when members of a group are performed, the faster member would
         # have the lower number, and the next execution another record (durable:U20).
         run = self._run
-        run.end.check_can_continue()
+        run.end.raise_if_stopping()
         is_early = not run.workflow.is_live
         if batch[0].effect.seq < LONG_RUN_EFFECTS <= batch[-1].effect.seq + 1 and not is_early:
-            self._warn_of_length()
+            self._warn_of_long_run()
         started, reserved, marks = [], list[ReservedStep](), dict[int, Any]()
         for item in batch:
-            started.append((item, await self._reserve_effect(item, reserved, marks)))
+            started.append((item, await self._reserve_effect_steps(item, reserved, marks)))
         await self._record_marks(reserved, marks, item)
         for item, steps in started:
             if steps.intent is not None:
@@ -103,7 +103,7 @@ class Steps:
 
     def _find_race_record(self, item: Item) -> RaceRecord | None:
         """Return the record that the members of a race share; ``None`` for an effect in no race."""
-        race = find_race(item)
+        race = find_race_bounds(item)
         if race is None or item.gather is None:
             return None
         together = item.gather.effects
@@ -112,7 +112,7 @@ class Steps:
             del self._races[over]
         return self._races.setdefault((item.path, together[race[0]].seq), RaceRecord())
 
-    def _warn_of_length(self) -> None:
+    def _warn_of_long_run(self) -> None:
         """Warn that the run grows long; no new run is started, since a handler's variables cannot move there."""
         message = (
             f"the run {self._run.order.id!r} has {LONG_RUN_EFFECTS:,} effects. Resuming it reads all of them first, a third of a second of CPU "
@@ -132,7 +132,7 @@ class Steps:
                     marks[step.number] = await self._run.workflow.record_mark(step, where)
             reserved.clear()
 
-    async def _reserve_effect(self, item: Item, reserved: list[ReservedStep], marks: dict[int, Any]) -> ReservedSteps:
+    async def _reserve_effect_steps(self, item: Item, reserved: list[ReservedStep], marks: dict[int, Any]) -> ReservedSteps:
         """Reserve the steps of an effect; those to look up before it starts are added to *reserved*."""
         run, effect = self._run, item.effect
         # Form and fingerprint are those of a journal: so a durable run can be exported as one, and is compared by the
@@ -140,7 +140,7 @@ class Steps:
         form = encode_effect(item)
         print_ = run.prints.for_effect(form)
         name = f"{kind_of_effect(form)}:{print_}"
-        _check_supported(item)
+        _refuse_unsupported_effect(item)
         seeded = run.seed.outcomes.get(item.address)
         if seeded is not None:
             steps = self._reserve_from_seed(item, name, seeded)
@@ -157,16 +157,16 @@ class Steps:
         if isinstance(effect, WAITS):
             reserved.append(run.workflow.reserve(f"{WAIT}:{print_}", _make_wait_form(item)))
         elif isinstance(effect, RUNS) and not _starts_background_child(item):
-            return self._reserve_start(item, name, seeded, reserved)
+            return self._reserve_start_steps(item, name, seeded, reserved)
         elif not is_repeatable(item):
-            mark = {"seq": effect.seq, "token": self._token, **run.path_member(item)}
+            mark = {"seq": effect.seq, "token": self._token, **run.make_path_member(item)}
             intent = run.workflow.reserve(f"{INTENT}:{print_}", mark)
             reserved.append(intent)
         step = run.workflow.reserve(name)
         reserved.append(step)
         return ReservedSteps(name, step, intent=intent)
 
-    def _reserve_start(
+    def _reserve_start_steps(
         self, item: Item, name: str, seeded: _Seeded | None, reserved: list[ReservedStep]
     ) -> ReservedSteps:
         """Reserve the steps for the start of a child or tool body, and for the end of one driven elsewhere."""
@@ -174,7 +174,7 @@ class Steps:
         # child's row is found by its id alone, so a changed spawn would be given another child's result (durable:U15).
         run, print_ = self._run, parse_fingerprint(name)
         known = None if seeded is None else seeded[2]
-        mark = {"seq": item.effect.seq, **run.path_member(item)}
+        mark = {"seq": item.effect.seq, **run.make_path_member(item)}
         if not _is_part_of_run(item):
             spawning = run.workflow.reserve(f"{SPAWN}:{print_}", mark)
             step = run.workflow.reserve(f"{CHILD}:{print_}")
@@ -206,7 +206,7 @@ class Steps:
             outcome = await self._inner.perform(item, run.tree)
             run.workflow.is_live = True
             if not isinstance(outcome, Stop):
-                return self._outcomes.encode_received(item, outcome)
+                return self._outcomes.encode_new_outcome(item, outcome)
             if outcome.kind != "suspended":
                 raise UnrecordedStop(outcome)
             open_ = [bare(question) for question in render_questions(item)]
@@ -242,7 +242,7 @@ class Steps:
             return self._children.start_in_background(item, io, steps)
         if isinstance(effect, RUNS):
             return (
-                self._perform_body(item, io, steps)
+                self._perform_tool_body(item, io, steps)
                 if _is_part_of_run(item)
                 else self._children.perform(item, io, steps)
             )
@@ -251,7 +251,7 @@ class Steps:
     async def _read_seed_outcome(self, item: Item, form: Mapping[str, object]) -> Single:
         outcome = self._outcomes.load_outcome(form, format_address(*item.address))
         self._run.workflow.was_replayed = True
-        return self._children.add_child_end(item, outcome)
+        return self._children.count_and_decode_child_end(item, outcome)
 
     async def _perform_leaf(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
         run = self._run
@@ -280,7 +280,7 @@ class Steps:
                     item, AttemptsIO(io, attempts) if isinstance(item.effect, CallModel) else io
                 )
             outcome = mark_usage_uncertain(outcome) if again else outcome
-            return self._outcomes.encode_received(item, outcome, attempts)
+            return self._outcomes.encode_new_outcome(item, outcome, attempts)
 
         with run.activity.count_running():
             return (await self._outcomes.record(item, steps, act))[0]
@@ -313,7 +313,7 @@ class Steps:
 
     # --- bodies of tools ----------------------------------------------------------------------------------------------
 
-    async def _perform_body(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
+    async def _perform_tool_body(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
         """
         Run the body of a tool in this run, and return its result: the recorded one, with the current changes of the body.
 
@@ -325,7 +325,7 @@ class Steps:
             outcome = await self._inner.perform(item, io)
         finally:
             run.bodies.pop()
-        run.end.check_can_continue()
+        run.end.raise_if_stopping()
         if isinstance(outcome, Stop) and outcome.kind != "limit":
             return outcome
         now = self._outcomes.encode(item, outcome)
@@ -337,7 +337,7 @@ class Steps:
         # The result is recorded, and still a resumed run repeats the body: its changes (of the conversation, of what was
         # spent) are in no record, and follow from its effects alone.
         known = steps.seeded or await run.workflow.step(steps.name, act, where)
-        self._outcomes.compare_results(item, known, now)
+        self._outcomes.compare_body_results(item, known, now)
         return add_body_end(self._outcomes.load_outcome(known, where), getattr(outcome, "body", None))
 
     # --- waits --------------------------------------------------------------------------------------------------------
@@ -356,7 +356,7 @@ class Steps:
             if steps.race is not None and await steps.race.is_lost(item):
                 return self._outcomes.encode_race_loss(item)
             outcome = await self._inner.perform(item._replace(has_begun=True), io)
-            form = self._outcomes.encode_received(item, outcome)
+            form = self._outcomes.encode_new_outcome(item, outcome)
             found.append(outcome)
             return form
 
@@ -392,13 +392,13 @@ def _starts_background_child(item: Item) -> bool:
     return isinstance(item.effect, Spawn) and item.effect.is_background
 
 
-def _check_supported(item: Item) -> None:
+def _refuse_unsupported_effect(item: Item) -> None:
     """Raise ``StepEngineError`` for an effect that a durable run cannot perform, before it starts."""
     # Not when the result fails to arrive: the sender would deliver to a process that has forgotten the call.
     if is_deferred(item):
         msg = f"the result of {item.effect.tool_name!r} comes from outside, which a durable run cannot wait for"  # type: ignore[union-attr]
         raise StepEngineError(msg)
-    if isinstance(item.effect, AskPerson) and find_race(item) is not None:
+    if isinstance(item.effect, AskPerson) and find_race_bounds(item) is not None:
         msg = "a durable run asks nobody in a race: let a child ask, and race with that"
         raise StepEngineError(msg)
 

@@ -349,7 +349,7 @@ def encode_child_end(
     """
     child = finished.as_child(is_inline=plan.is_inline)
     members = outcome_members(Value(child))["value"]
-    left: dict[str, object] = {} if child.left is None else {"left": _encode_left(child.left, plan)}
+    left: dict[str, object] = {} if child.left is None else {"left": _encode_inline_end(child.left, plan)}
     left |= {"rules": list(rules)} if rules else {}
     return to_portable_json({"schema": SCHEMA_VERSION, "child": members, "started": started, **left})
 
@@ -357,16 +357,16 @@ def encode_child_end(
 def parse_child_end(form: Mapping[str, Any]) -> ChildResult:
     """Parse the stored form of a child's end; its output is JSON."""
     child: ChildResult = restored(form["child"])
-    return attrs.evolve(child, left=parse_left(form["left"])) if "left" in form else child
+    return attrs.evolve(child, left=parse_inline_end(form["left"])) if "left" in form else child
 
 
-def _encode_left(left: EndedRun, plan: RunPlan) -> dict[str, object]:
+def _encode_inline_end(left: EndedRun, plan: RunPlan) -> dict[str, object]:
     # Only after a hand-off the parent lists the calls. Those of another inline child may contain a whole conversation.
     listed = left if plan.is_hand_off else attrs.evolve(left, tool_calls=(), thinking=(), children=())
     return {"status": left.status.value, "state": bare(left.state), **_encode_log(listed)}
 
 
-def parse_left(form: Mapping[str, Any]) -> EndedRun:
+def parse_inline_end(form: Mapping[str, Any]) -> EndedRun:
     """Parse the data that an inline child returns to its parent."""
     return EndedRun(status=RunStatus(form["status"]), state=restored(form["state"]), **_parse_log(form))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from stepengine.durable.database import fetch_value, get_missing_rights_error, make_tables
+from stepengine.durable.database import fetch_value, get_missing_rights_error, create_missing_tables
 from stepengine.runtime.logs import LOGGER
 
 LOCK = "stepengine-workers"
@@ -43,7 +43,7 @@ async def create_worker_table(own: Any, *, role: str | None = None) -> None:
 
     Without the right to do so, it stays missing, and workers without runs are not shown.
     """
-    await make_tables(
+    await create_missing_tables(
         own,
         "the list of workers",
         lock=LOCK,

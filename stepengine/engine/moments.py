@@ -156,10 +156,10 @@ EFFECT_TEXTS: Mapping[type[Leaf], Callable[[Any], str]] = {
     EndRuns: lambda effect: f"the end of the children at {', '.join(effect.children)}",
     RunInBackground: lambda effect: f"the end of agent {effect.agent_id} in the background",
 }
-"""Texts for ``effect_text``; an effect without an entry is described by its row."""
+"""Texts for ``describe_effect``; an effect without an entry is described by its row."""
 
 
-def effect_text(effect: Leaf) -> str:
+def describe_effect(effect: Leaf) -> str:
     """Return the request of an effect in one line, with nothing redacted."""
     return EFFECT_TEXTS.get(type(effect), summarize_effect)(effect)
 

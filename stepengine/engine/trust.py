@@ -199,7 +199,7 @@ def refuse_inside_tool(what: str) -> None:
 def is_trusted(folder: Path) -> bool:
     """Return whether a person trusted a folder of agent files, at this real path and with this owner."""
     real = folder.resolve()
-    place = _find_trust_folder(real)
+    place = _find_trust_record_folder(real)
     record = None if place is None else _read_trust_record(place / _record_file_name(real))
     return record is not None and record == {"path": str(real), "owner": real.stat().st_uid}
 
@@ -216,10 +216,10 @@ def trust_folder(folder: Path) -> Path:
         msg = f"there is no folder {str(folder)!r} of agent files; create it, or name another one"
         raise DefinitionError(msg)
     real = folder.resolve()
-    place = _find_trust_folder(real)
+    place = _find_trust_record_folder(real)
     if place is None:
         msg = (
-            f"{str(real)!r} cannot be trusted: that is kept in your state folder, which is {_unsafe_state_reason(real)}; "
+            f"{str(real)!r} cannot be trusted: that is kept in your state folder, which is {_explain_unsafe_state_folder(real)}; "
             "set STEPENGINE_STATE_DIR to a folder of your own"
         )
         raise DefinitionError(msg)
@@ -230,7 +230,7 @@ def trust_folder(folder: Path) -> Path:
 def untrust_folder(folder: Path) -> bool:
     """Withdraw the trust in a folder of agent files, also one that is gone; return whether it was trusted."""
     real = folder.resolve()
-    return _remove_record(_find_trust_folder(real), _record_file_name(real))
+    return _remove_record(_find_trust_record_folder(real), _record_file_name(real))
 
 
 def list_trusted_folders() -> list[Path]:
@@ -244,13 +244,13 @@ def _record_file_name(real: Path) -> str:
     return f"{sha256(os.fsencode(real)).hexdigest()}.json"
 
 
-def _find_trust_folder(real: Path) -> Path | None:
+def _find_trust_record_folder(real: Path) -> Path | None:
     """Return where trust in a folder is stored; ``None`` if others may write there, or it is in the same project."""
     state = state_folder()
-    return None if state is None or _unsafe_state_reason(real) else state / TRUSTED
+    return None if state is None or _explain_unsafe_state_folder(real) else state / TRUSTED
 
 
-def _unsafe_state_reason(real: Path) -> str:
+def _explain_unsafe_state_folder(real: Path) -> str:
     from stepengine.workspace.skills import find_project_root
 
     state = state_folder()

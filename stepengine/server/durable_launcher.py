@@ -130,7 +130,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
             check_not_ended(row)
         with refuse_run_errors(status=409, kind="not_possible"):
             await operator.retry(row.run)
-        await self._store.register.count_try(row.run)
+        await self._store.register.count_retry(row.run)
 
     async def replay(self, row: RunRow, live: Collection[str]) -> RunResult:
         """

@@ -94,7 +94,7 @@ class DurableReader:
             found = await self._store.register.listed(
                 owner=owner, agent=agent, statuses=sorted(asked), before=before, limit=limit, search=search
             )
-            suspended = await self._store.operator.run_waits.list_suspended(
+            suspended = await self._store.operator.run_waits.list_waits_of_suspended(
                 [row.run for row in found if row.status == "running"]
             )
             rows = [_run_row_from_registered(row, "suspended" if row.run in suspended else row.status) for row in found]
@@ -123,7 +123,7 @@ class DurableReader:
         # Status and questions in one query: with two, a run could be suspended in between, and a client that waits for its
         # question would be told that there is none.
         operator = self._store.operator
-        suspended = await operator.run_waits.list_suspended([row.run]) if row.status != "started" else {}
+        suspended = await operator.run_waits.list_waits_of_suspended([row.run]) if row.status != "started" else {}
         is_suspended = row.run in suspended
         asked, left = suspended[row.run] if is_suspended else (await operator.list_questions(row.run), [])
         return ServedRun(

@@ -14,7 +14,7 @@ import pytest
 from stepengine import AgentDefinition, Ask, StepContext, call, tool
 from stepengine.data.state import RunInfo
 from stepengine.durable import Operator, migrate
-from stepengine.durable.database import open_connection, quote_name
+from stepengine.durable.database import open_connection, quote_sql_name
 from stepengine.durable.executions import WorkflowSteps
 from stepengine.durable.indexes import create_indexes
 from tests.cases import case
@@ -61,7 +61,7 @@ async def test_turn_gets_the_next_number_in_any_state(db: str):
 
 
 async def test_role_without_index_rights_works_and_is_warned(db: str, caplog):
-    name = quote_name(f"limited-{db.rpartition('/')[2][:20]}")
+    name = quote_sql_name(f"limited-{db.rpartition('/')[2][:20]}")
     async with await Operator.connect(db) as operator:
         own = await open_connection(operator.url)
         try:

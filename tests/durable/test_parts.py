@@ -85,13 +85,13 @@ async def test_look_that_runs_already_answers_no_later_question():
 
 def test_first_divergence_of_an_execution_is_kept():
     end = ExecutionEnd("run")
-    end.check_can_continue()
+    end.raise_if_stopping()
     first = end.diverge("#1", ["tool:a", "tool:b"])
     assert first is end.diverge("#2", [])
     assert "#1" in str(first)
     assert "tool:a and tool:b" in str(first)
     with pytest.raises(ReplayDivergence):
-        end.check_can_continue()
+        end.raise_if_stopping()
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -105,7 +105,7 @@ def test_execution_that_ends_alone_leaves_its_children_alone(leaves: bool):
     else:
         end.end_without_result(RuntimeError("the database is away"))
     with pytest.raises(asyncio.CancelledError):
-        end.check_can_continue()
+        end.raise_if_stopping()
     assert not end.ends_children(Stop("cancelled"))
 
 

@@ -458,7 +458,7 @@ def test_places_are_found_by_step_and_by_address() -> None:
     agent = AgentDefinition("worker", model="m/x", tools=[read], handle_steps=handle_steps)
     journal = recorded(agent, [tool_call("read", {}), tool_call("read", {}), text("hi")])
     with stepped(agent, journal) as stepper:
-        assert [1, 1, 2, 2, 3] == [stepper.tape.step_at(position) for position in range(stepper.tape.last)]
-        assert [0, 2, 4, None, None] == [stepper.tape.position_of_step(step) for step in (1, 2, 3, 4, 0)]
-        assert (3, None) == (stepper.tape.position_of("", 3), stepper.tape.position_of("3", 0))
+        assert [1, 1, 2, 2, 3] == [stepper.tape.get_step_at(position) for position in range(stepper.tape.last)]
+        assert [0, 2, 4, None, None] == [stepper.tape.find_step_position(step) for step in (1, 2, 3, 4, 0)]
+        assert (3, None) == (stepper.tape.find_position("", 3), stepper.tape.find_position("3", 0))
         assert (3, 0) == (stepper.tape.count_steps(), stepper.tape.count_steps("1"))
