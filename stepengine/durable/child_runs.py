@@ -61,13 +61,13 @@ class ChildRuns:
         self._budgets = ChildBudgets(run)
         self._started: dict[str, _BackgroundStart] = {}
 
-    async def perform(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
+    async def perform_child_run(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
         """Run a child to its end, and return its recorded result."""
         run = self._run
         ended: dict[str, object] = {}
 
         async def act() -> dict[str, Any]:
-            if steps.race is not None and await steps.race.is_lost(item):
+            if steps.race is not None and await steps.race.has_lost_after_lookups(item):
                 await _cancel_subtree(run, f"{run.order.root}/{child_path(*item.address)}", LOST)
                 return self._outcomes.encode_race_loss(item)
             outcome: Single | None = _find_unknown_body_error(item)
@@ -79,7 +79,7 @@ class ChildRuns:
             form = self._outcomes.encode_new_outcome(item, outcome, at=at)
             return form | {name: ended[name] for name in ("left", "started", "rules", "body") if name in ended}
 
-        outcome, form = await self._outcomes.record(item, steps, act)
+        outcome, form = await self._outcomes.perform_and_record(item, steps, act)
         self._add_remembered_rules(form)
         if "body" in form:
             self._outcomes.compare_body_results(item, steps.seeded, form)
@@ -136,7 +136,7 @@ class ChildRuns:
         with run.activity.count_running():
             # Recorded first and enqueued then, behind `is_recorded`: a child that is at work and of which its parent
             # knows nothing could be ended by nobody.
-            outcome, _ = await self._outcomes.record(item, steps, act)
+            outcome, _ = await self._outcomes.perform_and_record(item, steps, act)
         if not performed and isinstance(outcome, Value):
             # It is at work, or was; here it is only waited for.
             again = await self._inner.perform(item._replace(has_begun=True), io)
@@ -145,7 +145,7 @@ class ChildRuns:
         started.is_recorded.set_result(None)
         return outcome
 
-    async def wait_for_end(self, item: Item, io: IO) -> Single:
+    async def wait_for_background_child(self, item: Item, io: IO) -> Single:
         """Wait for the end of a background child, which its own workflow records."""
         run, tree = self._run, self._run.tree
         started = self._started[item.path]
@@ -159,7 +159,7 @@ class ChildRuns:
             with self._budgets.reserve_part(parent, 1 + running) as share:
                 outcome = await self._inner.perform(item, _RemoteIO(io, run, started.item, share, ended))
         except UnrecordedStop as stopped:
-            run.end.fail(cast("ReplayDivergence", stopped.outcome.error))
+            run.end.record_divergence(cast("ReplayDivergence", stopped.outcome.error))
             tree.root.stop(stopped.outcome)
             return stopped.outcome
         if not isinstance(outcome, Value) or not isinstance(outcome.value, ChildResult):
@@ -188,7 +188,7 @@ class ChildRuns:
             return self._outcomes.encode(item, Value(is_running, run.clock.advance_time(tree.clock.elapsed())))
 
         with run.activity.count_running():
-            return (await self._outcomes.record(item, steps, act))[0]
+            return (await self._outcomes.perform_and_record(item, steps, act))[0]
 
 
 class _BackgroundStart:
@@ -302,8 +302,8 @@ class _RemoteIO(ForwardingIO):
     async def _wait_for_child(self, options: Mapping[str, Any], child: SubmittedRun, run_id: str) -> dict[str, object]:
         run, workflow = self._run, self._run.workflow
         seed = run.seed.select_subtree(child.path)
-        more = [seed.form()] if seed.outcomes else []
-        handle = await workflow.dbos.enqueue_workflow_with_options_async(options, child.form(), *more)
+        more = [seed.to_form()] if seed.outcomes else []
+        handle = await workflow.dbos.enqueue_workflow_with_options_async(options, child.to_form(), *more)
         self._queued.set()
         try:
             form: dict[str, object] = await handle.get_result(polling_interval_sec=CHILD_POLL_SECONDS)

@@ -208,7 +208,7 @@ def _limit_dbos_logging() -> None:
         logger.addFilter(_LogThrottle())
 
 
-def migrate(url: str, *, role: str | None = None) -> None:
+def migrate_dbos_tables(url: str, *, role: str | None = None) -> None:
     """
     Create or update the tables, with the rights of the URL's user.
 
@@ -308,7 +308,7 @@ async def create_missing_tables(
     content: str,
     *,
     lock: str,
-    is_there: str,
+    exists_query: str,
     tables: Iterable[str],
     grants: Iterable[str] = (),
     role: str | None = None,
@@ -323,7 +323,7 @@ async def create_missing_tables(
         connection: A connection from ``open_connection``.
         content: What is created, for the log.
         lock: The name of the lock that is held meanwhile.
-        is_there: A query that returns whether they exist.
+        exists_query: A query that returns whether they exist.
         tables: Statements that create them.
         grants: Statements that let a role use them, without its name at the end.
         role: A role that gets the right to use them.
@@ -332,7 +332,7 @@ async def create_missing_tables(
     # Workers of one deployment start together, and `create table if not exists` of two at once fails for one of them.
     async with hold_lock(connection, lock):
         try:
-            for statement in () if await fetch_value(connection, is_there) else tables:
+            for statement in () if await fetch_value(connection, exists_query) else tables:
                 await connection.execute(statement)
             for grant in grants if role is not None else ():
                 await connection.execute(f"{grant} to {quote_sql_name(role or '')}")
@@ -409,7 +409,7 @@ class ReopeningConnection:
         self._connection: Any = None
         self._asking = asyncio.Lock()
 
-    async def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+    async def fetch_rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         """
         Execute a statement, one at a time, and return its rows; the values may be one mapping.
 

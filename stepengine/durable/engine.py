@@ -202,7 +202,7 @@ class DurableEngine:
             raise
         working = self._process
         if working is not None:
-            working.connect(self._operator.deployment, self._operator.sessions)
+            working.set_database_clients(self._operator.deployment, self._operator.sessions)
             self._chores = [
                 asyncio.create_task(self._operator.sessions.dispatch_turns_until_cancelled()),
                 asyncio.create_task(deliver_messages_until_cancelled(self._operator.deployment, lambda: working.runs)),
@@ -363,7 +363,7 @@ class DurableEngine:
             JournalError: when there is no such run.
             ReplayDivergence: when it stopped because the code does something else than is recorded.
         """
-        return await self._results.wait(run, waits=waits)
+        return await self._results.wait_for_result(run, waits=waits)
 
     async def answer(self, run: str, answers: Mapping[str, AnswerLike]) -> None:
         """Answer open questions of a run; see ``Operator.answer``."""
@@ -377,7 +377,7 @@ class DurableEngine:
         """Answer open questions of a run, and wait for its result; errors as ``answer`` and ``result``."""
         if answers:
             await self.answer(run, answers)
-        return await self._results.wait_for_next(run, frozenset(answers or ()))
+        return await self._results.wait_for_next_result(run, frozenset(answers or ()))
 
     async def cancel(self, run: str) -> None:
         """Cancel a run and everything below it; see ``Operator.cancel``."""

@@ -82,6 +82,6 @@ async def create_indexes(own: Any) -> None:
     Without the right to do so, they stay missing, and a warning is logged.
     """
     await create_missing_tables(
-        own, "indexes", lock=LOCK, is_there=THERE, level=logging.WARNING,
+        own, "indexes", lock=LOCK, exists_query=THERE, level=logging.WARNING,
         tables=[f"create index if not exists {name} on dbos.workflow_status {what}" for name, what in INDEXES.items()],
     )  # fmt: skip

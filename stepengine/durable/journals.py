@@ -8,7 +8,7 @@ import attrs
 
 from stepengine.durable.deployment import Deployment
 from stepengine.durable.operator import Operator, require_run_id, make_run_id
-from stepengine.durable.records import make_order_from_journal, read_archive, write_journal
+from stepengine.durable.records import make_order_from_journal, read_archive, replay_archive_into_journal
 from stepengine.durable.run_results import ResultReader
 from stepengine.engine.launcher import Launcher
 from stepengine.errors import JournalError, ReplayDivergence
@@ -34,8 +34,8 @@ async def export_run(
     """
     journal = MemoryJournal() if into is None else as_journal(into)
     archive = await read_archive(deployment, run)
-    recorded = await results.wait(run) if archive.is_begun and archive.runs[""].state == "SUCCESS" else None
-    return await write_journal(launcher, archive, journal, recorded)
+    recorded = await results.wait_for_result(run) if archive.is_begun and archive.runs[""].state == "SUCCESS" else None
+    return await replay_archive_into_journal(launcher, archive, journal, recorded)
 
 
 async def submit_unfinished_journal(operator: Operator, journal: JournalLike, *, release: str, trust: bool | None) -> str:
@@ -94,7 +94,7 @@ async def find_divergence(launcher: Launcher, deployment: Deployment, run: str) 
     if not archive.is_begun:
         return None
     try:
-        await write_journal(launcher, archive, MemoryJournal())
+        await replay_archive_into_journal(launcher, archive, MemoryJournal())
     except ReplayDivergence as error:
         return error
     return None

@@ -22,7 +22,7 @@ from stepengine.durable.database import (
     open_connection,
     parse_database_url,
 )
-from stepengine.durable.database import migrate as migrate_dbos_tables
+from stepengine.durable.database import migrate_dbos_tables
 from stepengine.durable.deployment import OVER
 from stepengine.durable.indexes import (
     child_condition_sql,
@@ -307,12 +307,12 @@ class DeploymentMaintenance:
 
     async def queue_settings(self) -> list[QueueView]:
         """Return the settings of each queue, as the database has them."""
-        return [QueueView(*row) for row in await self._operator.deployment.rows(QUEUES, self._operator.app)]
+        return [QueueView(*row) for row in await self._operator.deployment.fetch_rows(QUEUES, self._operator.app)]
 
     async def rates(self) -> list[RateView]:
         """Return the shared rate limits and their current use."""
-        ((is_there,),) = await self._operator.deployment.rows(HAS_RATES)
-        found = await self._operator.deployment.rows(RATES) if is_there else ()
+        ((is_there,),) = await self._operator.deployment.fetch_rows(HAS_RATES)
+        found = await self._operator.deployment.fetch_rows(RATES) if is_there else ()
         return [RateView(row[0], *[int(count) for count in row[1:]]) for row in found]
 
     async def list_unfinished(self, release: str) -> list[str]:
@@ -322,7 +322,7 @@ class DeploymentMaintenance:
         Raises:
             DatabaseUnavailable: when the database cannot be reached.
         """
-        rows = await self._operator.deployment.rows(UNFINISHED, WORKFLOW, self._operator.app, release, list(OVER))
+        rows = await self._operator.deployment.fetch_rows(UNFINISHED, WORKFLOW, self._operator.app, release, list(OVER))
         return [row[0] for row in rows]
 
     # --- taking over --------------------------------------------------------------------------------------------------
@@ -377,7 +377,7 @@ class DeploymentMaintenance:
     async def _requeue_or_cancel_run(self, status: Any, executor: str, *, dry_run: bool) -> TakeoverResult:
         operator, run = self._operator, status.workflow_id
         # Only the last one: a record may be long, and what somebody else wrote into it keeps no run from going on.
-        (last, name) = next(iter(await operator.deployment.rows(LAST_STEP, run)), (0, ""))
+        (last, name) = next(iter(await operator.deployment.fetch_rows(LAST_STEP, run)), (0, ""))
         known = (status.attributes or {}).get("takeover", {})
         # One that only waits gets no further however often its workers die of something else.
         stuck = known.get("step") == last and not _is_wait_step(name)

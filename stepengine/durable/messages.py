@@ -46,7 +46,7 @@ class ReceivedMessages:
         self._refused: list[str] = []
 
     @property
-    def known(self) -> Collection[str]:
+    def known_keys(self) -> Collection[str]:
         """The keys of the received messages."""
         return self._known
 
@@ -54,7 +54,7 @@ class ReceivedMessages:
         """Add a message that was received before, or that cannot be delivered."""
         self._known.add(key)
 
-    def deliver(self, tree: RunTree, key: str, text: str, path: str = "") -> None:
+    def deliver_user_text(self, tree: RunTree, key: str, text: str, path: str = "") -> None:
         """Put a message into the inbox of the run at *path*."""
         message = UserMessage(text)
         self._known.add(key)

@@ -183,11 +183,11 @@ class Operator:
 
     async def run(self, run: str) -> DurableRunView:
         """Return one run; raise ``JournalError`` when there is none of that id."""
-        return await self.deployment.run(run)
+        return await self.deployment.get_run(run)
 
     async def tree(self, root: str) -> list[DurableRunView]:
         """Return a root run and every run below it, the root first; raise ``JournalError`` when there is none of that id."""
-        return await self.deployment.tree(root)
+        return await self.deployment.get_tree(root)
 
     async def list_questions(self, root: str) -> list[Waiting]:
         """
@@ -364,7 +364,7 @@ class Operator:
         # Rewinding deletes messages that were not received: they are read first, and sent again with their keys.
         unread = [
             (topic, parse_recorded_json(message, f"an answer to {run!r}"), key)
-            for topic, message, key in await self.deployment.rows(UNREAD_MESSAGES, run)
+            for topic, message, key in await self.deployment.fetch_rows(UNREAD_MESSAGES, run)
         ]
         steps = await self.client.list_workflow_steps_async(run, load_output=False)
         options = {"application_version": release} if release is not None else {}

@@ -129,11 +129,11 @@ def compute_release(catalog: Catalog) -> str:
         bodies = [getattr(steps, "__self__", None) or steps for _, steps in sorted(yielding, key=lambda each: each[0])]
         # The bodies of tools are driven over what is recorded as handlers are.
         handlers = [definition.handle_steps, *[body.body.fn if isinstance(body, Tool) else body for body in bodies]]
-        known[definition.id] = [definition_fingerprint(definition, specs), *map(_read_source, handlers)]
+        known[definition.id] = [definition_fingerprint(definition, specs), *map(_read_handler_source, handlers)]
     return f"se{SCHEMA_VERSION}-{hashlib.sha256(canonical(known).encode()).hexdigest()[:12]}"
 
 
-def _read_source(handler: Any) -> str:
+def _read_handler_source(handler: Any) -> str:
     """Return the source of a handler, or a hash of its bytecode if it has none; ``""`` for no handler."""
     if handler is None:
         return ""
@@ -181,7 +181,7 @@ class WorkerProcess:
         """The runs that it executes now."""
         return self._under_way.values()
 
-    def connect(self, deployment: Deployment, sessions: Sessions) -> None:
+    def set_database_clients(self, deployment: Deployment, sessions: Sessions) -> None:
         """Use a client of the database, to look up turns and the owners of runs."""
         self._deployment = deployment
         self.sessions.set_result(sessions)
@@ -239,14 +239,14 @@ class WorkerProcess:
                     with contextlib.suppress(DatabaseUnavailable):
                         await self._end_lost_executions()
                 with convert_database_errors(self.setting.url):
-                    await queues.take(self._lock)
+                    await queues.start_dequeuing(self._lock)
             except DatabaseUnavailable:
                 with contextlib.suppress(StepEngineError):
                     await self._lock.close()
                     await self._connect_and_lock()
             except Exception as error:  # noqa: BLE001  (if nobody watched any more, the lock would not be taken again)
                 LOGGER.warning("whether this worker's runs are still its own cannot be looked at: %s", error)
-            await asyncio.sleep(queues.pause)
+            await asyncio.sleep(queues.next_poll_seconds)
 
     async def _end_lost_executions(self) -> None:
         """End waiting executions whose run was cancelled or taken over."""
@@ -315,7 +315,7 @@ class WorkerProcess:
         self._queues = queues
         return queues
 
-    async def execute(self, form: dict[str, object], seed: dict[str, object] | None) -> dict[str, Any]:
+    async def execute_submitted_run(self, form: dict[str, object], seed: dict[str, object] | None) -> dict[str, Any]:
         """Execute the run that *form* orders, starting from the outcomes in *seed*. Both are emptied."""
         order = SubmittedRun.from_form(form)
         known = StartOutcomes() if seed is None else StartOutcomes.from_form(seed)
@@ -340,7 +340,7 @@ class WorkerProcess:
             raise asyncio.CancelledError
         self._under_way[task] = run
         try:
-            return await execute(self._launcher, order, run, depth=self.setting.depth)
+            return await execute_run(self._launcher, order, run, depth=self.setting.depth)
         finally:
             del self._under_way[task]
 
@@ -410,7 +410,7 @@ def _register_workflow(dbos: Any) -> None:
     async def run(form: dict[str, Any], seed: dict[str, Any] | None = None) -> dict[str, Any]:
         process = WorkerProcess.current
         assert process is not None  # noqa: S101 - it took the run from its queue
-        return await process.execute(form, seed)
+        return await process.execute_submitted_run(form, seed)
 
     if WORKFLOW not in _registered:
         _registered[WORKFLOW] = dbos.workflow(name=WORKFLOW)(run)

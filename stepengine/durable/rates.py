@@ -172,12 +172,12 @@ class _WaitingRequest:
         self.obstacle: WaitReason | None = None
         self.ticket: asyncio.Future[_AdmittedRequest] = asyncio.get_running_loop().create_future()
 
-    def is_held(self, obstacle: WaitReason) -> None:
+    def record_obstacle(self, obstacle: WaitReason) -> None:
         """Record why the request waits; only the first reason is reported."""
         self.obstacle = self.obstacle or obstacle
         self.news.set()
 
-    def ends(self, ticket: _AdmittedRequest | StepEngineError) -> None:
+    def admit_or_fail(self, ticket: _AdmittedRequest | StepEngineError) -> None:
         """Admit the request, or fail it with an error."""
         if isinstance(ticket, StepEngineError):
             self.ticket.set_exception(ticket)
@@ -219,7 +219,7 @@ class SharedRates:
         """
         self._effect_slots = effect_slots
         with convert_database_errors(self._url):
-            own = await self._connect()
+            own = await self._get_connection()
             is_there = await fetch_value(own, THERE)
             if migrate and not is_there:
                 await create_rate_tables(own)
@@ -251,7 +251,7 @@ class SharedRates:
         account = f"{provider}:{source.get_account()}"
         return self._limiters.get(account) or self._limiters.setdefault(account, SharedLimiter(self, account, limit))
 
-    async def ask(self, account: str, *given: Any) -> Any:
+    async def request_admissions(self, account: str, *given: Any) -> Any:
         """
         Request admissions for *account* from the database; retry while it is unreachable.
 
@@ -264,7 +264,7 @@ class SharedRates:
         async with self._asking:
             while True:
                 try:
-                    own = await self._connect()
+                    own = await self._get_connection()
                     return await (await own.execute(ASK, (account, self._worker, *given))).fetchone()
                 except lost:
                     own, self._own = self._own, None
@@ -275,7 +275,7 @@ class SharedRates:
                 # of all others, and the run has nothing else to do.
                 pause = min(2 * pause, MAX_AWAY_SECONDS)
 
-    async def _connect(self) -> Any:
+    async def _get_connection(self) -> Any:
         """Return the connection, which holds the lock that marks this worker as alive."""
         if self._own is None or self._own.closed:
             own = await open_connection(self._url)
@@ -395,7 +395,7 @@ class SharedLimiter:
         except Exception as error:  # noqa: BLE001 - whoever waits has to be told, whatever it is
             msg = f"the rate limit of {self._account!r}, which all workers share, cannot be looked at: {error}"
             while self._waiting:
-                self._waiting.popleft().ends(StepEngineError(msg))
+                self._waiting.popleft().admit_or_fail(StepEngineError(msg))
 
     async def _wait_for_change(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -407,7 +407,7 @@ class SharedLimiter:
         limit, now = self._limit, time.monotonic()
         asked = list(self._waiting)[:BATCH_REQUESTS]
         corrections, self._corrections = self._corrections, {}
-        let, second, obstacle, wait, ahead = await self._rates.ask(
+        let, second, obstacle, wait, ahead = await self._rates.request_admissions(
             self._account, self._running, [now - turn.since for turn in asked], [turn.tokens for turn in asked],
             list(corrections), list(corrections.values()),
             limit.requests_per_minute, limit.tokens_per_minute, limit.max_concurrency,
@@ -419,11 +419,11 @@ class SharedLimiter:
                 self.leave(ticket, 0)
                 continue
             self._waiting.remove(turn)
-            turn.ends(ticket)
+            turn.admit_or_fail(ticket)
         if obstacle is None:
             return None
         for turn in self._waiting:
-            turn.is_held(WaitReason("queue") if turn is not self._waiting[0] else WaitReason(obstacle, wait))
+            turn.record_obstacle(WaitReason("queue") if turn is not self._waiting[0] else WaitReason(obstacle, wait))
         pause: float = MIN_LOOK_SECONDS * (1 + ahead) if wait is None else max(wait, MIN_LOOK_SECONDS)
         return min(MAX_LOOK_SECONDS, pause)
 

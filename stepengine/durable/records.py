@@ -113,8 +113,8 @@ class Archive:
 
     async def refresh(self, deployment: Deployment) -> None:
         """Read the steps recorded since the last refresh."""
-        views = await deployment.tree(self.order.root)
-        sizes = await deployment.sizes([view.id for view in views])
+        views = await deployment.get_tree(self.order.root)
+        sizes = await deployment.count_steps([view.id for view in views])
         for view in views:
             path = view.id.partition("/")[2]
             self.runs[path] = view
@@ -123,7 +123,7 @@ class Archive:
                 self.sizes[view.id] = size
                 # By their numbers: of effects that run at once, one with a smaller number may be recorded later.
                 known = self.known.setdefault(view.id, set())
-                known |= _add_steps(self, path, await deployment.steps(view.id, known))
+                known |= _add_steps(self, path, await deployment.load_steps(view.id, known))
 
 
 async def read_archive(deployment: Deployment, root: str) -> Archive:
@@ -227,7 +227,7 @@ def decode_outcome(form: Mapping[str, Any]) -> Single:
 # --- out ----------------------------------------------------------------------------------------------------------------
 
 
-async def write_journal(
+async def replay_archive_into_journal(
     launcher: Launcher, archive: Archive, journal: Journal, recorded: RunResult | None = None
 ) -> Journal:
     """
@@ -320,7 +320,7 @@ def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
         plan, state = start_run(
             session, plan, state, limits=order.limits, models=launcher.models.by_agent, own_models=order.models
         )
-        services = played.wrap(made.services)
+        services = played.wrap_services(made.services)
         live = at_that_time.make_or_fill_engine_run(attrs.evolve(made, plan=plan, state=state, services=services))
     except BaseException:
         session.writer.close()
@@ -390,7 +390,7 @@ class Playback:
         self._used: set[Address] = set()
         self.fatal: ReplayDivergence | None = None
 
-    def wrap(self, services: Services) -> Services:
+    def wrap_services(self, services: Services) -> Services:
         """Return services with which nothing is performed."""
         failed = self._archive.lookups.get("", {}).get("error")
         if failed is not None:
@@ -442,16 +442,16 @@ class Playback:
         )
         return ReplayDivergence(msg, kind="changed", address=where)
 
-    def is_begun(self, item: Item) -> bool:
+    def is_effect_recorded(self, item: Item) -> bool:
         """Return whether an effect is recorded, whether or not it has an outcome."""
         return item.address in self._archive.entries
 
-    def outcome(self, item: Item) -> Single | None:
+    def find_outcome(self, item: Item) -> Single | None:
         """Return the recorded outcome of an effect, if it has one."""
         entry = self._archive.entries.get(item.address)
         return None if entry is None or entry.form is None else decode_outcome(entry.form)
 
-    def attempts(self, item: Item) -> Sequence[Mapping[str, Any]]:
+    def get_attempts(self, item: Item) -> Sequence[Mapping[str, Any]]:
         """Return the failed attempts before an outcome."""
         form = self._archive.entries[item.address].form
         found: Sequence[Mapping[str, object]] = (form or {}).get("attempts", ())
@@ -494,7 +494,7 @@ class Playback:
         ]
         return max(times, default=0)
 
-    def reason(self, path: str) -> str:
+    def find_cancel_reason(self, path: str) -> str:
         """Return why a parent ended the child at *path*; ``""`` if no reason is recorded."""
         view = self._archive.runs.get(path)
         return "" if view is None else str(view.attributes.get(REASON) or "")
@@ -519,7 +519,7 @@ class _PlaybackPerformer:
         """Compare with the record."""
         for item in batch:
             self._played.compare_with_record(item)
-        asked = [item for item in batch if isinstance(item.effect, AskPerson) and not self._played.is_begun(item)]
+        asked = [item for item in batch if isinstance(item.effect, AskPerson) and not self._played.is_effect_recorded(item)]
         return (
             self._inner.begin(batch)
             if self._played.wait_for_more is None or not asked
@@ -530,7 +530,7 @@ class _PlaybackPerformer:
         """Start questions only after they are recorded, since they may be answered at once."""
         assert self._played.wait_for_more is not None  # noqa: S101 - it was looked
         for item in asked:
-            while not self._played.is_begun(item) and await self._played.wait_for_more():
+            while not self._played.is_effect_recorded(item) and await self._played.wait_for_more():
                 self._played.compare_with_record(item)
         await self._inner.begin(batch)
 
@@ -545,7 +545,7 @@ class _PlaybackPerformer:
             return await self._make_stop(item, io)
         if isinstance(known, Value) and isinstance(item.effect, (Spawn, *CHILD_ENDS)):
             return await self._replay_background_effect(item, io, known)
-        for attempt in self._played.attempts(item):
+        for attempt in self._played.get_attempts(item):
             error = restored({"type": "failure", "error": attempt["error"]}).error
             io.report_failed_attempt(Failure(error), restored(attempt["usage"]) if "usage" in attempt else None)
         return known
@@ -572,10 +572,10 @@ class _PlaybackPerformer:
 
     async def _wait_for_outcome(self, item: Item) -> Single | None:
         """Return the recorded outcome of an effect; wait for it while the run is active."""
-        known = self._played.outcome(item)
+        known = self._played.find_outcome(item)
         while known is None and self._played.wait_for_more is not None and await self._played.wait_for_more():
             self._played.compare_with_record(item)
-            known = self._played.outcome(item)
+            known = self._played.find_outcome(item)
         return known
 
     async def _replay_child_to_end(self, item: Item, io: IO) -> Single:
@@ -583,13 +583,13 @@ class _PlaybackPerformer:
         outcome = await self._inner.perform(item, io)
         if not isinstance(outcome, Value):
             return outcome
-        why, child = self._played.reason(item.path), outcome.value
+        why, child = self._played.find_cancel_reason(item.path), outcome.value
         if why and child.status is RunStatus.CANCELLED:
             child = attrs.evolve(child, error=AgentError(why))
         return attrs.evolve(outcome, value=child, at=self._played.find_end_time(item.path))
 
     async def _replay_run(self, item: Item, io: IO) -> Single:
-        known = self._played.outcome(item)
+        known = self._played.find_outcome(item)
         if known is not None and not _was_run_started(item, known):
             return known
         outcome = await self._inner.perform(item, io)

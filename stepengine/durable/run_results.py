@@ -43,7 +43,7 @@ class ResultReader:
         self._launcher = launcher
         self._get_operator = get_operator
 
-    async def wait(self, run: str, *, waits: bool = False) -> RunResult:
+    async def wait_for_result(self, run: str, *, waits: bool = False) -> RunResult:
         """
         Wait for the end of a run and return its result; one with its open waits once all of it is suspended.
 
@@ -82,7 +82,7 @@ class ResultReader:
         status = found[0]
         said = status.attributes or {}
         if said.get("answered"):
-            return await self.wait(said["answered"], waits=waits)
+            return await self.wait_for_result(said["answered"], waits=waits)
         order = SubmittedRun.from_form(status.input["args"][0])
         session = order.info.session_id
         ended = partial(RunResult, state=AgentState(run_id=run, agent_id=order.agent_id), journal=run)
@@ -107,10 +107,10 @@ class ResultReader:
         except StepEngineError:
             return None
 
-    async def wait_for_next(self, run: str, answered: frozenset[str]) -> RunResult:
+    async def wait_for_next_result(self, run: str, answered: frozenset[str]) -> RunResult:
         """Return the result of a run once it has ended or has open questions besides the *answered* ones."""
         while True:
-            result = await self.wait(run)
+            result = await self.wait_for_result(run)
             open_ = {question.id for question in result.pending_questions}
             if not open_ or open_ - answered or not answered:
                 return result

@@ -135,7 +135,7 @@ class RunWaits:
                 Waiting(run=run, path=form["path"], seq=form["seq"], questions=tuple(map(restored, form["questions"]))),
                 sent,
             )
-            for run, text, sent in await self._deployment.rows(OPEN_QUESTIONS, list(roots), list(roots))
+            for run, text, sent in await self._deployment.fetch_rows(OPEN_QUESTIONS, list(roots), list(roots))
             if "questions" in (form := parse_recorded_json(text, f"a question of {run!r}"))
         ]
         return [each for each, sent in asked if each.topic not in (sent or ())]
@@ -148,7 +148,7 @@ class RunWaits:
             JournalCorrupt: when a row is not JSON.
         """
         found: list[tuple[str, Waits]] = []
-        for run, text in await self._deployment.rows(OPEN_WAITS, list(roots), list(roots)):
+        for run, text in await self._deployment.fetch_rows(OPEN_WAITS, list(roots), list(roots)):
             form = parse_recorded_json(text, f"a wait of {run!r}")
             until = form["wakes_at"]
             wait = Waits(
@@ -194,7 +194,7 @@ class RunWaits:
         having = {run.partition("/")[0] for run in (*asking, *[run for run, _ in waits])}
         if not having:
             return {}
-        rows = await self._deployment.rows(UNFINISHED_RUNS, list(having), list(having))
+        rows = await self._deployment.fetch_rows(UNFINISHED_RUNS, list(having), list(having))
         left = {run: (state, spawned - ended) for run, state, spawned, ended in rows}
         below = Counter([_find_nearest_known_run(_get_parent_run_id(run), left) for run in left])
         active = {
@@ -237,7 +237,7 @@ class AnswerSender:
             AnswerRejected: when one fits no open question, or one that was asked with it has no answer.
             JournalError: when there is no such run.
         """
-        view = await self._deployment.run(root)
+        view = await self._deployment.get_run(root)
         if view.is_over:
             msg = f"the run {root!r} is {view.state} and waits for no answer"
             raise AnswerRejected(msg)

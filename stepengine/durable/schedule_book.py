@@ -74,7 +74,7 @@ async def create_schedule_tables(connection: Any, *, role: str | None = None) ->
         connection,
         "the tables of schedules",
         lock="stepengine-schedules",
-        is_there=THERE,
+        exists_query=THERE,
         tables=TABLES,
         grants=GRANTS,
         role=role,

@@ -58,7 +58,7 @@ class RecordLooks:
         self._ended = asyncio.Event()
         self._requested = asyncio.Event()
 
-    def end(self) -> None:
+    def finish_look(self) -> None:
         """End the look that was started last."""
         self.ended = self.started
         ended, self._ended = self._ended, asyncio.Event()
@@ -69,11 +69,11 @@ class RecordLooks:
         self._is_closed = True
         self._ended.set()
 
-    def request(self) -> None:
+    def request_look(self) -> None:
         """Let the next look start at once."""
         self._requested.set()
 
-    async def wait_for_next(self) -> None:
+    async def wait_for_next_look(self) -> None:
         """Wait for the end of a look that starts after this call, or of all looks."""
         started = self.started
         while self.ended <= started and not self._is_closed:
@@ -153,10 +153,10 @@ class SharedEvents:
 
     async def refresh(self) -> None:
         """Read the record once more now; an unreachable database is not waited for long."""
-        self._looks.request()
+        self._looks.request_look()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_TIMEOUT_SECONDS):
-                await self._looks.wait_for_next()
+                await self._looks.wait_for_next_look()
 
     async def _wait_for_index(self, index: int) -> None:
         """
@@ -279,7 +279,7 @@ class SharedEvents:
                 pause = LAST_PAUSE_SECONDS
                 await asyncio.sleep(pause)
                 continue
-            self._looks.end()
+            self._looks.finish_look()
             pause = FIRST_PAUSE_SECONDS if has_news else min(LAST_PAUSE_SECONDS, pause * PAUSE_FACTOR)
             await self._looks.sleep(0 if is_done else pause)
 
@@ -298,7 +298,7 @@ class SharedEvents:
         was_over = archive.runs[""].is_over
         self._waiting += 1
         try:
-            await self._looks.wait_for_next()
+            await self._looks.wait_for_next_look()
         finally:
             self._waiting -= 1
         return not was_over
@@ -314,7 +314,7 @@ class SharedEvents:
                 self._append_record_events(follower, [record])
             else:
                 has_arrived |= self._order.add(record)
-        await self._order.share()
+        await self._order.read_and_append_positions()
         self._append_record_events(follower, self._order.pop_ready(is_last=is_last))
         # With the end itself, and not when its driver has ended, too: a client that has the last event may ask in between.
         self.is_over = self._projection.is_over

@@ -62,7 +62,7 @@ class StepRecords:
         self._is_complete = False
         self._reading = asyncio.Lock()
 
-    async def look_up(self, steps: Sequence[ReservedStep]) -> bool:
+    async def has_recorded(self, steps: Sequence[ReservedStep]) -> bool:
         """
         Return whether any of these steps is recorded.
 
@@ -89,7 +89,7 @@ class StepRecords:
         self._is_complete = len(page) < PAGE_STEPS
         self._last = max([self._last, *[step["function_id"] for step in page]])
 
-    def pop(self, step: ReservedStep) -> Mapping[str, Any] | None:
+    def pop_result(self, step: ReservedStep) -> Mapping[str, Any] | None:
         """Return the recorded result of a step and forget it; ``None`` without one, or for a recorded error."""
         record = self._known.pop(step.number, None)
         output = None if record is None else record["output"]

@@ -126,7 +126,7 @@ class Steps:
         if reserved:
             where = format_address(*item.address)
             # All of them first: where one differs, nothing is marked.
-            await self._run.workflow.look_up(reserved, where)
+            await self._run.workflow.compare_recorded_steps(reserved, where)
             for step in reserved:
                 if step.mark is not None:
                     marks[step.number] = await self._run.workflow.record_mark(step, where)
@@ -155,14 +155,14 @@ class Steps:
         # `stepengine deploy status` has to see it meanwhile. A repeatable effect needs no mark: the step with its outcome
         # is enough.
         if isinstance(effect, WAITS):
-            reserved.append(run.workflow.reserve(f"{WAIT}:{print_}", _make_wait_form(item)))
+            reserved.append(run.workflow.reserve_next_step(f"{WAIT}:{print_}", _make_wait_form(item)))
         elif isinstance(effect, RUNS) and not _starts_background_child(item):
             return self._reserve_start_steps(item, name, seeded, reserved)
         elif not is_repeatable(item):
             mark = {"seq": effect.seq, "token": self._token, **run.make_path_member(item)}
-            intent = run.workflow.reserve(f"{INTENT}:{print_}", mark)
+            intent = run.workflow.reserve_next_step(f"{INTENT}:{print_}", mark)
             reserved.append(intent)
-        step = run.workflow.reserve(name)
+        step = run.workflow.reserve_next_step(name)
         reserved.append(step)
         return ReservedSteps(name, step, intent=intent)
 
@@ -176,12 +176,12 @@ class Steps:
         known = None if seeded is None else seeded[2]
         mark = {"seq": item.effect.seq, **run.make_path_member(item)}
         if not _is_part_of_run(item):
-            spawning = run.workflow.reserve(f"{SPAWN}:{print_}", mark)
-            step = run.workflow.reserve(f"{CHILD}:{print_}")
+            spawning = run.workflow.reserve_next_step(f"{SPAWN}:{print_}", mark)
+            step = run.workflow.reserve_next_step(f"{CHILD}:{print_}")
             reserved += [spawning, step]
             return ReservedSteps(step.name, step, seeded=known)
         if known is None:
-            reserved.append(run.workflow.reserve(f"{BODY}:{print_}", mark))
+            reserved.append(run.workflow.reserve_next_step(f"{BODY}:{print_}", mark))
         return ReservedSteps(name, seeded=known)
 
     def _reserve_from_seed(self, item: Item, name: str, seeded: _Seeded) -> ReservedSteps | None:
@@ -191,9 +191,9 @@ class Steps:
         # database's own.
         if f"{kind}:{fp}" != name:
             where = format_address(*item.address)
-            raise run.end.diverge(where, [f"{kind}:{fp}", name])
+            raise run.end.make_and_record_divergence(where, [f"{kind}:{fp}", name])
         if form is None:
-            return None if is_repeatable(item) else ReservedSteps(name, run.workflow.reserve(name), is_doubtful=True)
+            return None if is_repeatable(item) else ReservedSteps(name, run.workflow.reserve_next_step(name), is_doubtful=True)
         # No journal has the changes of an inline child or a tool body: it is driven over its own part of the seed.
         return None if _has_unrecorded_changes(item, form) else ReservedSteps(name, seeded=form, is_settled=True)
 
@@ -213,7 +213,7 @@ class Steps:
             form = {"seq": effect.seq, "path": item.path, "at": run.clock.elapsed_ms(), "questions": open_}
             return cast("dict[str, Any]", run.redactor.value(form))
 
-        found = await run.workflow.step(name, asked, format_address(*item.address))
+        found = await run.workflow.reserve_and_perform_step(name, asked, format_address(*item.address))
         if "questions" not in found:
             return ReservedSteps(name, asked=found)
         topic = f"ask:{item.path}:{effect.seq}"
@@ -228,14 +228,14 @@ class Steps:
         """Return the outcome of an effect: the recorded one, or that of performing it."""
         effect = item.effect
         if isinstance(effect, RunInBackground):
-            return self._children.wait_for_end(item, io)
+            return self._children.wait_for_background_child(item, io)
         steps = self._reserved.pop(item.address)
         if steps.is_settled:
             return self._read_seed_outcome(item, cast("Mapping[str, object]", steps.seeded))
         if isinstance(effect, AskPerson):
             return self._wait_for_answers(item, steps)
         if isinstance(effect, (*WAITS, EndRuns)):
-            return self._wait(item, io, steps)
+            return self._perform_wait(item, io, steps)
         if isinstance(effect, SendToRun):
             return self._children.send_message(item, steps)
         if _starts_background_child(item):
@@ -244,7 +244,7 @@ class Steps:
             return (
                 self._perform_tool_body(item, io, steps)
                 if _is_part_of_run(item)
-                else self._children.perform(item, io, steps)
+                else self._children.perform_child_run(item, io, steps)
             )
         return self._perform_leaf(item, io, steps)
 
@@ -261,7 +261,7 @@ class Steps:
             run.workflow.is_live = True
             # First of all: a race that is recorded as won must not be run for once more by a member whose own end was
             # not recorded.
-            if steps.race is not None and await steps.race.is_lost(item):
+            if steps.race is not None and await steps.race.has_lost_after_lookups(item):
                 return self._outcomes.encode_race_loss(item)
             # A model call has no intent. Whether an earlier execution has made it cannot be seen, only that there was
             # one; so the sums say `at_least` (durable:U43).
@@ -283,7 +283,7 @@ class Steps:
             return self._outcomes.encode_new_outcome(item, outcome, attempts)
 
         with run.activity.count_running():
-            return (await self._outcomes.record(item, steps, act))[0]
+            return (await self._outcomes.perform_and_record(item, steps, act))[0]
 
     async def _wait_for_answers(self, item: Item, steps: ReservedSteps) -> Single:
         run, where = self._run, format_address(*item.address)
@@ -295,7 +295,7 @@ class Steps:
         workflow.is_live = workflow.is_live or not steps.answer.done()
         try:
             with run.activity.count_waiting():
-                said = await workflow.guard(steps.answer, where)
+                said = await workflow.await_or_stop_execution(steps.answer, where)
         finally:
             steps.answer.cancel()
         questions: tuple[Question, ...] = tuple([restored(question) for question in asked["questions"]])
@@ -336,13 +336,13 @@ class Steps:
 
         # The result is recorded, and still a resumed run repeats the body: its changes (of the conversation, of what was
         # spent) are in no record, and follow from its effects alone.
-        known = steps.seeded or await run.workflow.step(steps.name, act, where)
+        known = steps.seeded or await run.workflow.reserve_and_perform_step(steps.name, act, where)
         self._outcomes.compare_body_results(item, known, now)
         return add_body_end(self._outcomes.load_outcome(known, where), getattr(outcome, "body", None))
 
     # --- waits --------------------------------------------------------------------------------------------------------
 
-    async def _wait(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
+    async def _perform_wait(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
         """
         Wait for a time, a message or children, and record the outcome.
 
@@ -353,7 +353,7 @@ class Steps:
 
         async def act() -> dict[str, Any]:
             run.workflow.is_live = True
-            if steps.race is not None and await steps.race.is_lost(item):
+            if steps.race is not None and await steps.race.has_lost_after_lookups(item):
                 return self._outcomes.encode_race_loss(item)
             outcome = await self._inner.perform(item._replace(has_begun=True), io)
             form = self._outcomes.encode_new_outcome(item, outcome)
@@ -361,7 +361,7 @@ class Steps:
             return form
 
         with run.activity.count_waiting():
-            outcome, _ = await self._outcomes.record(item, steps, act)
+            outcome, _ = await self._outcomes.perform_and_record(item, steps, act)
         if not isinstance(item.effect, CHILD_ENDS) or not isinstance(outcome, Value):
             return outcome
         if found:

@@ -47,7 +47,7 @@ async def create_worker_table(own: Any, *, role: str | None = None) -> None:
         own,
         "the list of workers",
         lock=LOCK,
-        is_there=THERE,
+        exists_query=THERE,
         tables=TABLES,
         grants=GRANTS,
         role=role,

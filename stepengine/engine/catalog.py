@@ -248,7 +248,7 @@ class Catalog:
         """The tool sources of this engine and of the agents compiled so far."""
         return tuple([mine for _, mine in self._met_sources.values()])
 
-    def get_agent(self, agent: str | AgentDefinition, *, for_models: bool = False) -> Agent:
+    def get_agent(self, agent: str | AgentDefinition, *, is_for_model: bool = False) -> Agent:
         """
         Return an agent by id or definition; a definition need not be among the engine's.
 
@@ -269,7 +269,7 @@ class Catalog:
         known = self._agents.get(normalised_id(agent)) or self._find_published_agent(agent)
         if known is None:
             ids = list_names([d.id for d in self.definitions], agent, quoted=True)
-            hint = "" if for_models else _unknown_agent_hint(agent, self._agents)
+            hint = "" if is_for_model else _unknown_agent_hint(agent, self._agents)
             msg = f"no agent has the id {agent!r}; known are: {ids}{hint}"
             raise AgentError(msg)
         return known
@@ -308,7 +308,7 @@ class Catalog:
         Raises:
             AgentError: when no agent has that id.
         """
-        agent = self.get_agent(find_matching_id(agent_id, self._agents) or agent_id, for_models=True)
+        agent = self.get_agent(find_matching_id(agent_id, self._agents) or agent_id, is_for_model=True)
         definition = agent.definition
         prompt = definition.input_schema.prompt if definition.input_schema is not None else None
         # Both `id` and `full_agent_id`, as in what Codebuff tells of an agent: handlers that came from there read

@@ -212,7 +212,7 @@ def _locate_by_id(agent_id: str, places: tuple[Path, ...]) -> AgentLocation:
     msg = f"no agent has the id {agent_id!r}; searched: {searched}{having}. Give a path such as './agents/reviewer.py', or an id{near}"
     foreign = trust.find_untrusted_folder(trust.LOCAL) if trust.LOCAL not in places else None
     if foreign is not None:
-        msg = f"{msg}. Not searched, because nobody trusts it: {foreign}; `{foreign.how}` does"
+        msg = f"{msg}. Not searched, because nobody trusts it: {foreign}; `{foreign.trust_command}` does"
     raise DefinitionError("\n  not read: ".join([msg, *broken]))
 
 
@@ -223,7 +223,7 @@ def _report_shadowed_bundled_agent(found: AgentLocation, wanted: str) -> None:
         and find_bundled_id(wanted)
         and found.file.resolve().parent not in _resolved_bundled_folders()
     ):
-        trust.print_message(f"the agent {wanted!r} is that of {found.file}, and not the one that comes with stepengine")
+        trust.print_or_log_message(f"the agent {wanted!r} is that of {found.file}, and not the one that comes with stepengine")
 
 
 @frozen

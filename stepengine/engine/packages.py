@@ -162,7 +162,7 @@ class PackagedAgent:
             DefinitionError: when nobody agreed, its code fails, or has other agents or tools than its metadata says.
         """
         gate = trust.GATE.get()
-        if gate is not None and not gate.agrees(self.package.access_request):
+        if gate is not None and not gate.approves_access(self.package.access_request):
             msg = f"{self} was not loaded: nobody agreed to what its package wants"
             raise DefinitionError(msg)
         held = _load_and_verify_agents(self.package)

@@ -102,7 +102,7 @@ class TrustGate(Protocol):
     def allows(self, foreign: UntrustedFolder) -> bool:
         """Return whether its files may run."""
 
-    def agrees(self, request: AccessRequest) -> bool:
+    def approves_access(self, request: AccessRequest) -> bool:
         """Return whether the requests of a package are approved."""
 
     def print_message(self, message: str) -> None:
@@ -151,11 +151,11 @@ def may_run_agent_files(folder: Path) -> bool:
         return gate.allows(foreign)
     if _is_running_code_of(foreign):
         return True
-    log_once(f"{foreign} was not run: nobody trusts it yet; `{foreign.how}` does")
+    log_once(f"{foreign} was not run: nobody trusts it yet; `{foreign.trust_command}` does")
     return False
 
 
-def print_message(message: str) -> None:
+def print_or_log_message(message: str) -> None:
     """Print a message on the command line; elsewhere log it. Repeated messages are skipped."""
     gate = GATE.get()
     (log_once if gate is None else gate.print_message)(message)

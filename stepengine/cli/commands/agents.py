@@ -102,7 +102,7 @@ def _format_agents_of_package(package: Package) -> str:
     from stepengine.engine.trust import find_unapproved_access
 
     missing = find_unapproved_access(package.access_request)
-    agreed = "agreed" if missing == () else f"not agreed: {package.access_request.how}"
+    agreed = "agreed" if missing == () else f"not agreed: {package.access_request.approve_command}"
     folders = [
         f"reads {', '.join(package.reads)}" * bool(package.reads),
         f"writes {', '.join(package.writes)}" * bool(package.writes),
