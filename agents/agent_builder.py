@@ -240,7 +240,9 @@ def handle_steps(ctx: StepContext[Wish]) -> Steps[Built]:
             return Built(filed=True, path=target, test_path=test, **to_output_fields(tried))
         if answer == SEND_BACK:
             answer = yield from Ask("What shall be different?", key=f"remark-{asked}")
-        yield make_message_call(f"The person who is to file it wants something else: {answer or 'they did not say what'}")
+        yield make_message_call(
+            f"The person who is to file it wants something else: {answer or 'they did not say what'}"
+        )
 
 
 def draft_until_accepted(wish: Wish) -> Steps[Tried]:

@@ -194,7 +194,9 @@ def choose_version(pool: Sequence[Version], cases: Sequence[str], random: Any) -
     return pool[number]
 
 
-def merge_two_versions(pool: Sequence[Version], cases: Sequence[str], tried: set[tuple[int, int]], random: Any) -> Version | None:
+def merge_two_versions(
+    pool: Sequence[Version], cases: Sequence[str], tried: set[tuple[int, int]], random: Any
+) -> Version | None:
     """
     Return what two versions of the front make together; ``None`` where no two complement each other.
 
@@ -344,7 +346,9 @@ class Search:
         # Of two that were merged the better one has to be reached, not beaten, as in GEPA.
         is_better = mine > theirs + EVEN if len(version.parents) == 1 else mine >= theirs - EVEN
         if not is_better:
-            self.record_tried_version(version, f"{mine:g} of {len(batch)} cases, where what it was made of has {theirs:g}")
+            self.record_tried_version(
+                version, f"{mine:g} of {len(batch)} cases, where what it was made of has {theirs:g}"
+            )
             return
         version = yield from self.run_cases(version, [case for case in self.plan.search if case not in batch])
         self.keep_version(version, "kept")

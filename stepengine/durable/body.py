@@ -67,7 +67,9 @@ def make_root_request(launcher: Launcher, order: SubmittedRun) -> RunRequest:
     return separate_earlier_answers(launcher.follow_handoff(request, order.previous))
 
 
-def plan_submitted_run(root: PlannedRun, order: SubmittedRun, *, depth: int | None = None) -> tuple[RunPlan, AgentState]:
+def plan_submitted_run(
+    root: PlannedRun, order: SubmittedRun, *, depth: int | None = None
+) -> tuple[RunPlan, AgentState]:
     """
     Return the plan and the state with which the run of *order* starts; a child's is planned from its root down.
 
@@ -194,7 +196,9 @@ async def _load_turn_order(run: DurableRun, order: SubmittedRun) -> SubmittedRun
         return await load_previous_turn(await run.sessions, order)
 
     print_ = run.prints.value({"session": order.info.session_id, "turn": order.turn})
-    return add_previous_turn(order, await run.workflow.reserve_and_perform_step(f"{ENTERED}:{print_}", look, "its turn"))
+    return add_previous_turn(
+        order, await run.workflow.reserve_and_perform_step(f"{ENTERED}:{print_}", look, "its turn")
+    )
 
 
 async def _record_prompt_and_window(

@@ -90,7 +90,9 @@ class ChildRuns:
         left = parse_inline_end(form["left"]) if "left" in form else None
         return self.count_and_decode_child_end(item, outcome, started=form.get("started", 0), left=left)
 
-    def count_and_decode_child_end(self, item: Item, outcome: Single, *, started: int = 0, left: EndedRun | None = None) -> Single:
+    def count_and_decode_child_end(
+        self, item: Item, outcome: Single, *, started: int = 0, left: EndedRun | None = None
+    ) -> Single:
         """Return an outcome with the output of its child decoded, after counting what the child used."""
         child = outcome.value if isinstance(outcome, Value) else None
         if not isinstance(child, ChildResult):
@@ -166,7 +168,9 @@ class ChildRuns:
             return outcome
         self._add_remembered_rules(ended)
         at = ended.get("at", run.clock.advance_time(outcome.at))
-        return attrs.evolve(self.count_and_decode_child_end(started.item, outcome, started=ended.get("started", 0)), at=at)
+        return attrs.evolve(
+            self.count_and_decode_child_end(started.item, outcome, started=ended.get("started", 0)), at=at
+        )
 
     async def send_message(self, item: Item, steps: ReservedSteps) -> Single:
         """Send a message to a background child once, in whichever process it runs."""

@@ -287,20 +287,20 @@ def quote_sql_name(name: str) -> str:
     return f'"{doubled}"'
 
 
-async def fetch_value(own: Any, statement: str, *values: object) -> Any:
+async def fetch_value(connection: Any, statement: str, *values: object) -> Any:
     """Return the one value that a statement selects."""
-    (value,) = await (await own.execute(statement, values)).fetchone()
+    (value,) = await (await connection.execute(statement, values)).fetchone()
     return value
 
 
 @contextlib.asynccontextmanager
-async def hold_lock(own: Any, name: str) -> AsyncIterator[None]:
-    """Hold an advisory lock of the database over the connection *own* while the block runs."""
-    await own.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (name,))
+async def hold_lock(connection: Any, name: str) -> AsyncIterator[None]:
+    """Hold an advisory lock of the database over the connection *connection* while the block runs."""
+    await connection.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (name,))
     try:
         yield
     finally:
-        await own.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", (name,))
+        await connection.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", (name,))
 
 
 async def create_missing_tables(
@@ -465,16 +465,16 @@ def open_transaction(url: str) -> Iterator[Any]:
         yield own
 
 
-async def close_locking_connection(lock: Any) -> None:
+async def close_locking_connection(connection: Any) -> None:
     """Release the locks of a connection and close it."""
     import psycopg
 
     try:
         with contextlib.suppress(psycopg.Error, TimeoutError):
             async with asyncio.timeout(UNLOCK_SECONDS):
-                await lock.execute(UNLOCK)
+                await connection.execute(UNLOCK)
     finally:
-        await lock.close()
+        await connection.close()
 
 
 @contextlib.asynccontextmanager

@@ -25,7 +25,12 @@ from stepengine.durable.records import follow_run
 from stepengine.durable.run_results import ResultReader
 from stepengine.durable.run_waits import Waiting
 from stepengine.durable.shared_events import SharedEvents
-from stepengine.durable.submission import refuse_unsupported_agents, refuse_engine_options, get_durable_options, make_submission
+from stepengine.durable.submission import (
+    refuse_unsupported_agents,
+    refuse_engine_options,
+    get_durable_options,
+    make_submission,
+)
 from stepengine.engine.engine import Engine
 from stepengine.engine.event_loops import require_event_loop
 from stepengine.engine.options import AgentLike, ModelsLike

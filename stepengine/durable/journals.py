@@ -38,7 +38,9 @@ async def export_run(
     return await replay_archive_into_journal(launcher, archive, journal, recorded)
 
 
-async def submit_unfinished_journal(operator: Operator, journal: JournalLike, *, release: str, trust: bool | None) -> str:
+async def submit_unfinished_journal(
+    operator: Operator, journal: JournalLike, *, release: str, trust: bool | None
+) -> str:
     """Submit the run of an unfinished journal with its messages, and return its id; see ``DurableEngine.submit_journal``."""
     source = as_journal(journal)
     refuse_unknown_calls(source, trust=trust)

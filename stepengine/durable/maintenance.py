@@ -358,11 +358,11 @@ class DeploymentMaintenance:
                     await own.execute(UNLOCK, (worker_lock_name(executor),))
 
     @staticmethod
-    async def _try_worker_lock(own: object, executor: str, *, seconds: float) -> bool:
+    async def _try_worker_lock(connection: object, executor: str, *, seconds: float) -> bool:
         """Try for *seconds* to acquire the lock of a worker; return whether it succeeded."""
         until = time.monotonic() + seconds
         while True:
-            ((got,),) = await _fetch_all(own, LOCK, worker_lock_name(executor))
+            ((got,),) = await _fetch_all(connection, LOCK, worker_lock_name(executor))
             if got or time.monotonic() >= until:
                 return bool(got)
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
@@ -418,17 +418,17 @@ class DeploymentMaintenance:
             await asyncio.sleep(look)
 
     async def _requeue_runs_of_dead_workers(
-        self, own: object, away: dict[str, float], grace: float
+        self, connection: object, away: dict[str, float], grace: float
     ) -> list[TakeoverResult]:
         """Take over workers that have been dead for *grace* seconds, and record when others died."""
-        rows = await _fetch_all(own, WORKERS, WORKFLOW, self._operator.app)
+        rows = await _fetch_all(connection, WORKERS, WORKFLOW, self._operator.app)
         taken: list[TakeoverResult] = []
         having = sorted([name for (name,) in rows if name])
         # Since when one was away once is nothing for the next time that it is.
         for executor in away.keys() - having:
             del away[executor]
         for executor in having:
-            if await _is_lock_held(own, worker_lock_name(executor)):
+            if await _is_lock_held(connection, worker_lock_name(executor)):
                 away.pop(executor, None)
                 continue
             if time.monotonic() - away.setdefault(executor, time.monotonic()) >= grace:
@@ -483,19 +483,19 @@ def _is_wait_step(name: str) -> bool:
     return parse_kind(name) in (ASK, SPAWN, CHILD) or name.startswith("DBOS.")
 
 
-async def _fetch_all(own: Any, sql: str, *given: Any) -> list[Any]:
-    rows: list[object] = await (await own.execute(sql, given)).fetchall()
+async def _fetch_all(connection: Any, sql: str, *given: Any) -> list[Any]:
+    rows: list[object] = await (await connection.execute(sql, given)).fetchall()
     return rows
 
 
-async def _is_lock_held(own: object, name: str) -> bool:
-    return bool(await fetch_value(own, HELD, name))
+async def _is_lock_held(connection: object, name: str) -> bool:
+    return bool(await fetch_value(connection, HELD, name))
 
 
-async def _count_nonportable_rows(own: object, table: str) -> int:
+async def _count_nonportable_rows(connection: object, table: str) -> int:
     """Return the number of rows of a table with a serialization other than portable JSON."""
     sql = f"select count(*) from dbos.{table} where coalesce(serialization, 'portable_json') <> 'portable_json'"  # noqa: S608
-    return int(await fetch_value(own, sql))
+    return int(await fetch_value(connection, sql))
 
 
 async def migrate(url: str, *, role: str | None = None) -> None:

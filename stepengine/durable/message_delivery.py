@@ -39,12 +39,14 @@ RECORDED = f"""
 """  # noqa: S608 - of names of ours
 
 
-async def deliver_messages_until_cancelled(database: Deployment, runs: Callable[[], Collection[DurableRun]]) -> None:
+async def deliver_messages_until_cancelled(
+    database: Deployment, list_runs: Callable[[], Collection[DurableRun]]
+) -> None:
     """Deliver messages to the runs of this process until cancelled."""
     while True:
         await asyncio.sleep(DELIVERY_SECONDS)
         # A run that still repeats its record may be about to reach the record of having received the message.
-        live = [run for run in runs() if run.end.tree is not None and run.workflow.is_live]
+        live = [run for run in list_runs() if run.end.tree is not None and run.workflow.is_live]
         found = {run.order.root: run for run in live if not run.order.spawns}
         if live:
             try:
@@ -56,11 +58,11 @@ async def deliver_messages_until_cancelled(database: Deployment, runs: Callable[
                 LOGGER.warning("messages to runs could not be delivered: %s", error)
 
 
-async def _deliver_user_input(database: Deployment, found: Mapping[str, DurableRun]) -> None:
+async def _deliver_user_input(database: Deployment, runs_by_root: Mapping[str, DurableRun]) -> None:
     # Messages stay in the database: those that were received are not read again at every look.
-    received = [key for listening in found.values() for key in listening.messages.known_keys]
-    for run, key, said in await database.fetch_rows(WAITING, list(found), TOPIC, received):
-        listening = found[run]
+    received = [key for listening in runs_by_root.values() for key in listening.messages.known_keys]
+    for run, key, said in await database.fetch_rows(WAITING, list(runs_by_root), TOPIC, received):
+        listening = runs_by_root[run]
         if listening.workflow.was_replayed and await database.fetch_rows(RECORDED, run, key):
             listening.messages.mark_received(key)
             continue
@@ -87,7 +89,9 @@ async def _deliver_topic_messages(database: Deployment, live: Sequence[DurableRu
             is_for = path == own or (bool(name) and (not own or path.startswith(f"{own}.")))
             if not is_for or key in listening.messages.known_keys:
                 continue
-            is_recorded = listening.workflow.was_replayed and await database.fetch_rows(RECORDED, listening.order.id, key)
+            is_recorded = listening.workflow.was_replayed and await database.fetch_rows(
+                RECORDED, listening.order.id, key
+            )
             if is_recorded or "value" not in form:
                 listening.messages.mark_received(key)
             elif name:
@@ -97,7 +101,7 @@ async def _deliver_topic_messages(database: Deployment, live: Sequence[DurableRu
                 listening.messages.deliver_user_text(listening.tree, key, str(form["value"]), path)
 
 
-def _parse_message_text(said: str) -> str | None:
+def _parse_message_text(message: str) -> str | None:
     """Return the text of a message; ``None`` if it has none."""
-    text = parse_message_form(said).get("text")
+    text = parse_message_form(message).get("text")
     return text if isinstance(text, str) and not find_text_problem(text) else None

@@ -125,10 +125,10 @@ def parse_database_topic(topic: str) -> tuple[str, str]:
     return path, name
 
 
-def parse_message_form(said: str) -> Mapping[str, object]:
+def parse_message_form(message: str) -> Mapping[str, object]:
     """Parse a message; empty if another client wrote something else."""
     try:
-        form = json.loads(said)
+        form = json.loads(message)
     except (ValueError, RecursionError):
         return {}
     return form if isinstance(form, dict) else {}

@@ -261,11 +261,11 @@ class WorkerProcess:
             elif view.state != "PENDING" or view.executor != self.setting.executor:
                 waiting[view.id].end.end_without_result(self._errors.DBOSWorkflowConflictIDError(view.id))
 
-    async def _acquire_locks(self, lock: Any) -> None:
+    async def _acquire_locks(self, connection: Any) -> None:
         """Take the locks of the executor and its release, and check that commits are durable."""
         setting = self.setting
         until = asyncio.get_running_loop().time() + PATIENCE_SECONDS
-        while not await fetch_value(lock, LOCK, worker_lock_name(setting.executor)):
+        while not await fetch_value(connection, LOCK, worker_lock_name(setting.executor)):
             # The connection of one that has just ended takes the database a moment to notice.
             if asyncio.get_running_loop().time() < until:
                 await asyncio.sleep(0.05)
@@ -274,8 +274,8 @@ class WorkerProcess:
                 f"another process works as executor {setting.executor!r}; give each its own id (executor=, --executor)"
             )
             raise ExecutorBusy(msg)
-        await lock.execute(SHARED_LOCK, (release_lock_name(setting.app, setting.release),))
-        if await fetch_value(lock, "show synchronous_commit") == "off" and not setting.allow_async_commit:
+        await connection.execute(SHARED_LOCK, (release_lock_name(setting.app, setting.release),))
+        if await fetch_value(connection, "show synchronous_commit") == "off" and not setting.allow_async_commit:
             msg = "the database has synchronous_commit=off: a power cut would lose committed steps, and effects would repeat"
             raise StepEngineError(msg)
 

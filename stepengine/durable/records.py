@@ -519,7 +519,9 @@ class _PlaybackPerformer:
         """Compare with the record."""
         for item in batch:
             self._played.compare_with_record(item)
-        asked = [item for item in batch if isinstance(item.effect, AskPerson) and not self._played.is_effect_recorded(item)]
+        asked = [
+            item for item in batch if isinstance(item.effect, AskPerson) and not self._played.is_effect_recorded(item)
+        ]
         return (
             self._inner.begin(batch)
             if self._played.wait_for_more is None or not asked

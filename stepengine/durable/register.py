@@ -14,7 +14,13 @@ from typing import Any
 from attrs import frozen
 
 from stepengine.data.quantities import IDEMPOTENCY_KEY_SECONDS
-from stepengine.durable.database import WORKFLOW, convert_database_errors, create_missing_tables, nul_free_sql, open_connection
+from stepengine.durable.database import (
+    WORKFLOW,
+    convert_database_errors,
+    create_missing_tables,
+    nul_free_sql,
+    open_connection,
+)
 from stepengine.durable.deployment import Deployment
 from stepengine.errors import InputError
 

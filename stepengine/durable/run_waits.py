@@ -158,7 +158,9 @@ class RunWaits:
             found.append((run, wait))
         return found
 
-    async def find_waits_if_suspended(self, root: str, *, beyond: float = WAKE_SECONDS) -> tuple[list[Waiting], list[Waits]]:
+    async def find_waits_if_suspended(
+        self, root: str, *, beyond: float = WAKE_SECONDS
+    ) -> tuple[list[Waiting], list[Waits]]:
         """Return the open questions and other waits of a tree if all of it is suspended; nothing if a run is active."""
         return (await self.list_waits_of_suspended([root], beyond=beyond)).get(root, ([], []))
 
@@ -293,7 +295,9 @@ def _resolve_question_ids(answers: Mapping[str, AnswerLike], open_: Sequence[Wai
     return found
 
 
-def _require_valid_answers(answers: Mapping[str, AnswerLike], open_: Sequence[Waiting], chosen: Sequence[Waiting]) -> None:
+def _require_valid_answers(
+    answers: Mapping[str, AnswerLike], open_: Sequence[Waiting], chosen: Sequence[Waiting]
+) -> None:
     known = {question.id: question for asked in open_ for question in asked.questions}
     for key, value in answers.items():
         if key not in known:

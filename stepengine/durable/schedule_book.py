@@ -158,7 +158,9 @@ class DatabaseBook:
             raise JournalError(msg) from error
 
 
-def _advance_schedule(own: Any, given: Mapping[str, str], until: datetime, missed: tuple[datetime, ...]) -> bool:
+def _advance_schedule(connection: Any, given: Mapping[str, str], until: datetime, missed: tuple[datetime, ...]) -> bool:
     newest = seconds_from_time(missed[-1]) if missed else None
-    moved = own.execute(MOVE, {**given, "until": seconds_from_time(until), "missed": len(missed), "newest": newest})
+    moved = connection.execute(
+        MOVE, {**given, "until": seconds_from_time(until), "missed": len(missed), "newest": newest}
+    )
     return bool(moved.rowcount)

@@ -60,11 +60,11 @@ class DurableScheduler(Scheduler):
     async def _start_due_run(self, due: DueTime) -> ScheduledRun | None:
         """Submit the run in the background, and return ``None``: it has no handle in this process."""
         # The database knows the run from its submission on: no index beside journals tells anybody to wake it.
-        self._under_way[due.run] = asyncio.create_task(self._submit(due))
+        self._under_way[due.run] = asyncio.create_task(self._submit_due_run(due))
         self._under_way[due.run].add_done_callback(lambda _: self._forget_run(due.run))
         return None
 
-    async def _submit(self, due: DueTime) -> None:
+    async def _submit_due_run(self, due: DueTime) -> None:
         schedule = due.schedule
         metadata = make_run_metadata(schedule, due.at, len(due.missed))
         try:
@@ -75,9 +75,9 @@ class DurableScheduler(Scheduler):
             LOGGER.warning("schedule %r: %s; it is submitted when the database is back", schedule.id, error)
         except StepEngineError as error:
             LOGGER.error("schedule %r could not start its run of %s: %s", schedule.id, due.at.isoformat(), error)
-            await self._mark(due, "failed", str(error))
+            await self._store_run_status(due, "failed", str(error))
         else:
-            await self._mark(due, STARTED)
+            await self._store_run_status(due, STARTED)
 
 
 async def list_schedule_states(

@@ -259,7 +259,9 @@ class Sessions:
         """Return the ids of the sessions with a waiting turn; raises ``DatabaseUnavailable``."""
         return [
             session
-            for (session,) in await self._deployment.fetch_rows(WAITING_SESSIONS, self._deployment.app, self._deployment.app)
+            for (session,) in await self._deployment.fetch_rows(
+                WAITING_SESSIONS, self._deployment.app, self._deployment.app
+            )
         ]
 
     async def load(self, session: str) -> Session:

@@ -32,7 +32,13 @@ from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.durable.child_runs import ChildRuns, add_body_end, make_ancestor
 from stepengine.durable.executions import DurableRun
-from stepengine.durable.outcome_records import OutcomeRecorder, RaceRecord, ReservedSteps, UnrecordedStop, find_race_bounds
+from stepengine.durable.outcome_records import (
+    OutcomeRecorder,
+    RaceRecord,
+    ReservedSteps,
+    UnrecordedStop,
+    find_race_bounds,
+)
 from stepengine.durable.step_names import BODY, CHILD, INTENT, SPAWN, WAIT, kind_of_effect, parse_fingerprint
 from stepengine.durable.step_records import ReservedStep
 from stepengine.durable.wire import mark_usage_uncertain, parse_answers
@@ -132,7 +138,9 @@ class Steps:
                     marks[step.number] = await self._run.workflow.record_mark(step, where)
             reserved.clear()
 
-    async def _reserve_effect_steps(self, item: Item, reserved: list[ReservedStep], marks: dict[int, Any]) -> ReservedSteps:
+    async def _reserve_effect_steps(
+        self, item: Item, reserved: list[ReservedStep], marks: dict[int, Any]
+    ) -> ReservedSteps:
         """Reserve the steps of an effect; those to look up before it starts are added to *reserved*."""
         run, effect = self._run, item.effect
         # Form and fingerprint are those of a journal: so a durable run can be exported as one, and is compared by the
@@ -193,7 +201,11 @@ class Steps:
             where = format_address(*item.address)
             raise run.end.make_and_record_divergence(where, [f"{kind}:{fp}", name])
         if form is None:
-            return None if is_repeatable(item) else ReservedSteps(name, run.workflow.reserve_next_step(name), is_doubtful=True)
+            return (
+                None
+                if is_repeatable(item)
+                else ReservedSteps(name, run.workflow.reserve_next_step(name), is_doubtful=True)
+            )
         # No journal has the changes of an inline child or a tool body: it is driven over its own part of the seed.
         return None if _has_unrecorded_changes(item, form) else ReservedSteps(name, seeded=form, is_settled=True)
 

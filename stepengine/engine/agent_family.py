@@ -35,7 +35,7 @@ def find_agent_family(agent: AgentDefinition, file: str = "", folders: Iterable[
         if not held and named[-1][1] is None and normalised_id(named[-1][0]) in found:
             named.pop()
             continue
-        definition = held.pop() if held else finder.get_agent(*named.pop())
+        definition = held.pop() if held else finder.load_named_agent(*named.pop())
         key = normalised_id(published_id(definition))
         if key not in found:
             found[key] = definition
@@ -66,9 +66,9 @@ class _AgentLookup(NamedTuple):
         same = {} if place is None else {normalised_id(one.id): one for one in place.load_all()}
         return cls(place, same, tuple(folders))
 
-    def get_agent(self, agent_id: str, by: PackagedAgent | None) -> AgentDefinition:
+    def load_named_agent(self, agent_id: str, named_by: PackagedAgent | None) -> AgentDefinition:
         """
-        Return the agent with this id. Without a publisher, an agent of the package *by* refers to its own agents first.
+        Return the agent with this id. Without a publisher, an agent of the package *named_by* refers to its own agents first.
 
         Raises:
             DefinitionError: when there is none.
@@ -78,8 +78,8 @@ class _AgentLookup(NamedTuple):
         agent_id = name_of_published(agent_id) or agent_id
         own = (
             self.same.get(normalised_id(agent_id))
-            if by is None
-            else by.load_sibling(agent_id) or find_bundled_agent(agent_id)
+            if named_by is None
+            else named_by.load_sibling(agent_id) or find_bundled_agent(agent_id)
         )
         if own is not None:
             return own

@@ -329,10 +329,10 @@ class Catalog:
         return JsonDict(freeze(told))
 
     def _compile_family(
-        self, given: Sequence[AgentDefinition], also: Iterable[AgentDefinition] = ()
+        self, given: Sequence[AgentDefinition], carried: Iterable[AgentDefinition] = ()
     ) -> dict[str, Agent]:
         """Compile *given* and the agents that they may spawn. Other ids refer to agents of the engine."""
-        definitions = _collect_reachable_definitions(given, also, self._agents)
+        definitions = _collect_reachable_definitions(given, carried, self._agents)
         # One mapping for all members, filled when all are made: agents may spawn each other, and each holds the mapping
         # and not its children.
         family: dict[str, Agent] = dict(self._agents)
@@ -617,15 +617,17 @@ def _expand_offered_names(names: Sequence[str], tools: Mapping[str, ToolBinding]
     return tuple(dict.fromkeys([*names, *more])) if more else tuple(names)
 
 
-def _add_carried_tool(definition: AgentDefinition, by: str, used: ToolLike, tools: dict[str, ToolBinding]) -> list[str]:
-    """Add a tool that the tool *by* carries to *tools*; return its name where it yields and was not there."""
+def _add_carried_tool(
+    definition: AgentDefinition, carrier: str, used: ToolLike, tools: dict[str, ToolBinding]
+) -> list[str]:
+    """Add a tool that the tool *carrier* carries to *tools*; return its name where it yields and was not there."""
     name, binding = used.spec.name, used.binding()
     if name not in tools:
         tools[name] = binding
         return [name] if isinstance(binding.runs, Yielding) else []
     if tools[name] != binding:
         msg = (
-            f"agent {definition.id!r}: its tool {by!r} uses a tool {name!r}, and the agent has another "
+            f"agent {definition.id!r}: its tool {carrier!r} uses a tool {name!r}, and the agent has another "
             "one of that name; names are unique"
         )
         raise DefinitionError(msg)
@@ -633,13 +635,13 @@ def _add_carried_tool(definition: AgentDefinition, by: str, used: ToolLike, tool
 
 
 def _resolve_used_agent_id(
-    definition: AgentDefinition, by: str, wanted: str, tools: Iterable[str], ids: Mapping[str, object]
+    definition: AgentDefinition, carrier: str, wanted: str, tools: Iterable[str], ids: Mapping[str, object]
 ) -> str:
-    """Return the normalised id of an agent that the tool *by* carries."""
+    """Return the normalised id of an agent that the tool *carrier* carries."""
     key = find_matching_id(wanted, ids)
     if key is None:
         msg = (
-            f"the tool {by!r} of agent {definition.id!r} uses {wanted!r}, which no tool and no agent is called; tools are: "
+            f"the tool {carrier!r} of agent {definition.id!r} uses {wanted!r}, which no tool and no agent is called; tools are: "
             f"{list_names(sorted(tools), wanted)}; agents are: {list_names(ids, wanted)}{did_you_mean(wanted, [*tools, *ids])}"
         )
         raise DefinitionError(msg)
@@ -667,27 +669,27 @@ def _make_agent_tools(
 
 
 def _collect_reachable_definitions(
-    given: Iterable[object],
-    also: Iterable[AgentDefinition],
-    others: Mapping[str, object],
+    definitions: Iterable[object],
+    carried: Iterable[AgentDefinition],
+    known: Mapping[str, object],
     within: packages.PackagedAgent | None = None,
 ) -> dict[str, AgentDefinition]:
     """
     Return definitions and those that they may spawn, or carry in their tools, by normalised id.
 
     Where one names ``publisher/name@version``, the agent of that package is meant. Where there is none, or it names an agent
-    without a publisher, and neither they nor *others* are called so, a bundled agent is meant. Agents *within* a package name those beside them without a publisher.
+    without a publisher, and neither they nor *known* are called so, a bundled agent is meant. Agents *within* a package name those beside them without a publisher.
     """
-    found = _index_definitions(given)
+    found = _index_definitions(definitions)
     waiting = list(found.values())
-    met = [(_catalog_key(child), child) for child in also]
+    met = [(_catalog_key(child), child) for child in carried]
     while (
         waiting
         or met
         or (
             met := [
-                *_find_spawnable_packaged_agents(found, others, within),
-                *_find_spawnable_bundled_agents(found, others),
+                *_find_spawnable_packaged_agents(found, known, within),
+                *_find_spawnable_bundled_agents(found, known),
             ]
         )
     ):
@@ -710,10 +712,10 @@ def _catalog_key(definition: AgentDefinition) -> str:
     return normalised_id(packages.published_id(definition))
 
 
-def _key_within_package(key: str, definition: AgentDefinition, beside: packages.PackagedAgent) -> str:
+def _key_within_package(key: str, definition: AgentDefinition, sibling: packages.PackagedAgent) -> str:
     """Return *key* as agents of a package name it: those of their own without the publisher."""
     member = packages.packaged_agent_from_definition(definition)
-    return key if member is None or member.package != beside.package else member.declared.id
+    return key if member is None or member.package != sibling.package else member.declared.id
 
 
 def _is_in_other_package(definition: AgentDefinition, within: packages.PackagedAgent | None) -> bool:
@@ -857,22 +859,22 @@ def _unknown_agent_hint(agent_id: str, known: Iterable[str]) -> str:
 # --- what an agent is told of the others: which it may run, and which tools are its own -------------------
 
 
-def make_instructions_note(agent: Agent, sent: Sequence[ToolSpec] | None) -> str:
+def make_instructions_note(agent: Agent, inherited: Sequence[ToolSpec] | None) -> str:
     """
     Return the note about other agents and tools that is added to the instructions of a run; ``""`` if there is none.
 
     Args:
         agent: The agent that runs.
-        sent: The tool definitions that it inherits, if it does; then it is told what it may really call.
+        inherited: The tool definitions that it inherits, if it does; then it is told what it may really call.
     """
     children = {key: agent.get_child(key).definition for key in agent.spawnable} if _has_spawning_tool(agent) else {}
-    if sent is None:
+    if inherited is None:
         lines = [f"- {_describe_child(key, child)}" for key, child in children.items()]
         text = "\n".join([MAY_RUN, *lines]) if lines else ""
     else:
         text = "\n\n".join(
             [
-                _describe_own_tools(agent, sent),
+                _describe_own_tools(agent, inherited),
                 *[_describe_child_in_full(key, child) for key, child in children.items()],
             ]
         )
@@ -909,10 +911,10 @@ def _describe_child(key: str, child: AgentDefinition[object]) -> str:
     return f"{named}: {known}" if known else named
 
 
-def _describe_own_tools(agent: Agent, sent: Sequence[ToolSpec]) -> str:
+def _describe_own_tools(agent: Agent, inherited: Sequence[ToolSpec]) -> str:
     own = [*agent.offered, *(["set_output"] if agent.schemas.output_schema is not None else [])]
     names = ", ".join(dict.fromkeys(own)) or "none"
-    shown = {spec.name for spec in sent}
+    shown = {spec.name for spec in inherited}
     lines = [f"{SHOWN_TOOLS} Of these and all others you may call only: {names}. A call of any other tool is refused."]
     for name, spec in agent.specs.items():
         if name not in shown:

@@ -527,7 +527,9 @@ class Engine:
         patience = asked.pop("wait_for_answers", 0.0)
         create_run = partial(self._launcher.create_run_from_record, **other, forked=source)
         launch = BackgroundLaunch(self._launcher.runs, create_run, raises=True, patience=patience)
-        return await launch.start_and_get_handle(runs.fork(source, launch, now=self._launcher.services.clock.now(), **asked))
+        return await launch.start_and_get_handle(
+            runs.fork(source, launch, now=self._launcher.services.clock.now(), **asked)
+        )
 
     def resume_sync(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult:
         """Call ``resume`` from synchronous code."""

@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from stepengine.engine.session_turns import EngineSessions
 
 
-def _make_list_check(of_what: str) -> FieldCheck:
-    return FieldCheck(lambda value: isinstance(value, Iterable) and not isinstance(value, str), f"a list of {of_what}")
+def _make_list_check(item_text: str) -> FieldCheck:
+    return FieldCheck(
+        lambda value: isinstance(value, Iterable) and not isinstance(value, str), f"a list of {item_text}"
+    )
 
 
 def _is_policy(value: object) -> bool:

@@ -192,7 +192,9 @@ def _emit_source_warning(text: str, file: str, line: int) -> None:
     warnings.warn_explicit(text, SourceWarning, file, line, registry=SHOWN.setdefault(file, {}))
 
 
-def _find_source_problems(function: FunctionType, owner: str, scope: _FunctionScope | None) -> Iterator[tuple[int, str]]:
+def _find_source_problems(
+    function: FunctionType, owner: str, scope: _FunctionScope | None
+) -> Iterator[tuple[int, str]]:
     for one in _find_name_uses(function):
         value = _resolve_name(function, one.name)
         problems = [_find_unused_value_problem(one, value) if one.is_statement else ""]

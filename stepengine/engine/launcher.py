@@ -135,13 +135,17 @@ class Launcher:
         target = known.get(agent_id) or self.catalog.get_agent(agent_id)
         return attrs.evolve(request, agent=target, predecessors=request.agent.find_path_to(agent_id))
 
-    def _create_session_run(self, sessions: EngineSessions, request: RunRequest, journal: JournalLike | None) -> EngineRun:
+    def _create_session_run(
+        self, sessions: EngineSessions, request: RunRequest, journal: JournalLike | None
+    ) -> EngineRun:
         """Return a run that loads its start state at its turn in the session; an invalid request raises at once."""
         from stepengine.engine.session_turns import Turn
         from stepengine.sessions.session import check_id
 
         info = request.info
-        info = attrs.evolve(info, session_id=check_id(make_random_run_id() if info.session_id is None else info.session_id))
+        info = attrs.evolve(
+            info, session_id=check_id(make_random_run_id() if info.session_id is None else info.session_id)
+        )
         request = attrs.evolve(request, info=info)
         # Planned twice: now, so that a wrong prompt or a missing key is told to who calls and not in the background;
         # and again when its turn has come, when it is known what the conversation has become. What does not depend on
@@ -276,7 +280,7 @@ class Launcher:
             return earlier.replan(request, self.services.clock.now())
         # Read once, here, where the caller's context still holds: the run itself may begin in another task.
         override = self.override
-        models = self.models.for_run(request, recorded, override)
+        models = self.models.make_run_models(request, recorded, override)
         hub = request.hub or Hub(self.watchers, self.logger)
         planner = Planner(
             self.catalog,

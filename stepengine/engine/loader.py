@@ -223,7 +223,9 @@ def _report_shadowed_bundled_agent(found: AgentLocation, wanted: str) -> None:
         and find_bundled_id(wanted)
         and found.file.resolve().parent not in _resolved_bundled_folders()
     ):
-        trust.print_or_log_message(f"the agent {wanted!r} is that of {found.file}, and not the one that comes with stepengine")
+        trust.print_or_log_message(
+            f"the agent {wanted!r} is that of {found.file}, and not the one that comes with stepengine"
+        )
 
 
 @frozen
@@ -456,7 +458,9 @@ def load_agents_from_source(file: Path, source: bytes) -> tuple[AgentDefinition,
     Raises:
         DefinitionError: naming the file, when loading that fails or it holds no agent.
     """
-    return get_module_agents(_load_with_definition_errors(file, lambda: load_module_from_source(file, source)), str(file))
+    return get_module_agents(
+        _load_with_definition_errors(file, lambda: load_module_from_source(file, source)), str(file)
+    )
 
 
 def find_schedules(module: ModuleType, name: str) -> tuple[Schedule, ...]:
@@ -576,6 +580,6 @@ def _load_error_text(file: Path, error: DefinitionError) -> str:
     return error.message if error.message.startswith(f"{file}:") else f"{file}: {error.message}"
 
 
-def warn_of_skipped_file(said: str) -> None:
+def warn_of_skipped_file(problem: str) -> None:
     """Warn that a file of a folder cannot be loaded, with a ``BrokenFile`` warning that says why."""
-    warnings.warn(f"{said}; this file is left out", BrokenFile, stacklevel=3)
+    warnings.warn(f"{problem}; this file is left out", BrokenFile, stacklevel=3)

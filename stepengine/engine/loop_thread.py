@@ -113,7 +113,9 @@ class LoopThread:
         with self._lock:
             if self._loop is None or self._thread is None or not self._thread.is_alive():
                 ready: Future[asyncio.AbstractEventLoop] = Future()
-                self._thread = threading.Thread(target=self._run_loop, args=(ready,), name="stepengine-loop", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run_loop, args=(ready,), name="stepengine-loop", daemon=True
+                )
                 self._thread.start()
                 self._loop = ready.result()
             return self._loop

@@ -245,7 +245,7 @@ def describe_package_version_changes(history: History) -> list[str]:
     return [*describe_package_changes(head, list_agent_package_versions(), history.name)]
 
 
-def find_published_agent(wanted: str) -> PackagedAgent | None:
+def find_published_agent(agent_id: str) -> PackagedAgent | None:
     """
     Return the agent of a package that ``publisher/name`` or ``publisher/name@version`` means; ``None`` where there is none.
 
@@ -253,7 +253,7 @@ def find_published_agent(wanted: str) -> PackagedAgent | None:
         DefinitionError: when another version is installed, two packages have an agent of that id, or the package that could
             have it cannot be used.
     """
-    publisher, name, version = split_agent_id(wanted)
+    publisher, name, version = split_agent_id(agent_id)
     if publisher is None or name is None:
         return None
     found = find_installed_agent_packages()
@@ -262,7 +262,7 @@ def find_published_agent(wanted: str) -> PackagedAgent | None:
     ]
     if not members:
         if problem := next((said for (theirs, _), said in found.problems.items() if theirs == publisher), None):
-            msg = f"{wanted!r}: {problem}"
+            msg = f"{agent_id!r}: {problem}"
             raise DefinitionError(msg)
         return None
     if len(members) > 1:
@@ -270,9 +270,9 @@ def find_published_agent(wanted: str) -> PackagedAgent | None:
         msg = f"{members[0].id!r} is an agent of {both}, and neither is taken; uninstall one of them"
         raise DefinitionError(msg)
     (member,) = members
-    if version is not None and not _matches_version(version, member, wanted):
+    if version is not None and not _matches_version(version, member, agent_id):
         msg = (
-            f"{wanted!r} was asked for, and {member.package} is installed; install {member.package.name}=={version}, "
+            f"{agent_id!r} was asked for, and {member.package} is installed; install {member.package.name}=={version}, "
             f"or ask for {member.id!r}"
         )
         raise DefinitionError(msg)
@@ -394,7 +394,10 @@ def parse_declaration(content: bytes, where: str = FILE) -> dict[str, Any]:
         isinstance(agents, dict) and 0 < len(agents) <= MAX_AGENTS,
         f"{where}: agents are an object with 1 to {MAX_AGENTS} members",
     )
-    found = [_parse_declared_agent(str(key), value, f"{where}: agents.{str(key)[:ID_CHARS]}") for key, value in agents.items()]
+    found = [
+        _parse_declared_agent(str(key), value, f"{where}: agents.{str(key)[:ID_CHARS]}")
+        for key, value in agents.items()
+    ]
     lists = {name: _require_texts(told.get(name, []), f"{where}: {name}") for name in ("reads", "writes", "hosts")}
     lists["hosts"] = tuple([_ascii_host(host, f"{where}: hosts") for host in lists["hosts"]])
     declared = {"agents": {each.id: each for each in found}, **lists}
@@ -553,18 +556,18 @@ def _load_sandboxed_agents(package: Package) -> PackageAgents:
     return PackageAgents(_index_by_id(agents, str(package)), tuple(problems))
 
 
-def import_agents(value: str) -> PackageAgents:
+def import_agents(entry_point: str) -> PackageAgents:
     """
     Import the module of an entry point, and return its agents.
 
     Args:
-        value: A module with ``agent`` or ``agents``, a package whose modules have them, or ``module:attribute`` of an agent, a
+        entry_point: A module with ``agent`` or ``agents``, a package whose modules have them, or ``module:attribute`` of an agent, a
             list of agents or such a module.
 
     Raises:
         DefinitionError: when the module cannot be imported, or names no agent.
     """
-    module, _, attribute = value.partition(":")
+    module, _, attribute = entry_point.partition(":")
     held: Any = _import_module(module)
     for name in filter(None, attribute.split(".")):
         held = getattr(held, name, None)
@@ -572,9 +575,9 @@ def import_agents(value: str) -> PackageAgents:
         return _load_agents_of_module(held)
     agents = [held] if isinstance(held, AgentDefinition) else held
     if not isinstance(agents, list | tuple) or not agents or not all(isinstance(a, AgentDefinition) for a in agents):
-        msg = f"{value!r} is {_short_repr(held)}; an agent, a list of agents, or a module with `agent` or `agents` would be fine"
+        msg = f"{entry_point!r} is {_short_repr(held)}; an agent, a list of agents, or a module with `agent` or `agents` would be fine"
         raise DefinitionError(msg)
-    return PackageAgents(_index_by_id(agents, value))
+    return PackageAgents(_index_by_id(agents, entry_point))
 
 
 def _load_agents_of_module(module: ModuleType) -> PackageAgents:

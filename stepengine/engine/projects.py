@@ -83,8 +83,8 @@ def _find_templates(*, package: bool) -> Iterator[tuple[str, Path]]:
         yield str(file.relative_to(PACKAGE)).removesuffix(SAMPLE), file
 
 
-def _fill_template(text: str, words: Mapping[str, str]) -> str:
-    for word, meant in words.items():
+def _fill_template(text: str, replacements: Mapping[str, str]) -> str:
+    for word, meant in replacements.items():
         text = text.replace(word, meant)
     return text
 

@@ -176,7 +176,7 @@ class ReplayedTree:
 
     def find_unused_record_error(self) -> ReplayDivergence | None:
         """Return the error for records that the ended root run did not reach; ``None`` before its end, or if it reached all."""
-        if self.position < self._tape.last or not self._history.is_complete:
+        if self.position < self._tape.last_position or not self._history.is_complete:
             return None
         root = self.runs[""]
         return (
@@ -420,10 +420,11 @@ def _outcome_of_run(ended: Finished, item: Item, at: int) -> Value:
 # --- recorded hooks -------------------------------------------------------------------------------------------------
 
 
-def _with_recorded_calls(hooks: Hooks, note: Callable[[HookCall], None]) -> Hooks:
-    """Return hooks that behave like *hooks* and report each call with its return value to *note*."""
+def _with_recorded_calls(hooks: Hooks, record_call: Callable[[HookCall], None]) -> Hooks:
+    """Return hooks that behave like *hooks* and report each call with its return value to *record_call*."""
     points = {
-        point: tuple([_RecordedHook(hook, point, note) for hook in hooks.get_hooks(point)]) for point in HOOK_POINTS
+        point: tuple([_RecordedHook(hook, point, record_call) for hook in hooks.get_hooks(point)])
+        for point in HOOK_POINTS
     }
     return Hooks(**points)
 

@@ -115,7 +115,11 @@ class EngineRun:
         self._is_started = True
         self._mark_active()
         try:
-            result = self._make_result(await self._run_and_record_end()) if self.turn is None else await self._run_in_session(self.turn)
+            result = (
+                self._make_result(await self._run_and_record_end())
+                if self.turn is None
+                else await self._run_in_session(self.turn)
+            )
             if tree.hub.is_kept_open:
                 tree.hub.emit(PhaseChanged(phase=RunPhase.IDLE))
             tree.hub.finish(result)
@@ -134,11 +138,11 @@ class EngineRun:
             raise asyncio.CancelledError
         return result
 
-    async def _run_and_record_end(self, *, begins: bool = True) -> Finished:
+    async def _run_and_record_end(self, *, records_end: bool = True) -> Finished:
         finished = self._add_tree_warnings(await self.tree.run())
         self.began = finished.began
         # What never began or was broken off has no end that could be written down: who resumes it goes on where it was.
-        if self.journaled_run is None or not (begins and self.tree.root.has_ended):
+        if self.journaled_run is None or not (records_end and self.tree.root.has_ended):
             return finished
         from stepengine.journal.run_end import finish_run  # a run that is not recorded loads no journal
 
@@ -153,7 +157,9 @@ class EngineRun:
                 error = tree.root.stopping.error
                 machine = make_failing_machine(error if isinstance(error, StepEngineError) else None)
                 tree.services = attrs.evolve(tree.services, machine=machine)
-                return attrs.evolve(self._make_result(await self._run_and_record_end(begins=False)), session_saved=False)
+                return attrs.evolve(
+                    self._make_result(await self._run_and_record_end(records_end=False)), session_saved=False
+                )
             await turn.start_run(self)
             result = self._make_result(await self._run_and_record_end())
             return await self._await_despite_cancel(turn.save_result(result, tree.root.plan, began=self.began))
@@ -258,34 +264,36 @@ def make_failing_machine(error: StepEngineError | None) -> MachineMaker:
     return machine
 
 
-def warn_of_abandoned_runs(forgotten: Sequence[EngineRun], left: Sequence[EngineRun]) -> None:
+def warn_of_abandoned_runs(unused: Sequence[EngineRun], still_running: Sequence[EngineRun]) -> None:
     """Warn of background runs that were ended without a use of their handles, and of runs that could not be ended."""
-    if forgotten:
-        ids = ", ".join([live.tree.root.state.run_id for live in forgotten])
+    if unused:
+        ids = ", ".join([live.tree.root.state.run_id for live in unused])
         msg = f"the engine was closed while nobody had asked for the result of {ids}; await handle.result() or use `async with`"
         warnings.warn(msg, ResourceWarning, stacklevel=3)
-    if left:
-        msg = f"the engine was closed, but these runs could not be ended and go on: {', '.join(map(str, left))}"
+    if still_running:
+        msg = (
+            f"the engine was closed, but these runs could not be ended and go on: {', '.join(map(str, still_running))}"
+        )
         LOGGER.warning(msg)
         warnings.warn(msg, ResourceWarning, stacklevel=3)
 
 
 async def stop_runs_and_wait(
-    active: Collection[EngineRun], blocked: asyncio.AbstractEventLoop | None = None
+    active: Collection[EngineRun], blocked_loop: asyncio.AbstractEventLoop | None = None
 ) -> list[EngineRun]:
     """
     Stop runs, wait for them at most ten seconds, and return those that are left.
 
     Args:
         active: The running runs; each removes itself when it has ended.
-        blocked: An event loop that cannot continue during this wait; its runs are not stopped and not waited for.
+        blocked_loop: An event loop that cannot continue during this wait; its runs are not stopped and not waited for.
 
     Returns:
-        The runs that could not be ended, without those of *blocked*.
+        The runs that could not be ended, without those of *blocked_loop*.
     """
 
     def list_running() -> list[EngineRun]:
-        return [live for live in list(active) if live.loop is not blocked and live.loop and live.loop.is_running()]
+        return [live for live in list(active) if live.loop is not blocked_loop and live.loop and live.loop.is_running()]
 
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_SECONDS):
@@ -294,4 +302,4 @@ async def stop_runs_and_wait(
                     live.tree.root.stop(Stop("shutdown"))
                 for live in runs:
                     await live.wait_until_ended()
-    return [live for live in list(active) if live.loop is not blocked]
+    return [live for live in list(active) if live.loop is not blocked_loop]

@@ -78,7 +78,7 @@ class EngineModels:
             for agent, model in models.items()
         }
 
-    def for_run(self, request: RunRequest, recorded: RecordedModels, override: Override) -> RunModels:
+    def make_run_models(self, request: RunRequest, recorded: RecordedModels, override: Override) -> RunModels:
         """Return the models of a root run; *override* has a registry in place of the engine's. Raises as ``get_models_chosen_for_run``."""
         registry = (override.models or self.registry).for_run()
         return RunModels(

@@ -247,13 +247,13 @@ class RunModels:
         model = agent.model
         if chosen := self.chosen:
             model = chosen.get(normalised_id(agent.id)) or chosen.get("") or model
-        return self._check(model) if model else None
+        return self._resolve_model_string(model) if model else None
 
     def find_default_model(self) -> str | None:
         """Return the model of a root that names none; raises as ``find_agent_model``."""
-        return None if self.default is None else self._check(self.default)
+        return None if self.default is None else self._resolve_model_string(self.default)
 
-    def _check(self, model: str) -> str:
+    def _resolve_model_string(self, model: str) -> str:
         """Return a model string as requests have it; raise if its provider cannot be used."""
         recorded = self.recorded
         # Nothing will be performed, so no key is needed and a provider may be unknown here: a journal of somebody else
@@ -725,16 +725,16 @@ def _freeze_metadata(given: Mapping[str, object]) -> JsonDict:
 
 
 @lru_cache(KEPT_LIMITS)
-def _cap_limits_to_parent(limits: Limits, given: Limits, depth: int | None) -> Limits:
+def _cap_limits_to_parent(limits: Limits, parent_limits: Limits, depth: int | None) -> Limits:
     """
     Return *limits* with tree-wide limits capped to those of the parent; cached, since siblings have the same.
 
     Args:
         limits: The child's.
-        given: Those of the parent that somebody set.
+        parent_limits: Those of the parent that somebody set.
         depth: The parent's depth in force: it has a default that binds all.
     """
-    return limits.cap({name: depth if name == "max_depth" else getattr(given, name) for name in TREE_WIDE})
+    return limits.cap({name: depth if name == "max_depth" else getattr(parent_limits, name) for name in TREE_WIDE})
 
 
 @lru_cache(KEPT_LIMITS)
@@ -776,7 +776,7 @@ def make_root_state(plan: RunPlan, agent: Agent, previous: AgentState | None) ->
         raise InputError(msg, issues=("previous should be an AgentState",))
     before = NO_STATE if previous is None else previous
     own = before.agent_id in ("", plan.definition.id)
-    history, view = _inherited_history(before, is_same=own)
+    history, view = _inherited_history(before, has_same_prompt=own)
     # The next run of the conversation keeps it as the first one does, which took it from a history from elsewhere.
     keeps_prompt = own and not agent.definition.system_prompt
     return AgentState(
@@ -802,11 +802,11 @@ def _constant_system_prompt(agent: Agent) -> str:
     return prompt if isinstance(prompt, str) else ""
 
 
-def _inherited_history(parent: AgentState, *, is_same: bool) -> tuple[Transcript, Transcript]:
-    """Return record and view as a child inherits them; *is_same* where it sends its parent's prompt as well."""
+def _inherited_history(parent: AgentState, *, has_same_prompt: bool) -> tuple[Transcript, Transcript]:
+    """Return record and view as a child inherits them; *has_same_prompt* where it sends its parent's prompt as well."""
     # Byte for byte with the parent's prompt, for the provider's cache. Without it nothing is cached, and the child would
     # take its parent's agents for its own.
-    if is_same:
+    if has_same_prompt:
         return parent.message_history, parent.view
     record = remove_instructions_notes(parent.message_history)
     return record, record if parent.view is parent.message_history else remove_instructions_notes(parent.view)
@@ -816,7 +816,7 @@ def _make_child_state(plan: RunPlan, agent: Agent, parent: AgentState) -> AgentS
     definition = agent.definition
     inherits = definition.include_message_history or plan.is_inline
     same_prompt = plan.sent is not None
-    history, view = _inherited_history(parent, is_same=same_prompt) if inherits else (NO_HISTORY, NO_HISTORY)
+    history, view = _inherited_history(parent, has_same_prompt=same_prompt) if inherits else (NO_HISTORY, NO_HISTORY)
     return AgentState(
         run_id=plan.run_id,
         agent_id=definition.id,

@@ -203,7 +203,8 @@ class Scheduler:
         """
         passed = self.book.register_schedules({s.id: f"{s.line} {s.timezone}" for s in self.schedules}, now)
         return sorted(
-            [due for s in self.schedules for due in self._find_due_and_skip_missed(s, passed[s.id], now)], key=lambda due: due.at
+            [due for s in self.schedules for due in self._find_due_and_skip_missed(s, passed[s.id], now)],
+            key=lambda due: due.at,
         )
 
     def _find_due_and_skip_missed(self, schedule: Schedule, passed: datetime, now: datetime) -> Sequence[DueTime]:
@@ -236,7 +237,9 @@ class Scheduler:
         """
         async with self._ticking:
             moment = now or self._clock.now()
-            begun = [await self._start_due_run(due) for due in await asyncio.to_thread(self._find_orphaned_and_mark_started)]
+            begun = [
+                await self._start_due_run(due) for due in await asyncio.to_thread(self._find_orphaned_and_mark_started)
+            ]
             for due in await asyncio.to_thread(self.list_due, moment):
                 if len(self._under_way) >= self._at_once:
                     break
@@ -254,7 +257,7 @@ class Scheduler:
             if ran.run in self._under_way or schedule is None:
                 continue
             try:
-                is_begun = _read_run_id(_make_journal(self._runs, ran.run)) != ""
+                is_begun = _read_run_id(_make_run_journal(self._runs, ran.run)) != ""
             except JournalError as error:  # whether there is a run is not known: the next look says so
                 LOGGER.warning("schedule %r: %s", ran.schedule, error)
                 continue
@@ -268,8 +271,8 @@ class Scheduler:
 
     async def _start_due_run(self, due: DueTime) -> ScheduledRun | None:
         # While it is under way its journal is locked, and a waker that comes too early puts it off.
-        await asyncio.to_thread(self._update_wake_index, due, self._clock.now() + LEASE)
-        schedule, journal = due.schedule, _make_journal(self._runs, due.run)
+        await asyncio.to_thread(self._store_or_remove_wake_time, due, self._clock.now() + LEASE)
+        schedule, journal = due.schedule, _make_run_journal(self._runs, due.run)
         metadata = make_run_metadata(schedule, due.at, len(due.missed))
         started: ScheduledRun | None = None
         try:
@@ -282,12 +285,12 @@ class Scheduler:
             watch = self._report_run_error(due, journal, "", error)
         else:
             started = ScheduledRun(due, journal, handle)
-            watch = self._watch(started)
+            watch = self._record_run_end(started)
         self._under_way[due.run] = asyncio.create_task(watch)
         self._under_way[due.run].add_done_callback(lambda _: self._forget_run(due.run))
         return started
 
-    def _update_wake_index(self, due: DueTime, wakes_at: datetime | None) -> None:
+    def _store_or_remove_wake_time(self, due: DueTime, wakes_at: datetime | None) -> None:
         """Store when other processes may resume this run, should this one die; ``None`` removes it, as it ended."""
         is_database = parse_database_path(str(self._runs)) is not None
         run, agent = due.run if is_database else f"{due.run}.jsonl", due.schedule.agent
@@ -306,7 +309,7 @@ class Scheduler:
         self._under_way.pop(run, None)
         self._changed.set()
 
-    async def _watch(self, started: ScheduledRun) -> None:
+    async def _record_run_end(self, started: ScheduledRun) -> None:
         due = started.due
         try:
             result: RunResult = await started.handle.result()
@@ -317,10 +320,10 @@ class Scheduler:
             await self._report_run_error(due, started.journal, started.handle.run_id, result.error)
             return
         if result.status is not RunStatus.SUSPENDED:
-            await asyncio.to_thread(self._update_wake_index, due, None)
+            await asyncio.to_thread(self._store_or_remove_wake_time, due, None)
         if result.error is not None:
             LOGGER.error("the run %s of schedule %r failed: %s", due.run, due.schedule.id, result.error)
-        await self._mark(due, result.status.value, "" if result.error is None else str(result.error))
+        await self._store_run_status(due, result.status.value, "" if result.error is None else str(result.error))
 
     async def _report_run_error(self, due: DueTime, journal: Journal, run_id: str, error: Exception) -> None:
         """Log and store the error of a start, unless another process has this journal or is about to start it."""
@@ -331,9 +334,9 @@ class Scheduler:
                 if await asyncio.to_thread(_read_run_id, journal) not in ("", run_id):
                     return
         LOGGER.error("schedule %r could not start its run of %s: %s", due.schedule.id, due.at.isoformat(), error)
-        await self._mark(due, "failed", str(error))
+        await self._store_run_status(due, "failed", str(error))
 
-    async def _mark(self, due: DueTime, status: str, error: str = "") -> None:
+    async def _store_run_status(self, due: DueTime, status: str, error: str = "") -> None:
         try:
             await asyncio.to_thread(self.book.set_run_status, due.schedule.id, due.at, status, error)
         except JournalError as problem:  # the journal says the same
@@ -422,7 +425,7 @@ def make_schedule_statuses(
 
 def _with_journal_status(ran: ClaimedTime, runs: Path) -> ClaimedTime:
     """Return a time with the status in its journal: a run that waited for a person may have been resumed."""
-    journal = _make_journal(runs, ran.run)
+    journal = _make_run_journal(runs, ran.run)
     try:
         if ran.status not in LIVE or not _read_run_id(journal):
             return ran
@@ -431,7 +434,7 @@ def _with_journal_status(ran: ClaimedTime, runs: Path) -> ClaimedTime:
         return attrs.evolve(ran, status="unreadable", error=error.message)
 
 
-def _make_journal(runs: Path, run: str) -> Journal:
+def _make_run_journal(runs: Path, run: str) -> Journal:
     """Return the journal of a run in the folder or SQLite file *runs*, new or not."""
     is_database = parse_database_path(str(runs)) is not None
     return SqliteJournal(runs, run) if is_database else FileJournal(runs / f"{run}.jsonl")

@@ -193,7 +193,9 @@ class LoadedSession:
         LOGGER.warning(text, exc_info=error)
         self.warnings.append(text)
 
-    async def save_earlier_run(self, result: RunResult, plan: RunPlan, name: str, metadata: Mapping[str, object]) -> None:
+    async def save_earlier_run(
+        self, result: RunResult, plan: RunPlan, name: str, metadata: Mapping[str, object]
+    ) -> None:
         """
         Save the end of an earlier run that was recorded in the journal *name*, as ``save`` does.
 
@@ -354,7 +356,9 @@ class Turn:
             if self._request.prompt and (self._request.answers or not self._open_questions):
                 live.tree.inboxes.root.append(UserMessage(self._request.prompt))
             limits = self._request.limits
-            self._context.run(self._start_recorded, recording, live, agent=self._find_caller_definition(recording), limits=limits)
+            self._context.run(
+                self._start_recorded, recording, live, agent=self._find_caller_definition(recording), limits=limits
+            )
         else:
             self._context.run(self._start_new, *self._make_new_request(), live)
 

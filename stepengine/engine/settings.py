@@ -146,8 +146,18 @@ def _parse_policy(value: object) -> JsonDict:
 
 
 LIMIT_VALUES: Mapping[FieldCheck, dict[str, Any]] = {
-    COUNT: {"kind": "a whole number from 1", "project": "lower", "read": _require_positive_integer, "parse": _parse_number_or_keep},
-    AMOUNT: {"kind": "a number above 0", "project": "lower", "read": _require_positive_number, "parse": _parse_number_or_keep},
+    COUNT: {
+        "kind": "a whole number from 1",
+        "project": "lower",
+        "read": _require_positive_integer,
+        "parse": _parse_number_or_keep,
+    },
+    AMOUNT: {
+        "kind": "a number above 0",
+        "project": "lower",
+        "read": _require_positive_number,
+        "parse": _parse_number_or_keep,
+    },
     FLAG: {"kind": "true or false", "read": _require_bool, "parse": _parse_bool_or_keep},
 }
 """The members of a setting for each kind of limit."""

@@ -109,7 +109,7 @@ class Stepper:
         """
         if self.diverged is not None:
             raise self.diverged
-        if self.position >= self.tape.last:
+        if self.position >= self.tape.last_position:
             return False
         self.advance_to(self.position + 1)
         return True
@@ -118,7 +118,7 @@ class Stepper:
         """Apply results up to a position; raises as ``advance`` does."""
         if self.diverged is not None and self.position < position:
             raise self.diverged
-        if self.position < (end := min(position, self.tape.last)):
+        if self.position < (end := min(position, self.tape.last_position)):
             self._call_and_store_divergence(partial(self._tree.apply_results_until, end))
 
     def _call_and_store_divergence(self, act: Callable[[], object]) -> None:

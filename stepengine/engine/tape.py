@@ -47,7 +47,7 @@ class Tape:
         self.verified = 0
 
     @property
-    def last(self) -> int:
+    def last_position(self) -> int:
         """The last position: the number of results in the journal, that of the root run apart."""
         return len(self.order)
 
@@ -68,12 +68,12 @@ class Tape:
 
     def address_at(self, position: int) -> Address | None:
         """Return the address of the next outcome at a position; at the last one that of the waiting effect, if there is one."""
-        return self.order[position] if position < self.last else self.find_waiting_effect()
+        return self.order[position] if position < self.last_position else self.find_waiting_effect()
 
     def find_position(self, path: str, seq: int) -> int | None:
         """Return the position before the outcome of an effect is sent; ``None`` when the record has no such effect."""
         known = self.positions.get((path, seq))
-        return self.last if known is None and self.find_waiting_effect() == (path, seq) else known
+        return self.last_position if known is None and self.find_waiting_effect() == (path, seq) else known
 
     def count_steps(self, path: str = "") -> int:
         """Return the number of model calls of a run."""

@@ -177,9 +177,9 @@ def _is_running_code_of(foreign: UntrustedFolder) -> bool:
     return any(Path(entry).resolve() in (foreign.project, foreign.folder) for entry in sys.path)
 
 
-def refuse_inside_tool(what: str) -> None:
+def refuse_inside_tool(operation: str) -> None:
     """
-    Raise if a tool runs this process, since only a person may do *what*: a model could approve its own calls.
+    Raise if a tool runs this process, since only a person may do *operation*: a model could approve its own calls.
 
     Raises:
         DefinitionError: in a command that a tool runs.
@@ -187,9 +187,7 @@ def refuse_inside_tool(what: str) -> None:
     from stepengine.workspace.environment import MARKER
 
     if os.environ.get(MARKER):
-        msg = (
-            f"{what} is for people; here a tool of an agent runs it, so it is refused. Do it in a terminal of your own"
-        )
+        msg = f"{operation} is for people; here a tool of an agent runs it, so it is refused. Do it in a terminal of your own"
         raise DefinitionError(msg)
 
 

@@ -125,7 +125,9 @@ async def sent(operator: Operator, run: str) -> list[dict]:
     """
     What waits in the database for a run.
     """
-    rows = await operator.deployment.fetch_rows("select message from dbos.notifications where destination_uuid = %s", run)
+    rows = await operator.deployment.fetch_rows(
+        "select message from dbos.notifications where destination_uuid = %s", run
+    )
     return [json.loads(message) for (message,) in rows]
 
 

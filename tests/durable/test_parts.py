@@ -26,7 +26,9 @@ class Positions:
     def __init__(self) -> None:
         self.rows_of: dict[int, list[str]] = {}
 
-    async def fetch_rows(self, statement: str, run: str, first: int, keys: list[str] | None = None) -> list[tuple[Any, ...]]:
+    async def fetch_rows(
+        self, statement: str, run: str, first: int, keys: list[str] | None = None
+    ) -> list[tuple[Any, ...]]:
         if statement != PLACE:
             return [(self.rows_of[place],) for place in sorted(self.rows_of) if place >= first]
         if first in self.rows_of:

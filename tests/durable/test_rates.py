@@ -292,7 +292,9 @@ async def test_starts_of_runs_are_limited_across_workers(db: str, until):
     async with engine(db, starts_per_minute=3) as worker:
         runs = [await worker.submit(ASKS, "") for _ in range(5)]
         states = "select count(*) from dbos.workflow_status where status = %s"
-        first = await until(lambda: worker.operator.deployment.fetch_rows(states, "SUCCESS"), lambda found: found >= [(3,)])
+        first = await until(
+            lambda: worker.operator.deployment.fetch_rows(states, "SUCCESS"), lambda found: found >= [(3,)]
+        )
         (queue,) = [
             queue
             for queue in await DeploymentMaintenance(worker.operator).queue_settings()
@@ -320,7 +322,9 @@ async def test_global_concurrency_limits_root_runs_across_workers(db: str, until
         await until(begun, lambda count: 2 == count)
         view = await DeploymentMaintenance(worker.operator).queue_settings()
         states = dict(
-            await worker.operator.deployment.fetch_rows("select status, count(*) from dbos.workflow_status group by status")
+            await worker.operator.deployment.fetch_rows(
+                "select status, count(*) from dbos.workflow_status group by status"
+            )
         )
         assert {"PENDING": 2, "ENQUEUED": 2} == states
         assert {"se.default.d0": (2, 2)} == {

@@ -332,7 +332,8 @@ async def test_scheduled_time_starts_one_run_across_schedulers(
         told = one.book.load_known_schedules()["every-minute"]
         assert (run, "started", 2) == (told.last.run, told.last.status, told.missed)
         assert [run] == [
-            row for (row,) in await engine.operator.deployment.fetch_rows("select workflow_uuid from dbos.workflow_status")
+            row
+            for (row,) in await engine.operator.deployment.fetch_rows("select workflow_uuid from dbos.workflow_status")
         ]
         # One that died after it had claimed a time, and before it was submitted.
         died = noon + timedelta(minutes=4)

@@ -18,7 +18,13 @@ from hypothesis import strategies as st
 
 from stepengine import AgentCall, AgentDefinition, Engine, load_agent
 from stepengine.engine import packages, trust
-from stepengine.engine.packages import FILE, FORMAT, find_published_agent, find_installed_agent_packages, read_declaration
+from stepengine.engine.packages import (
+    FILE,
+    FORMAT,
+    find_published_agent,
+    find_installed_agent_packages,
+    read_declaration,
+)
 from stepengine.errors import DefinitionError
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel
