@@ -90,7 +90,7 @@ def load_recorded_case(
         UsageProblem: when there is no such journal, or a tool needs an option that was not given.
     """
     from stepengine.engine.loader import locate_agent
-    from stepengine.engine.packages import packaged_agent_from_definition, describe_package_version_changes
+    from stepengine.engine.packages import describe_package_version_changes, packaged_agent_from_definition
 
     journal = open_journal(file)
     history = journal.history()

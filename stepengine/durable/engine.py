@@ -16,7 +16,7 @@ from stepengine.data.questions import AnswerLike
 from stepengine.data.state import RunResult
 from stepengine.data.tools import ToolLike
 from stepengine.durable.database import parse_database_url
-from stepengine.durable.journals import submit_unfinished_journal, export_run, find_divergence, fork_run, move_run
+from stepengine.durable.journals import export_run, find_divergence, fork_run, move_run, submit_unfinished_journal
 from stepengine.durable.message_delivery import deliver_messages_until_cancelled
 from stepengine.durable.operator import Operator
 from stepengine.durable.process import WorkerProcess, WorkerSetting, compute_release
@@ -26,10 +26,10 @@ from stepengine.durable.run_results import ResultReader
 from stepengine.durable.run_waits import Waiting
 from stepengine.durable.shared_events import SharedEvents
 from stepengine.durable.submission import (
-    refuse_unsupported_agents,
-    refuse_engine_options,
     get_durable_options,
     make_submission,
+    refuse_engine_options,
+    refuse_unsupported_agents,
 )
 from stepengine.engine.engine import Engine
 from stepengine.engine.event_loops import require_event_loop

@@ -7,7 +7,7 @@ import os
 import attrs
 
 from stepengine.durable.deployment import Deployment
-from stepengine.durable.operator import Operator, require_run_id, make_run_id
+from stepengine.durable.operator import Operator, make_run_id, require_run_id
 from stepengine.durable.records import make_order_from_journal, read_archive, replay_archive_into_journal
 from stepengine.durable.run_results import ResultReader
 from stepengine.engine.launcher import Launcher

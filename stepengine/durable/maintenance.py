@@ -19,10 +19,10 @@ from stepengine.durable.database import (
     WORKFLOW,
     convert_database_errors,
     fetch_value,
+    migrate_dbos_tables,
     open_connection,
     parse_database_url,
 )
-from stepengine.durable.database import migrate_dbos_tables
 from stepengine.durable.deployment import OVER
 from stepengine.durable.indexes import (
     child_condition_sql,

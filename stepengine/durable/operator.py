@@ -22,8 +22,8 @@ from stepengine.durable.database import queue_name
 from stepengine.durable.deployment import (
     Deployment,
     DurableRunView,
-    refuse_asking_limits,
     parse_recorded_json,
+    refuse_asking_limits,
 )
 from stepengine.durable.messages import TOPIC, find_text_problem, make_database_topic
 from stepengine.durable.run_waits import AnswerSender, RunWaits, Waiting

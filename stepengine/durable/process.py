@@ -19,7 +19,7 @@ from attrs import frozen
 
 from stepengine.data.json import canonical
 from stepengine.data.tools import Yielding
-from stepengine.durable.body import execute
+from stepengine.durable.body import execute_run
 from stepengine.durable.database import (
     WORKFLOW,
     check_deployment_name,

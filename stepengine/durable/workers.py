@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from stepengine.durable.database import fetch_value, get_missing_rights_error, create_missing_tables
+from stepengine.durable.database import create_missing_tables, fetch_value, get_missing_rights_error
 from stepengine.runtime.logs import LOGGER
 
 LOCK = "stepengine-workers"

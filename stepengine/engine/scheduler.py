@@ -21,7 +21,7 @@ from attrs import frozen
 
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.engine.schedule_book import CLAIMED, STARTED, ClaimedTime, KnownSchedule, ScheduleBook
-from stepengine.engine.schedules import Schedule, require_unique_ids, make_run_metadata, newest_times_between
+from stepengine.engine.schedules import Schedule, make_run_metadata, newest_times_between, require_unique_ids
 from stepengine.engine.waker import LEASE
 from stepengine.errors import (
     DefinitionError,

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from stepengine.data.effects import Leaf
 from stepengine.data.outcomes import Failure, Value
-from stepengine.engine.moments import TOPS, Frame, Moment, describe_end, describe_effect, iterate_frames
+from stepengine.engine.moments import TOPS, Frame, Moment, describe_effect, describe_end, iterate_frames
 from stepengine.engine.options import AgentLike
 from stepengine.engine.replayed_tree import ReplayedRun, ReplayedTree
 from stepengine.engine.tape import Tape

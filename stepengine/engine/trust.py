@@ -65,7 +65,7 @@ class UntrustedFolder:
         return self.folder.parent
 
     @property
-    def how(self) -> str:
+    def trust_command(self) -> str:
         """The shell command that trusts it."""
         return f"stepengine agents trust {shlex.quote(str(self.project))}"
 
@@ -91,7 +91,7 @@ class AccessRequest:
         return f"{self.package} {self.version}, of which {self.publisher!r} says to be the publisher"
 
     @property
-    def how(self) -> str:
+    def approve_command(self) -> str:
         """The command that agrees to it."""
         return f"stepengine agents agree {self.package}"
 

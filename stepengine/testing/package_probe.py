@@ -54,8 +54,8 @@ def probe_package(site: str, project: str, out: str) -> None:
 def _import_package(value: str, told: dict[str, Any]) -> None:
     """Import the package, and add its agents and the reasons an engine rejects it to *told*."""
     from stepengine.engine.packages import (
-        find_installed_agent_packages,
         find_declaration_mismatches,
+        find_installed_agent_packages,
         import_agents,
         make_declaration,
     )

@@ -21,8 +21,8 @@ from stepengine.engine import packages, trust
 from stepengine.engine.packages import (
     FILE,
     FORMAT,
-    find_published_agent,
     find_installed_agent_packages,
+    find_published_agent,
     read_declaration,
 )
 from stepengine.errors import DefinitionError

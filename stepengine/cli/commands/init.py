@@ -104,7 +104,7 @@ def init(
 
 def _create_package(folder: Path) -> Exit:
     """Create a package, and print the next steps."""
-    from stepengine.engine.projects import make_project, derive_project_and_module_names
+    from stepengine.engine.projects import derive_project_and_module_names, make_project
 
     made = make_project(folder, package=True)
     name, module = derive_project_and_module_names(folder)
