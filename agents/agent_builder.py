@@ -209,7 +209,7 @@ class Tried(NamedTuple):
 
 
 def handle_steps(ctx: StepContext[Wish]) -> Steps[Built]:
-    """Have drafts written until one comes through and a person has it filed, or drops it."""
+    """Let the model draft agents until a person files or drops one; return the result."""
     if not (ctx.prompt or "").strip():
         msg = 'say what the agent shall do, such as "answers from our notes and names those that it used"'
         raise InputError(msg)
@@ -246,7 +246,7 @@ def handle_steps(ctx: StepContext[Wish]) -> Steps[Built]:
 
 
 def draft_until_accepted(wish: Wish) -> Steps[Tried]:
-    """Return a draft that came through everything; raise when too many in a row did not."""
+    """Return the first draft that passes all checks; raise ``AgentError`` after too many failed ones."""
     problem = ""
     for _ in range(wish.attempts):
         draft = yield from run_model_until_draft(wish)
@@ -260,7 +260,7 @@ def draft_until_accepted(wish: Wish) -> Steps[Tried]:
 
 
 def run_model_until_draft(wish: Wish) -> Steps[Draft | str]:
-    """Let the model work until it hands over a draft, and return that, or what is wrong with how it did not."""
+    """Run the model until it submits a draft; return the draft, or the problem for the model."""
     for _ in range(wish.steps):
         turn = yield StepWith(tools=[*LOOKING, "draft_agent"])
         given = find_draft_input(turn.agent_state)
@@ -275,7 +275,7 @@ def run_model_until_draft(wish: Wish) -> Steps[Draft | str]:
 
 
 def find_draft_input(state: AgentState) -> Any:
-    """Return the input of the last call of ``draft_agent`` in the step that was just taken; ``None`` when there was none."""
+    """Return the input of the last successful ``draft_agent`` call in the latest step; ``None`` without one."""
     *_, last = [n for n, message in enumerate(state.message_history) if message.role == "assistant"]
     step = state.message_history[last:]
     taken = {message.tool_call_id for message in step if message.role == "tool" and not message.is_error}
@@ -285,7 +285,7 @@ def find_draft_input(state: AgentState) -> Any:
 
 
 def check_and_try_draft(draft: Draft, wish: Wish) -> Steps[Tried | str]:
-    """Return a draft with what came of it, or what went wrong."""
+    """Check, try and walk a draft; return it with the results, or the first problem."""
     source = {"source": draft.source, "file": f"{wish.folder}/draft.py"}
     checked = yield from call_builder_tool(check_draft, source)
     if checked["problem"]:
@@ -302,13 +302,13 @@ def check_and_try_draft(draft: Draft, wish: Wish) -> Steps[Tried | str]:
 
 
 def call_builder_tool(asked: Any, given: dict[str, Any]) -> Steps[dict[str, Any]]:
-    """Return what a tool of the builder found; the model does not see the call."""
+    """Call one of the builder's tools, hidden from the model, and return its result as JSON."""
     result = yield from ToolCall(asked, given, include_tool_call=False)
     return to_plain_json(result.data)  # type: ignore[no-any-return]
 
 
 def read_existing_digests(*paths: str) -> Steps[dict[str, str]]:
-    """Return which of these files there are, each with the digest of what it holds, or why it cannot be read."""
+    """Return the digest of each existing file by path, or the reason why it cannot be read."""
     read = yield from ToolCall("read_files", {"paths": [{"path": path} for path in paths]}, include_tool_call=False)
     entries: Any = read.data
     told = {path: str(entry.get("hash") or entry.get("error")) for path, entry in zip(paths, entries, strict=False)}
@@ -316,18 +316,18 @@ def read_existing_digests(*paths: str) -> Steps[dict[str, str]]:
 
 
 def make_write_call(path: str, content: str, before: Mapping[str, str]) -> ToolCall:
-    """Write a file, when what is there is what the person was told of."""
+    """Return a call that writes a file if its content has not changed since *before*."""
     given = {"path": path, "content": content, "expected_hash": before.get(path, "")}
     return ToolCall("write_file", given, include_tool_call=False)
 
 
 def make_message_call(text: str) -> ToolCall:
-    """Tell the model something."""
+    """Return a call that appends a user message for the model."""
     return ToolCall("add_message", {"role": "user", "content": text}, include_tool_call=False)
 
 
 def to_plain_json(value: Any) -> Any:
-    """Return JSON of the record as dicts and lists."""
+    """Return frozen JSON as dicts and lists."""
     if isinstance(value, Mapping):
         return {str(name): to_plain_json(one) for name, one in value.items()}
     return [to_plain_json(one) for one in value] if isinstance(value, list | tuple) else value
@@ -337,18 +337,18 @@ def to_plain_json(value: Any) -> Any:
 
 
 def to_output_fields(tried: Tried) -> dict[str, Any]:
-    """Return what the output says of a draft."""
+    """Return the members of the output that describe a draft."""
     return {"id": tried.id, "why": tried.draft.why, "worlds": tried.worlds, "trial": tried.trial}
 
 
 def make_agent_and_test_paths(agent_id: str, wish: Wish) -> tuple[str, str]:
-    """Return where an agent and its tests are filed."""
+    """Return the paths for the file of an agent and its tests."""
     name = agent_id.replace("-", "_")
     return f"{wish.folder}/{name}.py", f"{wish.tests}/test_{name}.py"
 
 
 def format_filing_question(tried: Tried, target: str, before: Mapping[str, str]) -> str:
-    """Return what the person is asked: the whole file, what it may do, and the trial."""
+    """Return the text of the question: the whole file, its permissions, and the trial."""
     lines = [f"File this agent as {target}? {tried.draft.why}", ""]
     for one in tried.permissions:
         limits = ", ".join(f"{name} {value}" for name, value in one["limits"].items()) or "those of the run"
@@ -374,7 +374,7 @@ def format_filing_question(tried: Tried, target: str, before: Mapping[str, str])
 
 
 def make_question_details(tried: Tried, target: str) -> dict[str, Any]:
-    """Return the same for programs that show questions."""
+    """Return the content of the question as JSON, for programs that show questions."""
     return {
         "path": target, "content": tried.draft.source, "permissions": tried.permissions, "worlds": tried.worlds,
         "example": make_example_fields(tried.draft), "trial": tried.trial,
@@ -382,7 +382,7 @@ def make_question_details(tried: Tried, target: str) -> dict[str, Any]:
 
 
 def format_on_one_line(value: Any) -> str:
-    """Return a value on one line, the end of a long one left out."""
+    """Return a value as one line, shortened if it is long."""
     text = " ".join(value.split()) if isinstance(value, str) else repr(value)
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text)} characters)"
 
@@ -423,12 +423,12 @@ def test_the_example_ends_as_it_did():
 
 
 def format_python_literal(value: Any) -> str:
-    """Return a value as it stands in a file of Python."""
+    """Return a value as Python source."""
     return pformat(value, width=100, sort_dicts=False).replace("\n", "\n    ")
 
 
 def make_example_fields(draft: Draft) -> dict[str, Any]:
-    """Return the example of a draft, by the names of ``stepengine.sandbox.Example``."""
+    """Return the example of a draft as arguments of ``stepengine.sandbox.Example``."""
     return {
         "prompt": draft.example_prompt, "params": draft.example_params, "replies": draft.example_replies,
         "results": draft.example_results,

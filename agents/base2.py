@@ -131,14 +131,14 @@ class Work:
     todos: Sequence[str]
 
     def describe_unfinished(self) -> str:
-        """Return what is left as text; ``""`` when nothing is."""
+        """Return the missing checks, failures and open todos as text; ``""`` without any."""
         lines = ["Not checked: files were edited after the last check."] if self.is_unchecked else []
         lines += [f"Failed: {command} ({how})" for command, how in self.failed.items()]
         return "\n".join([*lines, *[f"Still open: {task}" for task in self.todos]])
 
 
 def summarize_work_since(start: int, state: AgentState) -> Work:
-    """Return what the messages after the first *start* ones tell; what runs beside an edit does not check it."""
+    """Return the edits, failed checks and open todos in the messages after the first *start* ones."""
     edited, checks, reply = (-1, 0), list[tuple[tuple[int, int], Mapping[str, Any]]](), 0
     for number, message in enumerate(state.message_history[start:]):
         reply += message.role == "assistant"
@@ -157,7 +157,7 @@ def summarize_work_since(start: int, state: AgentState) -> Work:
 
 
 def list_spawned_outputs(data: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the agents that a tool's result tells of, and their outputs; text, such as a summary of a check, has no members."""
+    """Return the ids and outputs of the spawned agents in a tool's result; a text output becomes ``{"text": ...}``."""
     found: list[tuple[str, Mapping[str, Any]]] = []
     for entry in data if isinstance(data, Sequence) and not isinstance(data, str) else ():
         if isinstance(entry, Mapping) and "agent_type" in entry:
@@ -168,7 +168,7 @@ def list_spawned_outputs(data: Any) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def find_failed_commands(checks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the commands that failed, and how; one that passes later has not failed any more."""
+    """Return the commands whose last run failed, each with how it failed."""
     failed: dict[str, str] = {}
     for ran in checks:
         if "text" in ran:

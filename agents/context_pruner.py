@@ -63,7 +63,7 @@ def handle_steps(ctx: StepContext[Budgets]) -> Steps[bool]:
 
 
 def record_request_time(ctx: HookContext) -> Change:
-    """Keep in the conversation's context when this agent was asked, and when before that."""
+    """Store the times of this and of the previous request to this agent in the context."""
     return Change(context={ASKED: ctx.now.isoformat(), ASKED_BEFORE: ctx.state.context.get(ASKED)})
 
 

@@ -92,7 +92,7 @@ def handle_steps(ctx: StepContext[EditorParams]) -> Steps[EditReport]:
 
 
 def report_edits(turn: StepResult) -> Steps[EditReport]:
-    """Read every edited file again and report how it differs from what it was when the run began."""
+    """Read every edited file again and return its changes since the run started, with parse problems."""
     changed: list[str] = []
     diffs: list[str] = []
     problems: list[str] = []
@@ -108,12 +108,12 @@ def report_edits(turn: StepResult) -> Steps[EditReport]:
 
 
 def messages_since(state: AgentState, start: int) -> list[dict[str, Any]]:
-    """Return the messages after the first *start* ones, in the widespread form."""
+    """Return the messages after the first *start* ones as ``role``/``content`` dicts."""
     return AgentState.from_messages(state.message_history[start:]).message_history.to_dicts()
 
 
 def read_whole_file(path: str) -> Generator[Any, Any, dict[str, str]]:
-    """Read a whole file, in portions, or why it cannot be read. Nothing of it enters the history."""
+    """Return the content and digest of a whole file, or the error; the calls are not in the history."""
     lines: list[str] = []
     while True:
         window = {"path": path, "offset": len(lines) + 1}
@@ -128,7 +128,7 @@ def read_whole_file(path: str) -> Generator[Any, Any, dict[str, str]]:
 
 
 def record_content_before_edit(ctx: HookContext, call: Any) -> Generator[Any, Any, Change | None]:
-    """Keep what a file holds before its first edit of the run."""
+    """Store the content of a file in the context before its first edit."""
     known: Mapping[str, Any] = ctx.state.context.get(BEFORE, {})
     path = normpath(call.input.get("path") or ".")
     if call.tool_name not in EDITING or path in known:
@@ -138,7 +138,7 @@ def record_content_before_edit(ctx: HookContext, call: Any) -> Generator[Any, An
 
 
 def clear_recorded_contents(_: HookContext) -> Change:
-    """Start a run without what an earlier one, continued by this one, remembered."""
+    """Remove the file contents that an earlier run stored in the context."""
     return Change(context={BEFORE: None})
 
 
@@ -148,13 +148,13 @@ def make_diff(path: str, before: Mapping[str, str], after: Mapping[str, str]) ->
 
 
 def split_lines(text: str) -> list[str]:
-    """Return the lines of *text* with their ends, as tools count them: only a newline ends one."""
+    """Return the lines of *text* with their ends; only a newline ends a line, as in the tools."""
     return list(StringIO(text, newline="\n"))
 
 
 def find_parse_problem(path: str, text: str) -> str:
     """
-    Return why *text* does not parse, by the suffix of *path*; ``""`` when it does or nobody can tell.
+    Return why *text* does not parse as the type of *path*; ``""`` if it does or the type is unknown.
 
     A text of more than 200,000 characters is not looked at, nor TOML with a hundred dots in a line: a key of very many
     parts takes its parser very long.

@@ -55,7 +55,7 @@ def handle_steps(_: StepContext) -> Steps[Proposal]:
 
 
 def record_accepted_proposal(ctx: HookContext, call: ToolCallPart, result: ToolResult) -> Change | None:
-    """Keep a proposal with the input that was carried out; what the model wrote may differ from it in small things."""
+    """Append an accepted proposal, with its final input and diff, to the context."""
     if call.tool_name not in PROPOSING or result.is_error:
         return None
     data: Any = result.data
@@ -64,7 +64,7 @@ def record_accepted_proposal(ctx: HookContext, call: ToolCallPart, result: ToolR
 
 
 def clear_accepted_proposals(_: HookContext) -> Change:
-    """Start a run without what an earlier one, continued by this one, accepted."""
+    """Remove the proposals that an earlier run stored in the context."""
     return Change(context={ACCEPTED: None})
 
 

@@ -100,7 +100,7 @@ def describe_proposal(child: ChildResult[Proposal]) -> str:
 
 
 def apply_edits(edits: Sequence[dict[str, Any]]) -> Steps[list[ToolResult]]:
-    """Make proposed edits, in order, by the tools that really make them; one that fails does not keep others from it."""
+    """Make the proposed edits in order and return all results; a failed edit does not stop the others."""
     results: list[ToolResult] = []
     for edit in edits:
         turn = yield ToolCall(edit["tool_name"].removeprefix("propose_"), edit["input"])

@@ -41,7 +41,7 @@ def handle_steps(ctx: StepContext[Where]) -> Steps:
 
 
 def parse_listed_paths(listing: str) -> list[str]:
-    """Return the paths of a listing, each once, without what models like to put around them."""
+    """Return the paths in a listing, each once, without bullets and quotes."""
     lines = [line.strip() for line in listing.splitlines()]
     # A bullet is looked for at the beginning only: anywhere else, digits without end would be read again and again.
     bare = [line[found.end() if (found := BULLET.match(line)) else 0 :].strip("`'\" ") for line in lines]

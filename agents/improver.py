@@ -82,7 +82,7 @@ class Plan(BaseModel):
 
 
 def get_trials(ctx: ToolContext) -> Any:
-    """Return what runs cases; raise where nobody brought it."""
+    """Return the ``Trials`` that run cases; raise ``ToolError`` if the engine has none."""
     from stepengine.evaluation import Trials
 
     trials = ctx.resources.get(Trials)
@@ -159,7 +159,7 @@ class Version:
     runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def score(self, case: str) -> float:
-        """Return its score in a case; what could not be measured counts as failed."""
+        """Return its score in a case; 0 if it could not be measured."""
         return float(self.runs[case]["score"] or 0.0)
 
     def mean(self, cases: Sequence[str]) -> float:
@@ -168,12 +168,12 @@ class Version:
 
 
 def make_changes_key(changes: Mapping[str, Any]) -> str:
-    """Return what changes are known again by."""
+    """Return a canonical key for a set of changes."""
     return json.dumps(dict(changes), sort_keys=True)
 
 
 def find_pareto_front(pool: Sequence[Version], cases: Sequence[str]) -> dict[str, set[int]]:
-    """Return which versions are best at each case, without those that others stand for wherever they are best."""
+    """Return the best versions of each case, without versions that others can replace in all their cases."""
     front = {}
     for case in cases:
         best = max(version.score(case) for version in pool)
@@ -188,7 +188,7 @@ def find_pareto_front(pool: Sequence[Version], cases: Sequence[str]) -> dict[str
 
 
 def choose_version(pool: Sequence[Version], cases: Sequence[str], random: Any) -> Version:
-    """Return a version of the front, the more often the more cases it is best at."""
+    """Choose a version of the front at random, weighted by the number of cases that it is best at."""
     front = find_pareto_front(pool, cases)
     number: int = random.choice([number for case in cases for number in sorted(front[case])])
     return pool[number]
@@ -198,7 +198,7 @@ def merge_two_versions(
     pool: Sequence[Version], cases: Sequence[str], tried: set[tuple[int, int]], random: Any
 ) -> Version | None:
     """
-    Return what two versions of the front make together; ``None`` where no two complement each other.
+    Return a merge of two versions of the front; ``None`` if no two complement each other.
 
     Each part is that of the version which has changed it since the ancestor that both have; where both have, of the better one.
     """
@@ -227,7 +227,7 @@ def merge_changes(root: Mapping[str, Any], first: Mapping[str, Any], second: Map
 
 
 def find_ancestors(pool: Sequence[Version], number: int) -> set[int]:
-    """Return the numbers of all versions that one was made of."""
+    """Return the numbers of all direct and indirect parents of a version."""
     found: set[int] = set()
     waiting = [*pool[number].parents]
     while waiting:
@@ -275,7 +275,7 @@ class Search:
     _fruitless: int = 0
 
     def run_search(self) -> Steps[str]:
-        """Search until nothing more can be found or paid, and return why it ended."""
+        """Search until nothing is left to find or the budget is spent; return why it ended."""
         base = yield from self.run_cases(Version(0, {}), self.plan.search)
         for case in self.plan.search:
             if base.runs[case]["problem"]:
@@ -289,7 +289,7 @@ class Search:
             return str(over)
 
     def raise_if_over(self) -> None:
-        """Raise where the search has to end before another version is tried."""
+        """Raise ``Over`` if the search is perfect, has tried enough versions, or lacks the budget for another one."""
         plan, best = self.plan, self.best
         if best.mean(plan.search) >= 1 - EVEN:
             msg = f"version {best.number} passes every case that was searched with"
@@ -309,7 +309,7 @@ class Search:
         return max(self.pool, key=lambda version: (version.mean(self.plan.search), -version.number))
 
     def try_next_version(self) -> Steps:
-        """Make another version, by merging or by reflecting, and keep it if it is better."""
+        """Make another version by merging or reflecting, run it, and keep it if it is better."""
         if self._is_new and len(self._merged) < MERGES:
             self._is_new = False
             made = merge_two_versions(self.pool, self.plan.search, self._merged, self.random)
@@ -323,14 +323,14 @@ class Search:
         return (yield from self.try_and_keep_if_better(found, batch))
 
     def draw_improvement_cases(self, parent: Version) -> list[str]:
-        """Return the cases that a version is improved by: some that it fails, and one that it passes where there is room."""
+        """Draw cases for improving a version: some that it fails, and one that it passes if there is room."""
         failed = [case for case in self.plan.search if parent.score(case) < 1 - EVEN]
         passed = [case for case in self.plan.search if case not in failed]
         batch: list[str] = self.random.sample(failed, min(len(failed), max(1, self.plan.batch - bool(passed))))
         return [*batch, *self.random.sample(passed, min(len(passed), self.plan.batch - len(batch)))]
 
     def draw_differing_cases(self, parents: Iterable[int]) -> list[str]:
-        """Return cases in which two versions differ, and some others."""
+        """Draw cases in which two versions differ, and some others."""
         first, second = [self.pool[number] for number in parents]
         apart = [case for case in self.plan.search if abs(first.score(case) - second.score(case)) > EVEN]
         same = [case for case in self.plan.search if case not in apart]
@@ -338,7 +338,7 @@ class Search:
         return [*batch, *self.random.sample(same, min(len(same), self.plan.batch - len(batch)))]
 
     def try_and_keep_if_better(self, version: Version, batch: Sequence[str]) -> Steps:
-        """Run a version on a batch; where it does better there than what it was made of, on all cases, and keep it."""
+        """Run a version on a batch; if it beats its parents there, run it on all cases and keep it."""
         self.tried += 1
         version = yield from self.run_cases(version, batch)
         mine = sum(map(version.score, batch))
@@ -354,7 +354,7 @@ class Search:
         self.keep_version(version, "kept")
 
     def run_cases(self, version: Version, cases: Sequence[str]) -> Steps[Version]:
-        """Return a version with how it does in more cases; what is known of the same changes is not asked again."""
+        """Return a version with its results in more cases; known results of the same changes are reused."""
         before = self.pool[version.parents[0]].changes if version.parents else None
         given = {"changes": dict(version.changes), "before": None if before is None else dict(before)}
         known = self._known.setdefault(make_changes_key(version.changes), {})
@@ -369,7 +369,7 @@ class Search:
         return replace(version, runs={**version.runs, **{case: known[case] for case in cases}})
 
     def unwrap_result_and_count_cost(self, result: ToolResult) -> Mapping[str, Any]:
-        """Return what a call gave, and count what it cost."""
+        """Return the result of a call and add its cost to ``spent``; raise ``ToolError`` if it failed."""
         if result.is_error:
             raise ToolError(result.text, tool_name=result.tool_name, result=result)
         made: Any = result.data
@@ -377,13 +377,13 @@ class Search:
         return made  # type: ignore[no-any-return]
 
     def keep_version(self, version: Version, how: str) -> None:
-        """Keep a version."""
+        """Append a version to the pool, and record it for the output."""
         self.pool.append(version)
         self._is_new = len(self.pool) > 1
         self.record_tried_version(version, how)
 
     def record_tried_version(self, version: Version, how: str) -> None:
-        """Note a version for the output."""
+        """Record a tried version, with *how* it ended, for the output."""
         is_kept = version in self.pool
         self.told.append(
             {
@@ -396,7 +396,7 @@ class Search:
     # --- reflecting ---------------------------------------------------------------------------------------------------
 
     def reflect_on_version(self, parent: Version, batch: Sequence[str]) -> Steps[Version | None]:
-        """Return a version that a model made of *parent* after it saw how that did; ``None`` when it made nothing of use."""
+        """Let a model change *parent* after it saw its results; return the version, ``None`` if unusable."""
         # One is enough to learn from: to find the step costs several runs.
         steps = [case for case in batch if parent.score(case) < 1 - EVEN and parent.runs[case]["steps"] > 1]
         found = (yield from self.find_blamed_step(parent, steps[0])) if steps else ""
@@ -418,7 +418,7 @@ class Search:
         return self.parse_reply(reply, parent, now)
 
     def format_earlier_attempts(self, parent: Version) -> list[str]:
-        """Return what was made of a version already, and was no better, as the reflecting model is told it; the last of it."""
+        """Return the latest unsuccessful changes of a version as text for the reflecting model."""
         made = [told for told in self.told if told["parents"] == [parent.number] and told["number"] is None]
         changes = [
             f"<tried part={name!r}>\n{value}\n</tried>"
@@ -429,7 +429,7 @@ class Search:
         return ["Tried already, and no better:", *changes] if changes else []
 
     def find_blamed_step(self, parent: Version, case: str) -> Steps[str]:
-        """Return which step of a failed run is to blame, as far as that can be found out; where it could not be twice, no more."""
+        """Return a sentence about the step to blame for a failed run; ``""`` if it cannot be found."""
         known = self._blamed.get((parent.number, case))
         if known is None and self.plan.blame and self._fruitless < FRUITLESS:
             given = {"changes": dict(parent.changes), "case": case, "k": self.plan.blame}
@@ -443,7 +443,7 @@ class Search:
         return known or ""
 
     def parse_reply(self, reply: Any, parent: Version, now: Mapping[str, Any]) -> Version | None:
-        """Return the version that a reply asks for; ``None`` when it asks for none that there could be."""
+        """Return the version that a reply asks for; count an unusable reply and return ``None``."""
         calls = [call for call in reply.tool_calls if call.tool_name == change.spec.name]
         given: Any = calls[0].input if calls else None
         if not isinstance(given, Mapping) or given.get("part") not in now or "value" not in given:
@@ -463,7 +463,7 @@ class Search:
         return Version(len(self.pool), changes, (parent.number,), str(given.get("why") or "")[:400])
 
     def count_unusable_reply(self, why: str) -> Version | None:
-        """Count an answer that nothing can be done with, and return no version."""
+        """Count an unusable reply and return ``None``; raise ``Over`` after too many in a row."""
         self.rubbish += 1
         self.tried += 1
         if self.rubbish >= RUBBISH:
@@ -473,7 +473,7 @@ class Search:
 
 
 def format_case_run(case: str, run: Mapping[str, Any], blamed: str) -> str:
-    """Return how a version did in a case, as the reflecting model is told it."""
+    """Return the result of a version in a case as text for the reflecting model."""
     if run["score"] == 1:
         return f"<task id={case!r}>\nIt passed.\n</task>"
     said = "\n".join(run["said"]) or run["problem"]

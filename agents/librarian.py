@@ -73,12 +73,12 @@ def handle_steps(ctx: StepContext[Repository]) -> Steps[Any]:
 
 
 def make_folder_name(url: str) -> str:
-    """Return what a repository is called, fit for the name of a folder."""
+    """Return a folder name for the clone of a repository."""
     return url.rpartition("/")[2].removesuffix(".git").strip(".-") or "repository"
 
 
 def find_clone_problem(cloned: ToolResult) -> str:
-    """Return why there is no clone; ``""`` when there is one."""
+    """Return why cloning failed; ``""`` if it succeeded."""
     ran = cloned.data
     if cloned.is_error or not isinstance(ran, Mapping):
         return cloned.text

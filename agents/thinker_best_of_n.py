@@ -36,7 +36,7 @@ def handle_steps(ctx: StepContext[Candidates]) -> Steps:
 
 
 def select_thought(thoughts: dict[str, str]) -> Steps[str]:
-    """Return the thought that the selector chooses; when it chooses none, the first one, and that it was not chosen."""
+    """Return the thought that the selector chooses; without a valid choice, the first one with a note."""
     listed = [{"id": name, "content": text} for name, text in thoughts.items()]
     try:
         choice = yield from AgentCall(selector, params={"thoughts": listed})

@@ -519,7 +519,7 @@ class DurableHandle:
         await self._engine.answer(await self.id(), {question: answer})
 
     async def send_input(self, text: str) -> None:
-        """Send user input to the run; see ``Operator.say``."""
+        """Send user input to the run; see ``Operator.send_input``."""
         await self._engine.operator.send_input(await self.id(), text)
 
     async def send_message(self, topic: str, value: object, *, id: str | None = None, path: str = "") -> None:

@@ -89,7 +89,7 @@ class ExecutionEnd:
         return self.fatal
 
     def make_and_record_divergence(self, where: str, names: Sequence[str]) -> ReplayDivergence:
-        """Record that the run does something else than is recorded, and return the error; *names* are those of both steps."""
+        """Record that the run differs from its record at *where*, and return the error; *names* are those of both steps."""
         site = find_waiting_location(self.machine)
         said = f"; the record and the run have {' and '.join(dict.fromkeys(names))}" if names else ""
         lines = [f"the run {self._run!r} does something else at {where} than is recorded{said}"]
@@ -139,7 +139,7 @@ class WorkflowSteps:
         return self.is_live or not self.was_replayed
 
     async def is_repeated_execution(self) -> bool:
-        """Return whether this is not the run's first execution; asks the database where nothing recorded was met."""
+        """Return whether this is not the run's first execution; query the database if no recorded step was found."""
         if self.was_replayed:
             return True
         if self._is_repeated is None:

@@ -182,7 +182,7 @@ class WorkerProcess:
         return self._under_way.values()
 
     def set_database_clients(self, deployment: Deployment, sessions: Sessions) -> None:
-        """Use a client of the database, to look up turns and the owners of runs."""
+        """Set the deployment and its sessions, which are connected after the worker was opened."""
         self._deployment = deployment
         self.sessions.set_result(sessions)
 

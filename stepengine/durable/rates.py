@@ -276,7 +276,7 @@ class SharedRates:
                 pause = min(2 * pause, MAX_AWAY_SECONDS)
 
     async def _get_connection(self) -> Any:
-        """Return the connection, which holds the lock that marks this worker as alive."""
+        """Return the open connection, or open one and acquire the lock that marks this worker as alive."""
         if self._own is None or self._own.closed:
             own = await open_connection(self._url)
             # A lock that the database gives back with the connection: others see by it that this worker died, and its

@@ -262,7 +262,7 @@ class Register:
         return [_parse_row(row) for row in await self._database.fetch_rows(late, given)]
 
     async def find_run(self, run: str) -> RegisteredRun | None:
-        """Return a root run of any owner."""
+        """Return the root run with this id, of any owner; ``None`` if there is none."""
         one = f"select {COLUMNS} {REGISTERED_RUNS} and v.run = %(run)s union all select {COLUMNS} {OTHER_RUNS} and s.workflow_uuid = %(run)s"
         rows = await self._database.fetch_rows(one, {"app": self._app, "run": run})
         return _parse_row(rows[0]) if rows else None

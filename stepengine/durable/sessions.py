@@ -465,7 +465,7 @@ class Sessions:
 
     @contextlib.asynccontextmanager
     async def lock_turn_session(self, view: DurableRunView) -> AsyncIterator[None]:
-        """Keep a turn from starting while it is cancelled."""
+        """Lock the session of a turn for the block, so that no turn starts; do nothing for other runs."""
         if "turn" not in view.attributes:
             yield
             return
@@ -473,7 +473,7 @@ class Sessions:
             yield
 
     async def hold_session_for_turn(self, view: DurableRunView) -> None:
-        """Let the session of a turn wait for it although it is cancelled; ``lock_retryable_turn`` and ``give_up`` end that."""
+        """Let a session wait for its cancelled turn until ``lock_retryable_turn`` or ``release_session_from_turn``."""
         if "turn" in view.attributes:
             await self._deployment.client.update_workflow_attributes_async(view.id, {"held": True}, merge=True)
 

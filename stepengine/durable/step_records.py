@@ -38,7 +38,7 @@ class ReservedStep(NamedTuple):
 
 
 def run_outside_workflow(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start work in a context of its own: in that of the workflow DBOS would take it for a step, or for a part of one."""
+    """Start work as a task in a new context, so that DBOS does not record it as a step."""
     return asyncio.create_task(work, context=contextvars.Context())
 
 

@@ -111,7 +111,7 @@ class Agent:
         return self._family[key]
 
     def find_path_to(self, agent_id: str) -> tuple[Agent, ...]:
-        """Return the agents on the shortest path from this one to one that may spawn *agent_id*; empty if there is none."""
+        """Return the agents on the shortest path from this one to an agent that may spawn *agent_id*; empty without a path."""
         paths: dict[str, tuple[Agent, ...]] = {normalised_id(self.definition.id): (self,)}
         waiting = list(paths.values())
         for path in waiting:
@@ -125,11 +125,11 @@ class Agent:
 
     @property
     def known_agents(self) -> Iterable[Agent]:
-        """The agents that were checked together with it, those of its engine among them."""
+        """All agents that were compiled together with it, and those of its engine."""
         return self._family.values()
 
     def _collect_reachable(self) -> list[Agent]:
-        """Return it and all agents that may run below it, each once."""
+        """Return this agent and all that may run below it, each once."""
         # The list grows while it is gone through, and `met` ends circles: agents may spawn each other.
         found, met = [self], {id(self)}
         for agent in found:
@@ -147,13 +147,13 @@ class Agent:
 
     @cached_property
     def packaged_id(self) -> str:
-        """Its id as an agent of a package, ``publisher/name``; ``""`` for any other."""
+        """``publisher/name`` for an agent of a package; ``""`` for any other."""
         member = packages.packaged_agent_from_definition(self.definition)
         return "" if member is None else member.id
 
     @cached_property
     def package_versions(self) -> Mapping[str, str]:
-        """The packages of it and of all that may run below it: ``name==version`` by ``publisher/name``."""
+        """The packages of this agent and its descendants: ``name==version`` by ``publisher/name``."""
         members = [packages.packaged_agent_from_definition(agent.definition) for agent in self._collect_reachable()]
         found = {one.id: f"{one.package.name}=={one.package.version}" for one in members if one is not None}
         return dict(sorted(found.items()))
@@ -182,7 +182,7 @@ class Agent:
 
     @cached_property
     def instructions_note(self) -> str:
-        """What is added to its instructions, unless it is shown the tools of a parent."""
+        """The note that is added to its instructions, unless it inherits the tool definitions of a parent."""
         return make_instructions_note(self, None)
 
 
@@ -250,7 +250,7 @@ class Catalog:
 
     def get_agent(self, agent: str | AgentDefinition, *, is_for_model: bool = False) -> Agent:
         """
-        Return an agent by id or definition; a definition need not be among the engine's.
+        Return the compiled agent with this id or definition; a definition need not be among the engine's.
 
         Models are told what is known, and not where more is to be had: what they are told stands in recorded requests.
 
@@ -472,7 +472,7 @@ class Catalog:
                 raise DefinitionError(msg)
 
     def _register_source(self, source: ToolSource) -> ToolSource:
-        """Return *source*, or its ``for_engine()``, made once; it is closed with the engine."""
+        """Return *source*, or the result of its ``for_engine()``, which is called once; register it to be closed with the engine."""
         for_engine = getattr(source, "for_engine", None)
         if id(source) not in self._met_sources:
             # The source itself is kept beside it, so that its id stays its own.
@@ -713,13 +713,13 @@ def _catalog_key(definition: AgentDefinition) -> str:
 
 
 def _key_within_package(key: str, definition: AgentDefinition, sibling: packages.PackagedAgent) -> str:
-    """Return *key* as agents of a package name it: those of their own without the publisher."""
+    """Return the id by which agents of the package of *sibling* name *definition*: their own have no publisher."""
     member = packages.packaged_agent_from_definition(definition)
     return key if member is None or member.package != sibling.package else member.declared.id
 
 
 def _is_in_other_package(definition: AgentDefinition, within: packages.PackagedAgent | None) -> bool:
-    """Return whether an agent is of another package than *within*; the ids that it names are then looked up in its own."""
+    """Return whether an agent belongs to a package other than that of *within*."""
     member = packages.packaged_agent_from_definition(definition)
     return member is not None and (within is None or member.package != within.package)
 

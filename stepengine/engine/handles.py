@@ -36,7 +36,7 @@ class EngineRuns:
         register_renewable(self)
 
     def renew(self) -> None:
-        """Forget the running runs in a forked child: they belong to the parent, and nothing of them moves here."""
+        """Forget the running runs in a forked child, because they belong to the parent process."""
         # After a fork the child has copies of objects whose threads, sockets and locks are the parent's. They are left
         # and not closed: closing would close the parent's connections.
         keep_referenced(list(self.active), list(self.handles))
@@ -113,7 +113,7 @@ class BackgroundLaunch:
         return await handle.wait()
 
     async def start_and_get_handle(self, run: Coroutine[object, Any, RunResult]) -> RunHandle:
-        """Return the handle once the run has started; raise the error if it did not."""
+        """Start *run* as a task and return its handle once it has started; raise its error if it did not start."""
         task = asyncio.create_task(run)
         task.add_done_callback(_retrieve_exception)
         await asyncio.wait((task, self._started), return_when=asyncio.FIRST_COMPLETED)

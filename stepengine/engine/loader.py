@@ -62,7 +62,7 @@ class AgentLocation:
     @classmethod
     def from_text(cls, text: str | Path) -> Self | None:
         """
-        Return the place that ``FILE`` or ``FILE#id`` names, whether there is such a file or not; ``None`` for an id.
+        Return the location that ``FILE`` or ``FILE#id`` names, even if the file is missing; ``None`` for an id.
 
         A file ends in ``.py``: a folder that somebody else made could hold one that is called like an id. ``sandboxed:FILE`` is a
         file whose handler runs in the sandbox.
@@ -77,7 +77,7 @@ class AgentLocation:
         return cls(Path(file), normalised_id(agent_id)) if separator and file.endswith(".py") else None
 
     def with_root(self, root: Path) -> Self:
-        """Return the same place with its file joined to *root*."""
+        """Return the same location with its file joined to *root*."""
         return attrs.evolve(self, file=root / self.file)
 
     def load_all(self) -> tuple[AgentDefinition, ...]:
@@ -144,7 +144,7 @@ def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = (), sandboxe
 
 def find_packaged_agent(path_or_id: str | Path) -> packages.PackagedAgent | None:
     """
-    Return the agent of an installed package that is named; ``None`` for all others.
+    Return the named agent of an installed package; ``None`` for a file or any other agent.
 
     Raises:
         DefinitionError: as ``load_agent`` does.
@@ -155,7 +155,7 @@ def find_packaged_agent(path_or_id: str | Path) -> packages.PackagedAgent | None
 
 def locate_agent(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> AgentLocation:
     """
-    Return where an agent is, which is named as for ``load_agent``.
+    Return the location of the agent that is named as for ``load_agent``.
 
     Raises:
         DefinitionError: when there is none.
@@ -179,7 +179,7 @@ def locate_agent(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> Age
 
 
 def find_agent_location(agent_id: str, *, folders: Iterable[Path] = ()) -> AgentLocation | None:
-    """Return where ``load_agent`` finds the agent of an id; ``None`` where it finds none."""
+    """Return the location where ``load_agent`` finds the agent with this id, or ``None``."""
     return _find_agent_in_folders(normalised_id(_strip_versioned_publisher(agent_id)), find_agent_folders(folders), [])
 
 
@@ -217,7 +217,7 @@ def _locate_by_id(agent_id: str, places: tuple[Path, ...]) -> AgentLocation:
 
 
 def _report_shadowed_bundled_agent(found: AgentLocation, wanted: str) -> None:
-    """Report that an agent of the working folder hides the bundled agent of the same id."""
+    """Report it if an agent of the working folder hides the bundled agent with the same id."""
     if (
         found.file.parent == trust.LOCAL
         and find_bundled_id(wanted)
@@ -349,7 +349,7 @@ def load_folder(folder: Path) -> LoadedFolder:
 
 def find_agent_folders(more: Iterable[Path] = ()) -> tuple[Path, ...]:
     """
-    Return the folders in which an id is looked for, in order, *more* of them after ``./agents``; only those that exist.
+    Return the existing folders in which ids are looked up, in order; report and omit untrusted ones.
 
     ``./agents`` is one of them where its files may run; at the command line that holds for every relative folder.
     """
@@ -425,7 +425,7 @@ def find_bundled_agent(agent_id: str) -> AgentDefinition | None:
 
 
 def _strip_versioned_publisher(agent_id: str) -> str:
-    """Return the name in ``publisher/name@version``, else *agent_id*: without a version it may be a path."""
+    """Return the name in ``publisher/name@version`` and log the substitution; return any other *agent_id* unchanged."""
     name = name_of_published(agent_id) if "@" in agent_id else None
     if name is None:
         return agent_id
@@ -502,7 +502,7 @@ def load_tools_of_file(file: Path) -> tuple[ToolLike | ToolSource, ...]:
 
 
 def find_tools(module: ModuleType) -> tuple[ToolLike | ToolSource, ...]:
-    """Return the tools in ``tools`` of a module. Names in it are for its agents; a list without any tool is something else."""
+    """Return the tool objects in the ``tools`` list of a module; none if the list holds only names."""
     given = getattr(module, "tools", ())
     has_tools = isinstance(given, list | tuple) and any(isinstance(one, ToolLike | ToolSource) for one in given)
     return tuple([one for one in given if not isinstance(one, str)]) if has_tools else ()
@@ -560,7 +560,7 @@ def _agent_files(folder: Path) -> Iterator[Path]:
 
 
 def _find_agent_in_folder(folder: Path, wanted: str, broken: list[str]) -> AgentLocation | None:
-    """Return where a folder has an agent; why other files of it cannot be loaded is added to *broken*."""
+    """Return the location of an agent in a folder, or ``None``; append load errors of other files to *broken*."""
     named = folder / f"{wanted.replace('-', '_')}.py"
     if named.is_file():
         return AgentLocation(named, wanted if len(load_agents_of_file(named)) > 1 else "")

@@ -70,7 +70,7 @@ class LoopThread:
             other.close()
 
     def close(self) -> None:
-        """End what still runs in the loop, then the thread; the next ``run`` starts another one."""
+        """Stop the loop and wait for its thread to end; the next ``run`` starts another one."""
         with self._lock:
             thread, loop = self._thread, self._loop
             self._thread = self._loop = None

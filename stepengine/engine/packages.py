@@ -183,7 +183,7 @@ class PackagedAgent:
 
 
 def find_installed_agent_packages() -> InstalledPackages:
-    """Return the packages with agents; nothing of them is imported."""
+    """Return the installed agent packages from their metadata; none of them is imported."""
     from importlib import metadata
 
     packages: list[Package] = []
@@ -247,7 +247,7 @@ def describe_package_version_changes(history: History) -> list[str]:
 
 def find_published_agent(agent_id: str) -> PackagedAgent | None:
     """
-    Return the agent of a package that ``publisher/name`` or ``publisher/name@version`` means; ``None`` where there is none.
+    Return the packaged agent with the id ``publisher/name`` or ``publisher/name@version``, or ``None``.
 
     Raises:
         DefinitionError: when another version is installed, two packages have an agent of that id, or the package that could
@@ -507,7 +507,7 @@ _MEMBERS: dict[int, tuple[AgentDefinition, PackagedAgent]] = {}
 
 
 def packaged_agent_from_definition(definition: AgentDefinition) -> PackagedAgent | None:
-    """Return which agent of a package *definition* is; ``None`` for one that was not loaded from a package."""
+    """Return the packaged agent from which *definition* was loaded; ``None`` for one that is not of a package."""
     found = _MEMBERS.get(id(definition))
     return None if found is None else found[1]
 

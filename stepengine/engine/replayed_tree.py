@@ -239,7 +239,7 @@ class ReplayedTree:
         return self._add_child_results(run, item, outcome) if isinstance(effect, (AwaitRuns, EndRuns)) else outcome
 
     def _make_unexpected_result_error(self, run: ReplayedRun, address: Address) -> StepEngineError:
-        """Return the error for a recorded result that a run does not wait for, because it has ended or does something else."""
+        """Return the error for a recorded result that a run does not wait for."""
         unused = self._recorded_part.unused(
             run.plan.definition.id, None if run.finished is None else run.finished.error
         )
@@ -301,7 +301,7 @@ class ReplayedTree:
     # --- children -----------------------------------------------------------------------------------------------------
 
     def _replay_background_start(self, run: ReplayedRun, item: Item, known: Result) -> Single:
-        """Return the outcome of a background start, a reference to the child; start the child for its plan."""
+        """Start a recorded background child and return the outcome of its start, a reference to it."""
         refused = self._replayer.find_refused_outcome(item.address, item)
         if refused is not None:
             return refused
@@ -338,7 +338,7 @@ class ReplayedTree:
         return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=ended))
 
     def _replay_child_end(self, item: Item, known: Result) -> Single:
-        """Replay a child, or a tool's body, to its end, and return its outcome, which is the recorded one."""
+        """Replay a child or tool body to its end, and return its recorded outcome."""
         effect, address = item.effect, item.address
         path = child_path(*address)
         refused = self._replayer.find_refused_outcome(address, item)

@@ -92,7 +92,7 @@ class EngineModels:
 
     def get_models_chosen_for_run(self, request: RunRequest, recorded: RecordedModels) -> Mapping[str, str]:
         """
-        Return the models that were chosen for a run alone, by agent id: now, or when it was recorded.
+        Return the models chosen for this run alone, by agent id: by the caller, or else in the record.
 
         Args:
             request: The request of the caller, with its agent and choice.

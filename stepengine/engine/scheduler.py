@@ -70,7 +70,7 @@ class DueTime:
 
     @property
     def run(self) -> str:
-        """What the run of this time is called."""
+        """The name of the run of this time."""
         return f"{self.schedule.id}-{self.at:%Y%m%dT%H%M%SZ}"
 
 
@@ -184,7 +184,7 @@ class Scheduler:
         return tuple(self._schedules.values())
 
     def replace(self, schedules: Iterable[Schedule]) -> None:
-        """Go on with these schedules; errors are those of making a scheduler, and leave everything as it was."""
+        """Use these schedules from now on; raise as the constructor does, and change nothing then."""
         found = require_unique_ids(schedules)
         for schedule in found:
             if isinstance(schedule.agent, str):
@@ -291,7 +291,7 @@ class Scheduler:
         return started
 
     def _store_or_remove_wake_time(self, due: DueTime, wakes_at: datetime | None) -> None:
-        """Store when other processes may resume this run, should this one die; ``None`` removes it, as it ended."""
+        """Store from when other processes may resume this run; ``None`` removes the entry of an ended run."""
         is_database = parse_database_path(str(self._runs)) is not None
         run, agent = due.run if is_database else f"{due.run}.jsonl", due.schedule.agent
         try:
@@ -326,7 +326,7 @@ class Scheduler:
         await self._store_run_status(due, result.status.value, "" if result.error is None else str(result.error))
 
     async def _report_run_error(self, due: DueTime, journal: Journal, run_id: str, error: Exception) -> None:
-        """Log and store the error of a start, unless another process has this journal or is about to start it."""
+        """Log an error and store it as the status ``failed``, unless another process has this journal."""
         if isinstance(error, JournalLocked):
             return
         if isinstance(error, JournalError):

@@ -233,7 +233,7 @@ def newest_times_between(schedule: Schedule, after: datetime, until: datetime) -
 
 def require_unique_ids(schedules: Iterable[Schedule]) -> tuple[Schedule, ...]:
     """
-    Return schedules, each with an id of its own.
+    Return the schedules as a tuple; raise if two have the same id.
 
     Raises:
         DefinitionError: for what is not a schedule, and when two have one id.

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 NUMBERS = [field.name for field in attrs.fields(Usage) if field.type in (int, "int")]
 OPEN = Question("", "")
-"""A question of which nothing is known except that a call waits for its answer."""
+"""A question of which only the existence is known: a call waits for its answer."""
 
 
 class EngineSessions(SessionStoreAdapter):
@@ -374,7 +374,7 @@ class Turn:
 
     @property
     def _open_questions(self) -> tuple[Question, ...]:
-        """The questions that this run is the answer to, or may be: those that the same agent asked last."""
+        """The open questions of the session's last run by the same agent, which this run may answer."""
         before, request = self._session.before, self._request
         if request.previous is not None:
             return ()
@@ -443,7 +443,7 @@ class Turn:
         raise SessionError(msg)
 
     def _find_caller_definition(self, recording: JournaledRun) -> AgentDefinition | None:
-        """Return the caller's definition if it is the recorded agent's; else ``None``: the engine finds it by id."""
+        """Return the caller's agent definition if the record has the same id, else ``None``."""
         own, opening = self._request.agent.definition, recording.opening
         return own if opening is not None and opening.agent_id == own.id else None
 

@@ -197,7 +197,7 @@ class Stepper:
         return None if known is None else self.tape.history.outcome(known)
 
     def _get_address_and_start_run(self) -> Address | None:
-        """Return the address of the effect with the next outcome; its run is started if it was not."""
+        """Return the address of the effect with the next outcome; start its run if necessary."""
         address = self._find_divergence_address() or self.tape.address_at(self.position)
         if address is not None and address[0] not in self._tree.runs:
             self._call_and_store_divergence(partial(self._tree.get_or_start_run, address[0]))

@@ -162,7 +162,7 @@ def print_or_log_message(message: str) -> None:
 
 
 def mark_folder_as_run(file: Path) -> None:
-    """Note that a file was named by its path: code of its folder runs in this process from now on."""
+    """Record that code of a file's folder runs in this process, so that the folder needs no more trust."""
     _RAN.add(file.resolve().parent)
 
 
@@ -243,7 +243,7 @@ def _record_file_name(real: Path) -> str:
 
 
 def _find_trust_record_folder(real: Path) -> Path | None:
-    """Return where trust in a folder is stored; ``None`` if others may write there, or it is in the same project."""
+    """Return the state folder with the trust records; ``None`` if it is not safe for a record of *real*."""
     state = state_folder()
     return None if state is None or _explain_unsafe_state_folder(real) else state / TRUSTED
 
