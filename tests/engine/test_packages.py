@@ -120,7 +120,7 @@ class Person:
     def allows(self, foreign: trust.UntrustedFolder) -> bool:
         return False
 
-    def agrees(self, request: trust.AccessRequest) -> bool:
+    def approves_access(self, request: trust.AccessRequest) -> bool:
         self.asked.append(request)
         return request.package in self.agreed
 
