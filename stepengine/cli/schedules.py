@@ -39,9 +39,11 @@ def list_schedules(files: Iterable[str], *, runs: str, db: str, app: str, as_jso
 
 def _print_durable_schedules(found: Sequence[Schedule], db: str, *, app: str, as_json: bool) -> Exit:
     async def print_states(operator: Operator) -> Exit:
-        from stepengine.durable.schedules import list_schedule_states
+        from stepengine.durable.schedules import load_durable_schedule_statuses
 
-        return _print_schedules(await list_schedule_states(operator, found, now=datetime.now(UTC)), as_json=as_json)
+        return _print_schedules(
+            await load_durable_schedule_statuses(operator, found, now=datetime.now(UTC)), as_json=as_json
+        )
 
     try:
         return run_with_operator(db, print_states, app=app)

@@ -36,7 +36,7 @@ from stepengine.durable.step_names import (
     START,
     TOOL,
     WAIT,
-    kind_of_effect,
+    get_effect_step_kind,
     parse_fingerprint,
     parse_kind,
 )
@@ -645,7 +645,7 @@ def make_order_from_journal(journal: Journal, redactor: Redactor, *, pool: str) 
             None if result is None else encode_outcome(address[1], history.outcome(result), redactor, attempts=attempts)
         )
         if form is not None or changes_world_again(intent.effect):
-            outcomes[address] = kind_of_effect(intent.effect), fp, form
+            outcomes[address] = get_effect_step_kind(intent.effect), fp, form
     lookups: dict[str, dict[str, object]] = {}
     facts = history.facts
     for path in {*facts.system_prompts, *facts.context_windows}:

@@ -48,7 +48,7 @@ class DurableScheduler(Scheduler):
         self.book = DatabaseBook(engine.setting.url, app=engine.setting.app)
         self._durable = engine
 
-    def _find_orphaned_and_mark_started(self) -> list[DueTime]:
+    def _recover_unstarted_claims(self) -> list[DueTime]:
         """Return claimed times without a submitted run, because their worker died or has not submitted them yet."""
         known = {schedule.id: schedule for schedule in self.schedules}
         return [
@@ -80,7 +80,7 @@ class DurableScheduler(Scheduler):
             await self._store_run_status(due, STARTED)
 
 
-async def list_schedule_states(
+async def load_durable_schedule_statuses(
     operator: Operator, schedules: Iterable[Schedule], *, now: datetime
 ) -> list[ScheduleStatus]:
     """

@@ -39,7 +39,7 @@ from stepengine.durable.outcome_records import (
     UnrecordedStop,
     find_race_bounds,
 )
-from stepengine.durable.step_names import BODY, CHILD, INTENT, SPAWN, WAIT, kind_of_effect, parse_fingerprint
+from stepengine.durable.step_names import BODY, CHILD, INTENT, SPAWN, WAIT, get_effect_step_kind, parse_fingerprint
 from stepengine.durable.step_records import ReservedStep
 from stepengine.durable.wire import mark_usage_uncertain, parse_answers
 from stepengine.errors import DataError, StepEngineError, UnknownOutcome
@@ -147,7 +147,7 @@ class Steps:
         # same rules.
         form = encode_effect(item)
         print_ = run.prints.for_effect(form)
-        name = f"{kind_of_effect(form)}:{print_}"
+        name = f"{get_effect_step_kind(form)}:{print_}"
         _refuse_unsupported_effect(item)
         seeded = run.seed.outcomes.get(item.address)
         if seeded is not None:

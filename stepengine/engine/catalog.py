@@ -218,7 +218,7 @@ class Catalog:
     ) -> None:
         require_sync_hooks("the engine", hooks)
         warn_about_hook_sources("the engine", hooks)
-        self.policy, self.policy_file = _policy_and_file(permissions)
+        self.policy, self.policy_file = _split_policy_and_file(permissions)
         self._limits = limits
         self._hooks = hooks
         given = list(tools)
@@ -536,7 +536,7 @@ def _make_source_hook(
     return opening
 
 
-def _policy_and_file(permissions: Policy | PolicyFile | None) -> tuple[Policy | None, PolicyFile | None]:
+def _split_policy_and_file(permissions: Policy | PolicyFile | None) -> tuple[Policy | None, PolicyFile | None]:
     """Return the policy that judges calls, and the file that holds it, if there is one."""
     if permissions is None:
         return None, None

@@ -169,7 +169,7 @@ def _shorten_json(value: object) -> str:
     return cut_after(text, SHOWN_CHARS)
 
 
-def _delegation_chain(generator: object) -> Iterator[object]:
+def _iterate_delegation_chain(generator: object) -> Iterator[object]:
     """Yield a generator, the one that it delegates to, and so on; the last may be any object."""
     for _ in range(MAX_FRAMES):
         if generator is None:
@@ -185,7 +185,7 @@ def iterate_frames(machine: object) -> Iterator[Frame]:
     author = machine.authors[-1]
     top: FrameKind = author.by
     program = author.program
-    for generator in _delegation_chain(author.steps):
+    for generator in _iterate_delegation_chain(author.steps):
         frame: FrameType | None = getattr(generator, "gi_frame", None)
         if frame is None:
             yield Frame(function=type(generator).__name__, kind="opaque")

@@ -377,12 +377,12 @@ class ReplayedTree:
             self._send_outcomes(run)
         finished = run.finished
         if run.background:
-            finished = finished.add_children([self._end_unreceived_child(path, run) for path in run.background])
+            finished = finished.add_children([self._finish_unreceived_child(path, run) for path in run.background])
         run.background.clear()
         run.finished = finished
         return finished
 
-    def _end_unreceived_child(self, path: str, run: ReplayedRun) -> ChildResult:
+    def _finish_unreceived_child(self, path: str, run: ReplayedRun) -> ChildResult:
         """Return the end or suspension of a background child that its parent never received."""
         child = run.background[path]
         if child is not None:

@@ -208,7 +208,7 @@ class EngineRun:
         tree = self.tree
         texts = [*tree.hub.failures.warnings, *tree.questions.given.unused]
         if tree.inboxes.root and not tree.hub.is_kept_open:
-            texts.append(undelivered_warning(len(tree.inboxes.root)))
+            texts.append(undelivered_messages_warning(len(tree.inboxes.root)))
         return finished.add_warnings(texts) if texts else finished
 
 
@@ -220,7 +220,7 @@ def raise_at_step_limit(result: RunResult, limits: Limits) -> None:
         raise error
 
 
-def undelivered_warning(count: int) -> str:
+def undelivered_messages_warning(count: int) -> str:
     """Return the warning about messages that did not reach a run."""
     return f"the run ended before {count} of the messages that were sent to it were delivered"
 

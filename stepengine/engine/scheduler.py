@@ -237,9 +237,7 @@ class Scheduler:
         """
         async with self._ticking:
             moment = now or self._clock.now()
-            begun = [
-                await self._start_due_run(due) for due in await asyncio.to_thread(self._find_orphaned_and_mark_started)
-            ]
+            begun = [await self._start_due_run(due) for due in await asyncio.to_thread(self._recover_unstarted_claims)]
             for due in await asyncio.to_thread(self.list_due, moment):
                 if len(self._under_way) >= self._at_once:
                     break
@@ -249,7 +247,7 @@ class Scheduler:
                     begun.append(await self._start_due_run(due))
             return [started for started in begun if started is not None]
 
-    def _find_orphaned_and_mark_started(self) -> list[DueTime]:
+    def _recover_unstarted_claims(self) -> list[DueTime]:
         """Return claimed times without a started journal; those with a journal are marked as started."""
         found: list[DueTime] = []
         for ran in self.book.load_unstarted_claims():
