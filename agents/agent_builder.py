@@ -209,62 +209,64 @@ class Tried(NamedTuple):
 
 
 def handle_steps(ctx: StepContext[Wish]) -> Steps[Built]:
-    """Have drafts written until one comes through and a person has it filed, or drops it."""
+    """Let the model draft agents until a person files or drops one; return the result."""
     if not (ctx.prompt or "").strip():
         msg = 'say what the agent shall do, such as "answers from our notes and names those that it used"'
         raise InputError(msg)
     rules = yield from ToolCall(read_rules, {}, include_tool_call=False)
-    yield say(rules.text)
+    yield make_message_call(rules.text)
     asked = 0
     while True:
-        tried = yield from drafted(ctx.params)
-        target, test = places_of(tried.id, ctx.params)
-        before = yield from there(target, test)
+        tried = yield from draft_until_accepted(ctx.params)
+        target, test = make_agent_and_test_paths(tried.id, ctx.params)
+        before = yield from read_existing_digests(target, test)
         while True:
             asked += 1
             file_it = f"replace {' and '.join(before)}" if before else "file it"
-            shown = question_of(tried, target, before)
-            details = details_of(tried, target)
+            shown = format_filing_question(tried, target, before)
+            details = make_question_details(tried, target)
             answer = yield from Ask(
                 shown, [file_it, SEND_BACK, DROP], allow_text=True, key=f"file-{asked}", details=details
             )
             # What lies there may have become another one while the person thought about it, for days.
-            known, before = before, ((yield from there(target, test)) if answer == file_it else before)
+            known, before = before, ((yield from read_existing_digests(target, test)) if answer == file_it else before)
             if known == before:
                 break
         if answer in {"", DROP}:
-            return Built(filed=False, path="", test_path="", **told(tried))
+            return Built(filed=False, path="", test_path="", **to_output_fields(tried))
         if answer == file_it:
-            yield from file(target, tried.draft.source, before)
-            yield from file(test, test_of(tried, ctx.params), before)
-            return Built(filed=True, path=target, test_path=test, **told(tried))
+            yield from make_write_call(target, tried.draft.source, before)
+            yield from make_write_call(test, format_agent_tests(tried, ctx.params), before)
+            return Built(filed=True, path=target, test_path=test, **to_output_fields(tried))
         if answer == SEND_BACK:
             answer = yield from Ask("What shall be different?", key=f"remark-{asked}")
-        yield say(f"The person who is to file it wants something else: {answer or 'they did not say what'}")
+        yield make_message_call(
+            f"The person who is to file it wants something else: {answer or 'they did not say what'}"
+        )
 
 
-def drafted(wish: Wish) -> Steps[Tried]:
-    """Return a draft that came through everything; raise when too many in a row did not."""
+def draft_until_accepted(wish: Wish) -> Steps[Tried]:
+    """Return the first draft that passes all checks; raise ``AgentError`` after too many failed ones."""
     problem = ""
     for _ in range(wish.attempts):
-        draft = yield from next_draft(wish)
-        tried = (yield from tested(draft, wish)) if isinstance(draft, Draft) else draft
+        draft = yield from run_model_until_draft(wish)
+        tried = (yield from check_and_try_draft(draft, wish)) if isinstance(draft, Draft) else draft
         if isinstance(tried, Tried):
             return tried
         problem = tried
-        yield say(f"This draft was sent back. Mend it and hand over the whole file.\n\n{problem}")
+        yield make_message_call(f"This draft was sent back. Mend it and hand over the whole file.\n\n{problem}")
     msg = f"{wish.attempts} drafts in a row could not be used; of the last: {problem}"
     raise AgentError(msg)
 
 
-def next_draft(wish: Wish) -> Steps[Draft | str]:
-    """Let the model work until it hands over a draft, and return that, or what is wrong with how it did not."""
+def run_model_until_draft(wish: Wish) -> Steps[Draft | str]:
+    """Run the model until it submits a draft; return the draft, or the problem for the model."""
     for _ in range(wish.steps):
         turn = yield StepWith(tools=[*LOOKING, "draft_agent"])
-        given = handed_over(turn.agent_state)
+        given = find_draft_input(turn.agent_state)
         if given is not None:
             try:
-                return Draft.model_validate(plain(given))
+                return Draft.model_validate(to_plain_json(given))
             except ValidationError as error:
                 return str(error)
         if turn.steps_complete:
@@ -272,8 +274,8 @@ def next_draft(wish: Wish) -> Steps[Draft | str]:
     return f"{wish.steps} steps went by without a draft; call `draft_agent` next"
 
 
-def handed_over(state: AgentState) -> Any:
-    """Return the input of the last call of ``draft_agent`` in the step that was just taken; ``None`` when there was none."""
+def find_draft_input(state: AgentState) -> Any:
+    """Return the input of the last successful ``draft_agent`` call in the latest step; ``None`` without one."""
     *_, last = [n for n, message in enumerate(state.message_history) if message.role == "assistant"]
     step = state.message_history[last:]
     taken = {message.tool_call_id for message in step if message.role == "tool" and not message.is_error}
@@ -282,71 +284,71 @@ def handed_over(state: AgentState) -> Any:
     return given[-1] if given else None
 
 
-def tested(draft: Draft, wish: Wish) -> Steps[Tried | str]:
-    """Return a draft with what came of it, or what went wrong."""
+def check_and_try_draft(draft: Draft, wish: Wish) -> Steps[Tried | str]:
+    """Check, try and walk a draft; return it with the results, or the first problem."""
     source = {"source": draft.source, "file": f"{wish.folder}/draft.py"}
-    checked = yield from found(check_draft, source)
+    checked = yield from call_builder_tool(check_draft, source)
     if checked["problem"]:
         return str(checked["problem"])
-    given = {**source, "example": example_of(draft)}
-    trial = yield from found(try_draft, given)
+    given = {**source, "example": make_example_fields(draft)}
+    trial = yield from call_builder_tool(try_draft, given)
     if trial["problem"]:
         return str(trial["problem"])
-    walked = yield from found(walk_draft, {**given, "worlds": wish.worlds, "seed": wish.seed})
+    walked = yield from call_builder_tool(walk_draft, {**given, "worlds": wish.worlds, "seed": wish.seed})
     if walked["problem"]:
         return f"it does not hold when things go wrong:\n{walked['problem']}"
     outcome = {"output": trial["output"], "calls": trial["calls"]}
     return Tried(draft, checked["id"], checked["permissions"], walked["worlds"], outcome)
 
 
-def found(asked: Any, given: dict[str, Any]) -> Steps[dict[str, Any]]:
-    """Return what a tool of the builder found; the model does not see the call."""
+def call_builder_tool(asked: Any, given: dict[str, Any]) -> Steps[dict[str, Any]]:
+    """Call one of the builder's tools, hidden from the model, and return its result as JSON."""
     result = yield from ToolCall(asked, given, include_tool_call=False)
-    return plain(result.data)  # type: ignore[no-any-return]
+    return to_plain_json(result.data)  # type: ignore[no-any-return]
 
 
-def there(*paths: str) -> Steps[dict[str, str]]:
-    """Return which of these files there are, each with the digest of what it holds, or why it cannot be read."""
+def read_existing_digests(*paths: str) -> Steps[dict[str, str]]:
+    """Return the digest of each existing file by path, or the reason why it cannot be read."""
     read = yield from ToolCall("read_files", {"paths": [{"path": path} for path in paths]}, include_tool_call=False)
     entries: Any = read.data
     told = {path: str(entry.get("hash") or entry.get("error")) for path, entry in zip(paths, entries, strict=False)}
     return {path: known for path, known in told.items() if not known.endswith("does not exist")}
 
 
-def file(path: str, content: str, before: Mapping[str, str]) -> ToolCall:
-    """Write a file, when what is there is what the person was told of."""
+def make_write_call(path: str, content: str, before: Mapping[str, str]) -> ToolCall:
+    """Return a call that writes a file if its content has not changed since *before*."""
     given = {"path": path, "content": content, "expected_hash": before.get(path, "")}
     return ToolCall("write_file", given, include_tool_call=False)
 
 
-def say(text: str) -> ToolCall:
-    """Tell the model something."""
+def make_message_call(text: str) -> ToolCall:
+    """Return a call that appends a user message for the model."""
     return ToolCall("add_message", {"role": "user", "content": text}, include_tool_call=False)
 
 
-def plain(value: Any) -> Any:
-    """Return JSON of the record as dicts and lists."""
+def to_plain_json(value: Any) -> Any:
+    """Return frozen JSON as dicts and lists."""
     if isinstance(value, Mapping):
-        return {str(name): plain(one) for name, one in value.items()}
-    return [plain(one) for one in value] if isinstance(value, list | tuple) else value
+        return {str(name): to_plain_json(one) for name, one in value.items()}
+    return [to_plain_json(one) for one in value] if isinstance(value, list | tuple) else value
 
 
 # --- what is shown and written ----------------------------------------------------------------------------------------
 
 
-def told(tried: Tried) -> dict[str, Any]:
-    """Return what the output says of a draft."""
+def to_output_fields(tried: Tried) -> dict[str, Any]:
+    """Return the members of the output that describe a draft."""
     return {"id": tried.id, "why": tried.draft.why, "worlds": tried.worlds, "trial": tried.trial}
 
 
-def places_of(agent_id: str, wish: Wish) -> tuple[str, str]:
-    """Return where an agent and its tests are filed."""
+def make_agent_and_test_paths(agent_id: str, wish: Wish) -> tuple[str, str]:
+    """Return the paths for the file of an agent and its tests."""
     name = agent_id.replace("-", "_")
     return f"{wish.folder}/{name}.py", f"{wish.tests}/test_{name}.py"
 
 
-def question_of(tried: Tried, target: str, before: Mapping[str, str]) -> str:
-    """Return what the person is asked: the whole file, what it may do, and the trial."""
+def format_filing_question(tried: Tried, target: str, before: Mapping[str, str]) -> str:
+    """Return the text of the question: the whole file, its permissions, and the trial."""
     lines = [f"File this agent as {target}? {tried.draft.why}", ""]
     for one in tried.permissions:
         limits = ", ".join(f"{name} {value}" for name, value in one["limits"].items()) or "those of the run"
@@ -357,12 +359,12 @@ def question_of(tried: Tried, target: str, before: Mapping[str, str]) -> str:
     lines += [
         f"It held in {tried.worlds} worlds in which things fail. The example, with what tools and model were made to say:"
     ]
-    lines += [f"  prompt: {short(tried.draft.example_prompt)}"]
+    lines += [f"  prompt: {format_on_one_line(tried.draft.example_prompt)}"]
     lines += [
-        f"  called: {call['tool']} {short(call['input'])}{' (failed)' if call['failed'] else ''}"
+        f"  called: {call['tool']} {format_on_one_line(call['input'])}{' (failed)' if call['failed'] else ''}"
         for call in tried.trial["calls"]
     ]
-    lines += [f"  output: {short(tried.trial['output'])}"]
+    lines += [f"  output: {format_on_one_line(tried.trial['output'])}"]
     if before:
         lines += [
             "",
@@ -371,26 +373,26 @@ def question_of(tried: Tried, target: str, before: Mapping[str, str]) -> str:
     return "\n".join([*lines, "", f"{target}:", "", tried.draft.source.rstrip("\n")])
 
 
-def details_of(tried: Tried, target: str) -> dict[str, Any]:
-    """Return the same for programs that show questions."""
+def make_question_details(tried: Tried, target: str) -> dict[str, Any]:
+    """Return the content of the question as JSON, for programs that show questions."""
     return {
         "path": target, "content": tried.draft.source, "permissions": tried.permissions, "worlds": tried.worlds,
-        "example": example_of(tried.draft), "trial": tried.trial,
+        "example": make_example_fields(tried.draft), "trial": tried.trial,
     }  # fmt: skip
 
 
-def short(value: Any) -> str:
-    """Return a value on one line, the end of a long one left out."""
+def format_on_one_line(value: Any) -> str:
+    """Return a value as one line, shortened if it is long."""
     text = " ".join(value.split()) if isinstance(value, str) else repr(value)
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]}... ({len(text)} characters)"
 
 
-def test_of(tried: Tried, wish: Wish) -> str:
+def format_agent_tests(tried: Tried, wish: Wish) -> str:
     """Return the tests of an agent; of what the model wrote they hold values alone, since they run outside of the sandbox."""
-    target, test = places_of(tried.id, wish)
+    target, test = make_agent_and_test_paths(tried.id, wish)
     up = len(test.split("/")) - 1
-    given = {name: value for name, value in example_of(tried.draft).items() if value}
-    fields = "".join([f"    {name}={literal(value)},\n" for name, value in given.items()])
+    given = {name: value for name, value in make_example_fields(tried.draft).items() if value}
+    fields = "".join([f"    {name}={format_python_literal(value)},\n" for name, value in given.items()])
     return f'''\
 """
 ``{tried.id}`` does what it did when it was filed: it runs in the sandbox, and what model, tools and other agents say is made up.
@@ -416,17 +418,17 @@ def test_it_holds_in_worlds_where_things_go_wrong():
 
 
 def test_the_example_ends_as_it_did():
-    assert EXAMPLE.run().output == {literal(tried.trial["output"])}
+    assert EXAMPLE.run().output == {format_python_literal(tried.trial["output"])}
 '''
 
 
-def literal(value: Any) -> str:
-    """Return a value as it stands in a file of Python."""
+def format_python_literal(value: Any) -> str:
+    """Return a value as Python source."""
     return pformat(value, width=100, sort_dicts=False).replace("\n", "\n    ")
 
 
-def example_of(draft: Draft) -> dict[str, Any]:
-    """Return the example of a draft, by the names of ``stepengine.sandbox.Example``."""
+def make_example_fields(draft: Draft) -> dict[str, Any]:
+    """Return the example of a draft as arguments of ``stepengine.sandbox.Example``."""
     return {
         "prompt": draft.example_prompt, "params": draft.example_params, "replies": draft.example_replies,
         "results": draft.example_results,

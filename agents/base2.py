@@ -107,9 +107,9 @@ def handle_steps(ctx: StepContext) -> Steps[str | None]:
         turn = yield STEP
         if not turn.steps_complete:
             continue
-        work = work_since(start, turn.agent_state)
+        work = summarize_work_since(start, turn.agent_state)
         if not work.is_unchecked or was_sent_back or not turn.agent_state.steps_remaining:
-            left = work.left()
+            left = work.describe_unfinished()
             return "\n\n".join([text for text in (turn.text, left) if text]) if left else None
         was_sent_back = True
         yield ToolCall("add_message", {"role": "user", "content": UNCHECKED}, include_tool_call=False)
@@ -130,15 +130,15 @@ class Work:
     failed: Mapping[str, str]
     todos: Sequence[str]
 
-    def left(self) -> str:
-        """Return what is left as text; ``""`` when nothing is."""
+    def describe_unfinished(self) -> str:
+        """Return the missing checks, failures and open todos as text; ``""`` without any."""
         lines = ["Not checked: files were edited after the last check."] if self.is_unchecked else []
         lines += [f"Failed: {command} ({how})" for command, how in self.failed.items()]
         return "\n".join([*lines, *[f"Still open: {task}" for task in self.todos]])
 
 
-def work_since(start: int, state: AgentState) -> Work:
-    """Return what the messages after the first *start* ones tell; what runs beside an edit does not check it."""
+def summarize_work_since(start: int, state: AgentState) -> Work:
+    """Return the edits, failed checks and open todos in the messages after the first *start* ones."""
     edited, checks, reply = (-1, 0), list[tuple[tuple[int, int], Mapping[str, Any]]](), 0
     for number, message in enumerate(state.message_history[start:]):
         reply += message.role == "assistant"
@@ -146,18 +146,18 @@ def work_since(start: int, state: AgentState) -> Work:
             continue
         if message.tool_name in EDITING_TOOLS and not message.is_error:
             edited = max(edited, (reply, number))
-        for agent_id, output in spawned(message.result.data):
+        for agent_id, output in list_spawned_outputs(message.result.data):
             if agent_id in EDITORS and (output.get("changed_files") or output.get("unified_diff")):
                 edited = (reply + 1, 0)  # the helpers of one reply work at the same time
             if agent_id == "basher" and output:
                 checks.append(((reply, number), output))
     later = [output for place, output in checks if place > edited]
     todos = [todo["task"] for todo in state.context.get("todos", ()) if not todo["completed"]]
-    return Work(edited[0] >= 0 and not later, failures(later), todos)
+    return Work(edited[0] >= 0 and not later, find_failed_commands(later), todos)
 
 
-def spawned(data: Any) -> list[tuple[str, Mapping[str, Any]]]:
-    """Return the agents that a tool's result tells of, and their outputs; text, such as a summary of a check, has no members."""
+def list_spawned_outputs(data: Any) -> list[tuple[str, Mapping[str, Any]]]:
+    """Return the ids and outputs of the spawned agents in a tool's result; a text output becomes ``{"text": ...}``."""
     found: list[tuple[str, Mapping[str, Any]]] = []
     for entry in data if isinstance(data, Sequence) and not isinstance(data, str) else ():
         if isinstance(entry, Mapping) and "agent_type" in entry:
@@ -167,8 +167,8 @@ def spawned(data: Any) -> list[tuple[str, Mapping[str, Any]]]:
     return found
 
 
-def failures(checks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
-    """Return the commands that failed, and how; one that passes later has not failed any more."""
+def find_failed_commands(checks: Sequence[Mapping[str, Any]]) -> dict[str, str]:
+    """Return the commands whose last run failed, each with how it failed."""
     failed: dict[str, str] = {}
     for ran in checks:
         if "text" in ran:

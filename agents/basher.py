@@ -40,13 +40,13 @@ def handle_steps(ctx: StepContext[Command]) -> Steps[Any]:
     asked = ctx.params
     turn = yield ToolCall("run_terminal_command", {"command": asked.command, "timeout_seconds": asked.timeout_seconds})
     ran = turn.tool_results[0]
-    if not asked.what_to_summarize or printed(ran) <= SHORT:
+    if not asked.what_to_summarize or count_printed_chars(ran) <= SHORT:
         return {"error": ran.text} if ran.data is None else ran.data
     yield StepWith(tool_choice="none")
     return None
 
 
-def printed(ran: ToolResult) -> int:
+def count_printed_chars(ran: ToolResult) -> int:
     """Return how many characters a command printed."""
     data: Any = ran.data or {}
     return sum(len(data.get(name) or "") for name in ("stdout", "stderr", "message"))

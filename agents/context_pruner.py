@@ -62,8 +62,8 @@ def handle_steps(ctx: StepContext[Budgets]) -> Steps[bool]:
     return True
 
 
-def remember(ctx: HookContext) -> Change:
-    """Keep in the conversation's context when this agent was asked, and when before that."""
+def record_request_time(ctx: HookContext) -> Change:
+    """Store the times of this and of the previous request to this agent in the context."""
     return Change(context={ASKED: ctx.now.isoformat(), ASKED_BEFORE: ctx.state.context.get(ASKED)})
 
 
@@ -74,5 +74,5 @@ agent = AgentDefinition(
     inherit_parent_system_prompt=True,
     input_schema=Budgets,
     handle_steps=handle_steps,
-    hooks=Hooks(pre_run=[remember]),
+    hooks=Hooks(pre_run=[record_request_time]),
 )

@@ -80,40 +80,40 @@ def handle_steps(ctx: StepContext[EditorParams]) -> Steps[EditReport]:
     if ctx.params.files:
         yield ToolCall("read_files", {"paths": ctx.params.files})  # no model has been called yet
     turn = yield STEP_ALL if ctx.prompt else STEP  # the model takes its steps and calls its tools
-    report = yield from check(turn)  # reads every edited file again
+    report = yield from report_edits(turn)  # reads every edited file again
     for _ in range(ctx.params.repairs if ctx.prompt else 0):
         if not report["problems"] or not turn.agent_state.steps_remaining:
             break
         note = "These files do not parse any more. Repair them:\n" + "\n".join(report["problems"])
         yield ToolCall("add_message", {"role": "user", "content": note}, include_tool_call=False)
         turn = yield STEP_ALL
-        report = yield from check(turn)
+        report = yield from report_edits(turn)
     return report if ctx.prompt else {**report, "messages": messages_since(turn.agent_state, start)}
 
 
-def check(turn: StepResult) -> Steps[EditReport]:
-    """Read every edited file again and report how it differs from what it was when the run began."""
+def report_edits(turn: StepResult) -> Steps[EditReport]:
+    """Read every edited file again and return its changes since the run started, with parse problems."""
     changed: list[str] = []
     diffs: list[str] = []
     problems: list[str] = []
     for path, before in sorted(turn.agent_state.context.get(BEFORE, {}).items()):
-        after = yield from snapshot(path)
+        after = yield from read_whole_file(path)
         if after == before:
             continue
         changed.append(path)
-        diffs.append(diff_of(path, before, after))
-        if problem := after.get("error") or parse_problem(path, after["content"]):
+        diffs.append(make_diff(path, before, after))
+        if problem := after.get("error") or find_parse_problem(path, after["content"]):
             problems.append(f"{path}: {problem}")
     return EditReport(changed_files=changed, diff="".join(diffs), problems=problems, summary=turn.text, messages=[])
 
 
 def messages_since(state: AgentState, start: int) -> list[dict[str, Any]]:
-    """Return the messages after the first *start* ones, in the widespread form."""
+    """Return the messages after the first *start* ones as ``role``/``content`` dicts."""
     return AgentState.from_messages(state.message_history[start:]).message_history.to_dicts()
 
 
-def snapshot(path: str) -> Generator[Any, Any, dict[str, str]]:
-    """Read a whole file, in portions, or why it cannot be read. Nothing of it enters the history."""
+def read_whole_file(path: str) -> Generator[Any, Any, dict[str, str]]:
+    """Return the content and digest of a whole file, or the error; the calls are not in the history."""
     lines: list[str] = []
     while True:
         window = {"path": path, "offset": len(lines) + 1}
@@ -121,40 +121,40 @@ def snapshot(path: str) -> Generator[Any, Any, dict[str, str]]:
         entry = (turn.tool_results[0].data or [{}])[0]
         if "content" not in entry:
             return {"error": entry.get("error") or turn.tool_results[0].text}
-        portion = lines_of(entry["content"])
+        portion = split_lines(entry["content"])
         lines += portion
         if not portion or not entry["has_more"]:
             return {"content": "".join(lines), "hash": entry.get("hash", "")}
 
 
-def remember(ctx: HookContext, call: Any) -> Generator[Any, Any, Change | None]:
-    """Keep what a file holds before its first edit of the run."""
+def record_content_before_edit(ctx: HookContext, call: Any) -> Generator[Any, Any, Change | None]:
+    """Store the content of a file in the context before its first edit."""
     known: Mapping[str, Any] = ctx.state.context.get(BEFORE, {})
     path = normpath(call.input.get("path") or ".")
     if call.tool_name not in EDITING or path in known:
         return None
-    before = yield from snapshot(path)
+    before = yield from read_whole_file(path)
     return Change(context={BEFORE: {**known, path: before}})
 
 
-def forget(_: HookContext) -> Change:
-    """Start a run without what an earlier one, continued by this one, remembered."""
+def clear_recorded_contents(_: HookContext) -> Change:
+    """Remove the file contents that an earlier run stored in the context."""
     return Change(context={BEFORE: None})
 
 
-def diff_of(path: str, before: Mapping[str, str], after: Mapping[str, str]) -> str:
+def make_diff(path: str, before: Mapping[str, str], after: Mapping[str, str]) -> str:
     """Return a unified diff in git's form; a file that cannot be read is ``/dev/null``."""
     return unified_diff(before.get("content"), after.get("content"), path, most=DIFF_CHARS)
 
 
-def lines_of(text: str) -> list[str]:
-    """Return the lines of *text* with their ends, as tools count them: only a newline ends one."""
+def split_lines(text: str) -> list[str]:
+    """Return the lines of *text* with their ends; only a newline ends a line, as in the tools."""
     return list(StringIO(text, newline="\n"))
 
 
-def parse_problem(path: str, text: str) -> str:
+def find_parse_problem(path: str, text: str) -> str:
     """
-    Return why *text* does not parse, by the suffix of *path*; ``""`` when it does or nobody can tell.
+    Return why *text* does not parse as the type of *path*; ``""`` if it does or the type is unknown.
 
     A text of more than 200,000 characters is not looked at, nor TOML with a hundred dots in a line: a key of very many
     parts takes its parser very long.
@@ -186,5 +186,5 @@ agent = AgentDefinition(
     input_schema=EditorParams,
     output_mode="structured_output",
     handle_steps=handle_steps,
-    hooks=Hooks(pre_run=[forget], pre_tool=[remember]),
+    hooks=Hooks(pre_run=[clear_recorded_contents], pre_tool=[record_content_before_edit]),
 )

@@ -51,11 +51,11 @@ def handle_steps(_: StepContext) -> Steps[Proposal]:
     """Let the model propose, then return what was accepted."""
     turn = yield STEP_ALL
     accepted = list(turn.agent_state.context.get(ACCEPTED, ()))
-    return Proposal(tool_calls=accepted, unified_diff=diff_of(accepted), summary=turn.text)
+    return Proposal(tool_calls=accepted, unified_diff=join_diffs(accepted), summary=turn.text)
 
 
-def accept(ctx: HookContext, call: ToolCallPart, result: ToolResult) -> Change | None:
-    """Keep a proposal with the input that was carried out; what the model wrote may differ from it in small things."""
+def record_accepted_proposal(ctx: HookContext, call: ToolCallPart, result: ToolResult) -> Change | None:
+    """Append an accepted proposal, with its final input and diff, to the context."""
     if call.tool_name not in PROPOSING or result.is_error:
         return None
     data: Any = result.data
@@ -63,12 +63,12 @@ def accept(ctx: HookContext, call: ToolCallPart, result: ToolResult) -> Change |
     return Change(context={ACCEPTED: [*ctx.state.context.get(ACCEPTED, ()), edit]})
 
 
-def forget(_: HookContext) -> Change:
-    """Start a run without what an earlier one, continued by this one, accepted."""
+def clear_accepted_proposals(_: HookContext) -> Change:
+    """Remove the proposals that an earlier run stored in the context."""
     return Change(context={ACCEPTED: None})
 
 
-def diff_of(calls: Iterable[dict[str, Any]]) -> str:
+def join_diffs(calls: Iterable[dict[str, Any]]) -> str:
     """Return the diffs of proposed edits, one after another."""
     return "".join([call["unified_diff"] for call in calls])
 
@@ -82,5 +82,5 @@ agent = AgentDefinition(
     instructions_prompt=INSTRUCTIONS,
     output_mode="structured_output",
     handle_steps=handle_steps,
-    hooks=Hooks(pre_run=[forget], post_tool=[accept]),
+    hooks=Hooks(pre_run=[clear_accepted_proposals], post_tool=[record_accepted_proposal]),
 )

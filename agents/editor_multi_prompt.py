@@ -28,7 +28,7 @@ from stepengine import (
 from stepengine.errors import ChildError
 
 from .best_of_n_selector import agent as selector
-from .editor_implementor import Proposal, diff_of
+from .editor_implementor import Proposal, join_diffs
 from .editor_implementor import agent as implementor
 
 
@@ -67,11 +67,11 @@ def handle_steps(ctx: StepContext[Strategies]) -> Steps[Chosen]:
     yield ToolCall("set_messages", {"messages": said}, include_tool_call=False)
     children = yield from map_agents(implementor, prompts, prompt="Use this strategy: {}".format)
     proposals = dict(zip(ascii_uppercase, children, strict=False))
-    usable = {letter: child.output for letter, child in proposals.items() if shown(child).startswith("---")}
+    usable = {letter: child.output for letter, child in proposals.items() if describe_proposal(child).startswith("---")}
     if not usable:
-        return Chosen(reason=f"Nothing was changed. {' '.join(map(shown, children))}")
+        return Chosen(reason=f"Nothing was changed. {' '.join(map(describe_proposal, children))}")
     listed = [
-        {"id": letter, "strategy": way, "content": shown(child)}
+        {"id": letter, "strategy": way, "content": describe_proposal(child)}
         for (letter, child), way in zip(proposals.items(), prompts, strict=True)
     ]
     try:
@@ -82,25 +82,25 @@ def handle_steps(ctx: StepContext[Strategies]) -> Steps[Chosen]:
     if chosen not in usable:
         return Chosen(reason=f"Nothing was changed: {chosen!r} was selected, which proposes nothing. {choice.reason}")
     edits = usable[chosen]["tool_calls"]
-    results = yield from made(edits)
+    results = yield from apply_edits(edits)
     return Chosen(
         strategy=prompts[ascii_uppercase.index(chosen)],
         reason=choice.reason,
         results=[result.text for result in results],
-        unified_diff=diff_of([edit for edit, result in zip(edits, results, strict=True) if not result.is_error]),
+        unified_diff=join_diffs([edit for edit, result in zip(edits, results, strict=True) if not result.is_error]),
         suggested_improvements=choice.suggested_improvements,
     )
 
 
-def shown(child: ChildResult[Proposal]) -> str:
+def describe_proposal(child: ChildResult[Proposal]) -> str:
     """Return the diff of an implementation, or why there is none."""
     if child.is_error:
         return f"It failed: {child.error.message if child.error else child.status}."
     return child.output["unified_diff"] or f"It proposed nothing: {child.output['summary']}"
 
 
-def made(edits: Sequence[dict[str, Any]]) -> Steps[list[ToolResult]]:
-    """Make proposed edits, in order, by the tools that really make them; one that fails does not keep others from it."""
+def apply_edits(edits: Sequence[dict[str, Any]]) -> Steps[list[ToolResult]]:
+    """Make the proposed edits in order and return all results; a failed edit does not stop the others."""
     results: list[ToolResult] = []
     for edit in edits:
         turn = yield ToolCall(edit["tool_name"].removeprefix("propose_"), edit["input"])

@@ -30,7 +30,7 @@ NOTHING = "No file of the project matters for this."
 def handle_steps(ctx: StepContext[Where]) -> Steps:
     """Have files named, read them, and let the model report."""
     listing = yield from AgentCall(file_lister, ctx.prompt, ctx.params)
-    paths = paths_in(listing)
+    paths = parse_listed_paths(listing)
     read: Any = ()
     if paths:
         read = (yield ToolCall("read_files", {"paths": paths})).tool_results[0].data or ()
@@ -40,8 +40,8 @@ def handle_steps(ctx: StepContext[Where]) -> Steps:
         yield StepText(NOTHING)
 
 
-def paths_in(listing: str) -> list[str]:
-    """Return the paths of a listing, each once, without what models like to put around them."""
+def parse_listed_paths(listing: str) -> list[str]:
+    """Return the paths in a listing, each once, without bullets and quotes."""
     lines = [line.strip() for line in listing.splitlines()]
     # A bullet is looked for at the beginning only: anywhere else, digits without end would be read again and again.
     bare = [line[found.end() if (found := BULLET.match(line)) else 0 :].strip("`'\" ") for line in lines]

@@ -81,8 +81,8 @@ class Plan(BaseModel):
 # --- what it asks for -------------------------------------------------------------------------------------------------
 
 
-def trials_of(ctx: ToolContext) -> Any:
-    """Return what runs cases; raise where nobody brought it."""
+def get_trials(ctx: ToolContext) -> Any:
+    """Return the ``Trials`` that run cases; raise ``ToolError`` if the engine has none."""
     from stepengine.evaluation import Trials
 
     trials = ctx.resources.get(Trials)
@@ -104,7 +104,7 @@ async def run_case(  # noqa: D417 - what stands here is what a model would be to
         case: The id of the case.
         before: The changes of the version that this one was made of.
     """
-    made: dict[str, Any] = await trials_of(ctx).run_case(changes, case, before)
+    made: dict[str, Any] = await get_trials(ctx).run_case(changes, case, before)
     return made
 
 
@@ -120,7 +120,7 @@ async def blame_case(  # noqa: D417 - as above
         case: The id of the case.
         k: How many runs from each step.
     """
-    made: dict[str, Any] = await trials_of(ctx).blame_case(changes, case, k)
+    made: dict[str, Any] = await get_trials(ctx).blame_case(changes, case, k)
     return made
 
 
@@ -159,7 +159,7 @@ class Version:
     runs: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     def score(self, case: str) -> float:
-        """Return its score in a case; what could not be measured counts as failed."""
+        """Return its score in a case; 0 if it could not be measured."""
         return float(self.runs[case]["score"] or 0.0)
 
     def mean(self, cases: Sequence[str]) -> float:
@@ -167,13 +167,13 @@ class Version:
         return sum(map(self.score, cases)) / len(cases)
 
 
-def named(changes: Mapping[str, Any]) -> str:
-    """Return what changes are known again by."""
+def make_changes_key(changes: Mapping[str, Any]) -> str:
+    """Return a canonical key for a set of changes."""
     return json.dumps(dict(changes), sort_keys=True)
 
 
-def front_of(pool: Sequence[Version], cases: Sequence[str]) -> dict[str, set[int]]:
-    """Return which versions are best at each case, without those that others stand for wherever they are best."""
+def find_pareto_front(pool: Sequence[Version], cases: Sequence[str]) -> dict[str, set[int]]:
+    """Return the best versions of each case, without versions that others can replace in all their cases."""
     front = {}
     for case in cases:
         best = max(version.score(case) for version in pool)
@@ -187,36 +187,38 @@ def front_of(pool: Sequence[Version], cases: Sequence[str]) -> dict[str, set[int
     return front
 
 
-def chosen(pool: Sequence[Version], cases: Sequence[str], random: Any) -> Version:
-    """Return a version of the front, the more often the more cases it is best at."""
-    front = front_of(pool, cases)
+def choose_version(pool: Sequence[Version], cases: Sequence[str], random: Any) -> Version:
+    """Choose a version of the front at random, weighted by the number of cases that it is best at."""
+    front = find_pareto_front(pool, cases)
     number: int = random.choice([number for case in cases for number in sorted(front[case])])
     return pool[number]
 
 
-def merged(pool: Sequence[Version], cases: Sequence[str], tried: set[tuple[int, int]], random: Any) -> Version | None:
+def merge_two_versions(
+    pool: Sequence[Version], cases: Sequence[str], tried: set[tuple[int, int]], random: Any
+) -> Version | None:
     """
-    Return what two versions of the front make together; ``None`` where no two complement each other.
+    Return a merge of two versions of the front; ``None`` if no two complement each other.
 
     Each part is that of the version which has changed it since the ancestor that both have; where both have, of the better one.
     """
-    front = sorted(set().union(*front_of(pool, cases).values()))
+    front = sorted(set().union(*find_pareto_front(pool, cases).values()))
     pairs = [(a, b) for a in front for b in front if a < b and (a, b) not in tried]
     random.shuffle(pairs)
     for a, b in pairs:
-        mine, other = ancestors(pool, a), ancestors(pool, b)
+        mine, other = find_ancestors(pool, a), find_ancestors(pool, b)
         if a in other or b in mine:
             continue
         tried.add((a, b))
         root = max(mine & other)
         first, second = sorted([pool[a], pool[b]], key=lambda version: -version.mean(cases))
-        made = union(pool[root].changes, first.changes, second.changes)
+        made = merge_changes(pool[root].changes, first.changes, second.changes)
         if made not in [dict(version.changes) for version in pool]:
             return Version(len(pool), made, (a, b), f"versions {a} and {b} know different things")
     return None
 
 
-def union(root: Mapping[str, Any], first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def merge_changes(root: Mapping[str, Any], first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
     """Return the changes of *first*, with those parts of *second* that only it has changed since *root*."""
     own = {
         name: value for name, value in second.items() if root.get(name) != value and root.get(name) == first.get(name)
@@ -224,8 +226,8 @@ def union(root: Mapping[str, Any], first: Mapping[str, Any], second: Mapping[str
     return {**first, **own}
 
 
-def ancestors(pool: Sequence[Version], number: int) -> set[int]:
-    """Return the numbers of all versions that one was made of."""
+def find_ancestors(pool: Sequence[Version], number: int) -> set[int]:
+    """Return the numbers of all direct and indirect parents of a version."""
     found: set[int] = set()
     waiting = [*pool[number].parents]
     while waiting:
@@ -272,22 +274,22 @@ class Search:
     _is_new: bool = False
     _fruitless: int = 0
 
-    def go(self) -> Steps[str]:
-        """Search until nothing more can be found or paid, and return why it ended."""
-        base = yield from self.run(Version(0, {}), self.plan.search)
+    def run_search(self) -> Steps[str]:
+        """Search until nothing is left to find or the budget is spent; return why it ended."""
+        base = yield from self.run_cases(Version(0, {}), self.plan.search)
         for case in self.plan.search:
             if base.runs[case]["problem"]:
                 return f"the agent as it is could not be measured: {base.runs[case]['problem']}"
-        self.keep(base, "as it is")
+        self.keep_version(base, "as it is")
         try:
             while True:
-                self.look_ahead()
-                yield from self.next_version()
+                self.raise_if_over()
+                yield from self.try_next_version()
         except Over as over:
             return str(over)
 
-    def look_ahead(self) -> None:
-        """Raise where the search has to end before another version is tried."""
+    def raise_if_over(self) -> None:
+        """Raise ``Over`` if the search is perfect, has tried enough versions, or lacks the budget for another one."""
         plan, best = self.plan, self.best
         if best.mean(plan.search) >= 1 - EVEN:
             msg = f"version {best.number} passes every case that was searched with"
@@ -306,80 +308,82 @@ class Search:
         """The version that is best over all cases; of several the first."""
         return max(self.pool, key=lambda version: (version.mean(self.plan.search), -version.number))
 
-    def next_version(self) -> Steps:
-        """Make another version, by merging or by reflecting, and keep it if it is better."""
+    def try_next_version(self) -> Steps:
+        """Make another version by merging or reflecting, run it, and keep it if it is better."""
         if self._is_new and len(self._merged) < MERGES:
             self._is_new = False
-            made = merged(self.pool, self.plan.search, self._merged, self.random)
+            made = merge_two_versions(self.pool, self.plan.search, self._merged, self.random)
             if made is not None:
-                return (yield from self.tested(made, self.apart(made.parents)))
-        parent = chosen(self.pool, self.plan.search, self.random)
-        batch = self.drawn(parent)
-        found = yield from self.reflected(parent, batch)
+                return (yield from self.try_and_keep_if_better(made, self.draw_differing_cases(made.parents)))
+        parent = choose_version(self.pool, self.plan.search, self.random)
+        batch = self.draw_improvement_cases(parent)
+        found = yield from self.reflect_on_version(parent, batch)
         if found is None:
             return None
-        return (yield from self.tested(found, batch))
+        return (yield from self.try_and_keep_if_better(found, batch))
 
-    def drawn(self, parent: Version) -> list[str]:
-        """Return the cases that a version is improved by: some that it fails, and one that it passes where there is room."""
+    def draw_improvement_cases(self, parent: Version) -> list[str]:
+        """Draw cases for improving a version: some that it fails, and one that it passes if there is room."""
         failed = [case for case in self.plan.search if parent.score(case) < 1 - EVEN]
         passed = [case for case in self.plan.search if case not in failed]
         batch: list[str] = self.random.sample(failed, min(len(failed), max(1, self.plan.batch - bool(passed))))
         return [*batch, *self.random.sample(passed, min(len(passed), self.plan.batch - len(batch)))]
 
-    def apart(self, parents: Iterable[int]) -> list[str]:
-        """Return cases in which two versions differ, and some others."""
+    def draw_differing_cases(self, parents: Iterable[int]) -> list[str]:
+        """Draw cases in which two versions differ, and some others."""
         first, second = [self.pool[number] for number in parents]
         apart = [case for case in self.plan.search if abs(first.score(case) - second.score(case)) > EVEN]
         same = [case for case in self.plan.search if case not in apart]
         batch: list[str] = self.random.sample(apart, min(len(apart), self.plan.batch))
         return [*batch, *self.random.sample(same, min(len(same), self.plan.batch - len(batch)))]
 
-    def tested(self, version: Version, batch: Sequence[str]) -> Steps:
-        """Run a version on a batch; where it does better there than what it was made of, on all cases, and keep it."""
+    def try_and_keep_if_better(self, version: Version, batch: Sequence[str]) -> Steps:
+        """Run a version on a batch; if it beats its parents there, run it on all cases and keep it."""
         self.tried += 1
-        version = yield from self.run(version, batch)
+        version = yield from self.run_cases(version, batch)
         mine = sum(map(version.score, batch))
         theirs = max(sum(map(self.pool[number].score, batch)) for number in version.parents)
         # Of two that were merged the better one has to be reached, not beaten, as in GEPA.
         is_better = mine > theirs + EVEN if len(version.parents) == 1 else mine >= theirs - EVEN
         if not is_better:
-            self.tell(version, f"{mine:g} of {len(batch)} cases, where what it was made of has {theirs:g}")
+            self.record_tried_version(
+                version, f"{mine:g} of {len(batch)} cases, where what it was made of has {theirs:g}"
+            )
             return
-        version = yield from self.run(version, [case for case in self.plan.search if case not in batch])
-        self.keep(version, "kept")
+        version = yield from self.run_cases(version, [case for case in self.plan.search if case not in batch])
+        self.keep_version(version, "kept")
 
-    def run(self, version: Version, cases: Sequence[str]) -> Steps[Version]:
-        """Return a version with how it does in more cases; what is known of the same changes is not asked again."""
+    def run_cases(self, version: Version, cases: Sequence[str]) -> Steps[Version]:
+        """Return a version with its results in more cases; known results of the same changes are reused."""
         before = self.pool[version.parents[0]].changes if version.parents else None
         given = {"changes": dict(version.changes), "before": None if before is None else dict(before)}
-        known = self._known.setdefault(named(version.changes), {})
+        known = self._known.setdefault(make_changes_key(version.changes), {})
         asked = [case for case in cases if case not in known]
         calls = [ToolCall(run_case, {**given, "case": case}, include_tool_call=False) for case in asked]
         results = (yield from Parallel(calls, concurrency=self.plan.at_once)) if calls else ()
-        runs = {case: self.taken(result) for case, result in zip(asked, results, strict=True)}
+        runs = {case: self.unwrap_result_and_count_cost(result) for case, result in zip(asked, results, strict=True)}
         if stopped := next((run["stopped"] for run in runs.values() if run["stopped"]), ""):
             raise Over(stopped)
         self._costs += [Decimal(run["cost"]) for run in runs.values() if run["cost"] is not None]
         known.update(runs)
         return replace(version, runs={**version.runs, **{case: known[case] for case in cases}})
 
-    def taken(self, result: ToolResult) -> Mapping[str, Any]:
-        """Return what a call gave, and count what it cost."""
+    def unwrap_result_and_count_cost(self, result: ToolResult) -> Mapping[str, Any]:
+        """Return the result of a call and add its cost to ``spent``; raise ``ToolError`` if it failed."""
         if result.is_error:
             raise ToolError(result.text, tool_name=result.tool_name, result=result)
         made: Any = result.data
         self.spent += Decimal(made["spent"])
         return made  # type: ignore[no-any-return]
 
-    def keep(self, version: Version, how: str) -> None:
-        """Keep a version."""
+    def keep_version(self, version: Version, how: str) -> None:
+        """Append a version to the pool, and record it for the output."""
         self.pool.append(version)
         self._is_new = len(self.pool) > 1
-        self.tell(version, how)
+        self.record_tried_version(version, how)
 
-    def tell(self, version: Version, how: str) -> None:
-        """Note a version for the output."""
+    def record_tried_version(self, version: Version, how: str) -> None:
+        """Record a tried version, with *how* it ended, for the output."""
         is_kept = version in self.pool
         self.told.append(
             {
@@ -391,15 +395,15 @@ class Search:
 
     # --- reflecting ---------------------------------------------------------------------------------------------------
 
-    def reflected(self, parent: Version, batch: Sequence[str]) -> Steps[Version | None]:
-        """Return a version that a model made of *parent* after it saw how that did; ``None`` when it made nothing of use."""
+    def reflect_on_version(self, parent: Version, batch: Sequence[str]) -> Steps[Version | None]:
+        """Let a model change *parent* after it saw its results; return the version, ``None`` if unusable."""
         # One is enough to learn from: to find the step costs several runs.
         steps = [case for case in batch if parent.score(case) < 1 - EVEN and parent.runs[case]["steps"] > 1]
-        found = (yield from self.blamed(parent, steps[0])) if steps else ""
-        told = [shown(case, parent.runs[case], found if case in steps[:1] else "") for case in batch]
+        found = (yield from self.find_blamed_step(parent, steps[0])) if steps else ""
+        told = [format_case_run(case, parent.runs[case], found if case in steps[:1] else "") for case in batch]
         now = {**self.plan.parts, **parent.changes}
         listed = "\n\n".join([f"<part name={name!r}>\n{value}\n</part>" for name, value in now.items()])
-        before = self.tried_before(parent)
+        before = self.format_earlier_attempts(parent)
         prompt = f"The parts of the agent:\n\n{listed}\n\nHow it did:\n\n" + "\n\n".join([*told, *before])
         settings = ModelSettings(tool_choice=change.spec.name)
         try:
@@ -409,12 +413,12 @@ class Search:
         except LimitExceeded as error:
             raise Over(error.message) from None
         except ModelError as error:
-            return self.refused(f"the reflecting model failed: {error.message}")
+            return self.count_unusable_reply(f"the reflecting model failed: {error.message}")
         self.spent += reply.cost or 0
-        return self.read(reply, parent, now)
+        return self.parse_reply(reply, parent, now)
 
-    def tried_before(self, parent: Version) -> list[str]:
-        """Return what was made of a version already, and was no better, as the reflecting model is told it; the last of it."""
+    def format_earlier_attempts(self, parent: Version) -> list[str]:
+        """Return the latest unsuccessful changes of a version as text for the reflecting model."""
         made = [told for told in self.told if told["parents"] == [parent.number] and told["number"] is None]
         changes = [
             f"<tried part={name!r}>\n{value}\n</tried>"
@@ -424,13 +428,13 @@ class Search:
         ]
         return ["Tried already, and no better:", *changes] if changes else []
 
-    def blamed(self, parent: Version, case: str) -> Steps[str]:
-        """Return which step of a failed run is to blame, as far as that can be found out; where it could not be twice, no more."""
+    def find_blamed_step(self, parent: Version, case: str) -> Steps[str]:
+        """Return a sentence about the step to blame for a failed run; ``""`` if it cannot be found."""
         known = self._blamed.get((parent.number, case))
         if known is None and self.plan.blame and self._fruitless < FRUITLESS:
             given = {"changes": dict(parent.changes), "case": case, "k": self.plan.blame}
             results = yield from Parallel([ToolCall(blame_case, given, include_tool_call=False)])
-            found = self.taken(results[0])
+            found = self.unwrap_result_and_count_cost(results[0])
             if found["stopped"]:
                 raise Over(found["stopped"])
             known = f"step {found['step']} is to blame: {found['why']}" if found["step"] else ""
@@ -438,28 +442,28 @@ class Search:
             self._fruitless = 0 if known else self._fruitless + 1
         return known or ""
 
-    def read(self, reply: Any, parent: Version, now: Mapping[str, Any]) -> Version | None:
-        """Return the version that a reply asks for; ``None`` when it asks for none that there could be."""
+    def parse_reply(self, reply: Any, parent: Version, now: Mapping[str, Any]) -> Version | None:
+        """Return the version that a reply asks for; count an unusable reply and return ``None``."""
         calls = [call for call in reply.tool_calls if call.tool_name == change.spec.name]
         given: Any = calls[0].input if calls else None
         if not isinstance(given, Mapping) or given.get("part") not in now or "value" not in given:
-            return self.refused("the reflecting model did not name a part and its new value")
+            return self.count_unusable_reply("the reflecting model did not name a part and its new value")
         name, value = given["part"], given["value"]
         if type(value) is not type(now[name]) and not (isinstance(now[name], float) and type(value) is int):
-            return self.refused(f"the reflecting model gave a {type(value).__name__} for {name}")
+            return self.count_unusable_reply(f"the reflecting model gave a {type(value).__name__} for {name}")
         if isinstance(value, str) and not 0 < len(value.strip()) <= max(LONGEST, len(str(self.plan.parts[name]))):
-            return self.refused(
+            return self.count_unusable_reply(
                 f"the reflecting model gave a text of {len(value)} characters for {name}; 1 to {LONGEST} are fine"
             )
         changes = {part: new for part, new in {**parent.changes, name: value}.items() if new != self.plan.parts[part]}
         # One that was no better in some cases may be in others; one that was kept has been run in all of them.
         if changes in [dict(version.changes) for version in self.pool]:
-            return self.refused(f"the reflecting model gave a {name} that was tried already")
+            return self.count_unusable_reply(f"the reflecting model gave a {name} that was tried already")
         self.rubbish = 0
         return Version(len(self.pool), changes, (parent.number,), str(given.get("why") or "")[:400])
 
-    def refused(self, why: str) -> Version | None:
-        """Count an answer that nothing can be done with, and return no version."""
+    def count_unusable_reply(self, why: str) -> Version | None:
+        """Count an unusable reply and return ``None``; raise ``Over`` after too many in a row."""
         self.rubbish += 1
         self.tried += 1
         if self.rubbish >= RUBBISH:
@@ -468,8 +472,8 @@ class Search:
         return None
 
 
-def shown(case: str, run: Mapping[str, Any], blamed: str) -> str:
-    """Return how a version did in a case, as the reflecting model is told it."""
+def format_case_run(case: str, run: Mapping[str, Any], blamed: str) -> str:
+    """Return the result of a version in a case as text for the reflecting model."""
     if run["score"] == 1:
         return f"<task id={case!r}>\nIt passed.\n</task>"
     said = "\n".join(run["said"]) or run["problem"]
@@ -483,15 +487,15 @@ def handle_steps(ctx: StepContext[Plan]) -> Steps[dict[str, Any]]:
     search = Search(ctx.params, ctx.random)
     ended, stopped = "", ""
     try:
-        why = yield from search.go()
+        why = yield from search.run_search()
     except Over as over:
         why = ended = str(over)
     changes: dict[str, Any] = {}
     if search.pool and search.best.number:
         changes = dict(search.best.changes)
         try:
-            yield from search.run(Version(0, {}), ctx.params.held_out)
-            yield from search.run(replace(search.best, runs={}), ctx.params.held_out)
+            yield from search.run_cases(Version(0, {}), ctx.params.held_out)
+            yield from search.run_cases(replace(search.best, runs={}), ctx.params.held_out)
         except Over as over:
             stopped = str(over)
     elif ended:

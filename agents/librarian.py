@@ -58,10 +58,10 @@ class Answer(BaseModel):
 def handle_steps(ctx: StepContext[Repository]) -> Steps[Any]:
     """Clone the repository, then let the model look around in it until it has set its output."""
     url = ctx.params.repo_url.rstrip("/")
-    folder = f"{FOLDER}/{name_of(url)}-{ctx.random.getrandbits(32):08x}"
+    folder = f"{FOLDER}/{make_folder_name(url)}-{ctx.random.getrandbits(32):08x}"
     clone = {"command": [*CLONE, url, folder], "timeout_seconds": CLONE_SECONDS}
     turn = yield ToolCall("run_terminal_command", clone, include_tool_call=False)
-    problem = problem_of(turn.tool_results[0])
+    problem = find_clone_problem(turn.tool_results[0])
     if problem:
         return Answer(answer=f"The repository could not be cloned: {problem}", relevant_files=[], clone_dir="")
     question = ctx.prompt or "Give an overview of this repository."
@@ -72,13 +72,13 @@ def handle_steps(ctx: StepContext[Repository]) -> Steps[Any]:
     return None
 
 
-def name_of(url: str) -> str:
-    """Return what a repository is called, fit for the name of a folder."""
+def make_folder_name(url: str) -> str:
+    """Return a folder name for the clone of a repository."""
     return url.rpartition("/")[2].removesuffix(".git").strip(".-") or "repository"
 
 
-def problem_of(cloned: ToolResult) -> str:
-    """Return why there is no clone; ``""`` when there is one."""
+def find_clone_problem(cloned: ToolResult) -> str:
+    """Return why cloning failed; ``""`` if it succeeded."""
     ran = cloned.data
     if cloned.is_error or not isinstance(ran, Mapping):
         return cloned.text

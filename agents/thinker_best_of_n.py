@@ -32,11 +32,11 @@ def handle_steps(ctx: StepContext[Candidates]) -> Steps:
     found = yield from GenerateN(ctx.params.n)
     thoughts = dict(zip(ascii_uppercase, filter(None, map(str.strip, found)), strict=False))
     best, *others = thoughts.values() or [NOTHING]
-    yield StepText((yield from selected(thoughts)) if others else best)
+    yield StepText((yield from select_thought(thoughts)) if others else best)
 
 
-def selected(thoughts: dict[str, str]) -> Steps[str]:
-    """Return the thought that the selector chooses; when it chooses none, the first one, and that it was not chosen."""
+def select_thought(thoughts: dict[str, str]) -> Steps[str]:
+    """Return the thought that the selector chooses; without a valid choice, the first one with a note."""
     listed = [{"id": name, "content": text} for name, text in thoughts.items()]
     try:
         choice = yield from AgentCall(selector, params={"thoughts": listed})

@@ -33,7 +33,7 @@ from benchmarks.judging import BY_HAND
 from benchmarks.sheet import Spread
 from stepengine import AgentDefinition, Ask, Engine, Limits, StepContext, ToolAnnotations, call, tool
 from stepengine.durable import DeploymentMaintenance, DurableEngine, Operator, run_embedded_postgres
-from stepengine.durable.database import make_client, parse_database_url
+from stepengine.durable.database import make_dbos_client, parse_database_url
 from stepengine.journal import SqliteJournal
 from stepengine.testing import ScriptedModel
 
@@ -395,7 +395,7 @@ async def sides(url: str) -> AsyncIterator[tuple[Bare, Ours, Ours]]:
             async with side.worker("bench-tables"):
                 pass
             if isinstance(side, Bare):
-                side.client = await asyncio.to_thread(make_client, parse_database_url(own), app="bench-bare")
+                side.client = await asyncio.to_thread(make_dbos_client, parse_database_url(own), app="bench-bare")
                 opened.callback(side.client.destroy)
             elif isinstance(side, Ours):
                 side.operator = await opened.enter_async_context(await Operator.connect(own))

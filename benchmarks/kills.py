@@ -23,7 +23,7 @@ from typing import Any
 
 from stepengine import AgentCall, AgentDefinition, Ask, Parallel, Perform, StepContext, ToolCall, call, tool
 from stepengine.durable import DurableEngine, Operator
-from stepengine.durable.database import migrate, start_embedded
+from stepengine.durable.database import migrate_dbos_tables, start_embedded_postgres
 from stepengine.errors import AnswerRejected, DatabaseUnavailable, UnknownOutcome
 from stepengine.testing import ScriptedModel
 
@@ -102,9 +102,9 @@ class Trial:
         self.given = given
         self.world = Path(folder, "world")
         self.world.touch()
-        self.server = start_embedded(f"{folder}/data")
+        self.server = start_embedded_postgres(f"{folder}/data")
         self.db = self.server.get_uri()
-        migrate(self.db)
+        migrate_dbos_tables(self.db)
         self.random = random.Random(given.seed)
         self.workers: dict[str, asyncio.subprocess.Process] = {}
         self.kills = 0

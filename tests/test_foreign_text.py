@@ -440,13 +440,13 @@ def agents() -> tuple[ModuleType, ModuleType]:
 def parses(suffix: str) -> Callable[[str], Any]:
     def run(text: str) -> None:
         with warnings.catch_warnings(action="ignore"):
-            agents()[0].parse_problem(f"f.{suffix}", text)
+            agents()[0].find_parse_problem(f"f.{suffix}", text)
 
     return run
 
 
 def listed(text: str) -> Any:
-    return agents()[1].paths_in(text)
+    return agents()[1].parse_listed_paths(text)
 
 
 def schema_tool(schema: dict[str, Any]) -> Tool[..., Any]:

@@ -430,10 +430,10 @@ class Chat:
 
 def _print_turn_ending(run: FinishedRun, unread: int, options: Options, bench: EngineSetup) -> None:
     """Print why a turn did not complete, and its warnings. For an interrupted turn the summary is enough."""
-    from stepengine.engine.run import undelivered_warning
+    from stepengine.engine.run import undelivered_messages_warning
 
     # These messages are said in the next turn, or go back into the line.
-    dropped = undelivered_warning(unread)
+    dropped = undelivered_messages_warning(unread)
     result = attrs.evolve(run.result, warnings=tuple([w for w in run.result.warnings if w != dropped]))
     if run.code is Exit.INTERRUPTED:
         print_warnings(result)

@@ -164,7 +164,7 @@ class _TrustGate:
             self._known[foreign.folder] = self._decide_folder_trust(foreign)
         return self._known[foreign.folder]
 
-    def agrees(self, request: AccessRequest) -> bool:
+    def approves_access(self, request: AccessRequest) -> bool:
         """Return whether the requests of a package are approved, earlier or now by the person at the terminal."""
         from stepengine.engine.trust import approve_access, find_unapproved_access
 
@@ -178,7 +178,7 @@ class _TrustGate:
         if not self._agreed[request]:
             self.print_message(
                 f"not loaded, because it is not approved: {request}\n{_describe_request(request, find_unapproved_access(request))}\n"
-                f"  where nobody can be asked: {request.how}"
+                f"  where nobody can be asked: {request.approve_command}"
             )
         return self._agreed[request]
 
@@ -201,7 +201,7 @@ class _TrustGate:
             keep(foreign.folder)
             return True
         self.print_message(
-            f"not run, because it is not trusted: {foreign}. Look at it, then: {foreign.how}\n"
+            f"not run, because it is not trusted: {foreign}. Look at it, then: {foreign.trust_command}\n"
             f"  for one command, as in CI: --trust={there}"
         )
         return False

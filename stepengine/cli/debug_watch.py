@@ -217,7 +217,7 @@ def _find_typed_agent_file(agent: str) -> list[str]:
     """Return the file of ``--agent`` in a list, so that it is watched even while it cannot be loaded."""
     from stepengine.engine.loader import AgentLocation
 
-    place = AgentLocation.of_text(agent) if agent else None
+    place = AgentLocation.from_text(agent) if agent else None
     return [] if place is None else [str(place.file.resolve())]
 
 

@@ -111,7 +111,7 @@ class _AgentFinder:
     def from_arguments(cls, given: Sequence[str], options: Options, *, starts: bool) -> _AgentFinder:
         """Return a finder for the given agents and folders. With *starts* it also loads schedules."""
         from stepengine.engine.loader import load_agents, load_schedules
-        from stepengine.engine.schedules import check_unique_ids
+        from stepengine.engine.schedules import require_unique_ids
 
         files: dict[str, str] = {}
         schedules: list[Schedule] = []
@@ -122,14 +122,14 @@ class _AgentFinder:
             schedules += load_schedules(text) if starts else []
         if starts:
             schedules += _load_schedules(folders, options, is_given=bool(given))
-        return cls(files, tuple(folders), tuple(check_unique_ids(schedules)))
+        return cls(files, tuple(folders), tuple(require_unique_ids(schedules)))
 
 
 def _load_schedules(folders: Sequence[Path], options: Options, *, is_given: bool) -> Iterator[Schedule]:
     """Yield the schedules of the files in folders; problems are printed."""
-    from stepengine.engine.loader import agent_folders, load_folder
+    from stepengine.engine.loader import find_agent_folders, load_folder
 
-    for folder in folders if is_given else agent_folders(options.settings.agent_folders):
+    for folder in folders if is_given else find_agent_folders(options.settings.agent_folders):
         try:
             loaded = load_folder(folder)
         except DefinitionError as error:

@@ -90,7 +90,7 @@ def load_recorded_case(
         UsageProblem: when there is no such journal, or a tool needs an option that was not given.
     """
     from stepengine.engine.loader import locate_agent
-    from stepengine.engine.packages import find_package_member, list_version_changes
+    from stepengine.engine.packages import describe_package_version_changes, packaged_agent_from_definition
 
     journal = open_journal(file)
     history = journal.history()
@@ -99,10 +99,10 @@ def load_recorded_case(
     if same is not None:
         return RecordedCase(file, journal, same.agent, hooks, same.bench)
     if not options.quiet:
-        member = find_package_member(agent)
+        member = packaged_agent_from_definition(agent)
         place = None if member else locate_agent(options.agent or agent.id, folders=options.settings.agent_folders)
         print_error(f"agent {member or f'{agent.id} of {place}'}")
-    for said in list_version_changes(history):
+    for said in describe_package_version_changes(history):
         print_error(f"warning: {said}")
     bench = make_engine_setup(attrs.evolve(options, quiet=True), agent, performs=performs, recorded=history)
     return RecordedCase(file, journal, agent, hooks, bench)

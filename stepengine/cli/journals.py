@@ -231,8 +231,8 @@ def load_agent_of_run(history: History, given: str, folders: Iterable[Path], *, 
 
     agent_id = agent_id_of(history)
     if given:
-        place = AgentLocation.of_text(given)
-        if place is not None and not place.id and place.file.is_file() and len(place.agents()) > 1:
+        place = AgentLocation.from_text(given)
+        if place is not None and not place.id and place.file.is_file() and len(place.load_all()) > 1:
             given = str(attrs.evolve(place, id=normalised_id(agent_id)))
         return load_agent(given, folders=folders)
     # The id comes out of a file that may be anybody's: it must not name a file to be run.

@@ -39,9 +39,11 @@ def list_schedules(files: Iterable[str], *, runs: str, db: str, app: str, as_jso
 
 def _print_durable_schedules(found: Sequence[Schedule], db: str, *, app: str, as_json: bool) -> Exit:
     async def print_states(operator: Operator) -> Exit:
-        from stepengine.durable.schedules import list_schedule_states
+        from stepengine.durable.schedules import load_durable_schedule_statuses
 
-        return _print_schedules(await list_schedule_states(operator, found, now=datetime.now(UTC)), as_json=as_json)
+        return _print_schedules(
+            await load_durable_schedule_statuses(operator, found, now=datetime.now(UTC)), as_json=as_json
+        )
 
     try:
         return run_with_operator(db, print_states, app=app)
@@ -63,13 +65,13 @@ def _print_schedules(stand: Sequence[ScheduleStatus], *, as_json: bool) -> Exit:
 
 def _find_schedules(files: Iterable[str], folders: Iterable[Path]) -> tuple[list[Schedule], list[str]]:
     """Return the schedules of the given files and folders, else of the agent folders, and a list of problems."""
-    from stepengine.engine.loader import agent_folders, load_folder, load_schedules
+    from stepengine.engine.loader import find_agent_folders, load_folder, load_schedules
 
     given, found, problems = list(files), list["Schedule"](), list[str]()
     for place in map(Path, given):
         if not place.is_dir():
             found += load_schedules(place)
-    for folder in [p for p in map(Path, given) if p.is_dir()] if given else agent_folders(folders):
+    for folder in [p for p in map(Path, given) if p.is_dir()] if given else find_agent_folders(folders):
         try:
             loaded = load_folder(folder)
         except DefinitionError as error:
@@ -85,12 +87,12 @@ def _find_schedules(files: Iterable[str], folders: Iterable[Path]) -> tuple[list
 def _load_schedule_states(found: Sequence[Schedule], runs: str) -> list[ScheduleStatus]:
     """Return the next and last run of each schedule; without a store only the next."""
     from stepengine.engine.scheduler import ScheduleStatus, load_schedule_statuses
-    from stepengine.engine.schedules import check_unique_ids
+    from stepengine.engine.schedules import require_unique_ids
 
     now = datetime.now(UTC)
     if runs:
         return load_schedule_statuses(found, runs=runs, now=now)
-    return [ScheduleStatus(one, one.next_after(now) if one.enabled else None) for one in check_unique_ids(found)]
+    return [ScheduleStatus(one, one.next_after(now) if one.enabled else None) for one in require_unique_ids(found)]
 
 
 def _schedule_state_to_dict(stand: ScheduleStatus) -> dict[str, object]:

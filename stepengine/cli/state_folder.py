@@ -168,7 +168,7 @@ def fill_from_recorded(options: Options, entry: RecordedRun) -> Options:
     recorded = entry.info.get("options")
     recorded = recorded if isinstance(recorded, Mapping) else {}
     file = entry.get_text("agent", "file")
-    place = AgentLocation.of_text(file) if file else None
+    place = AgentLocation.from_text(file) if file else None
     if place is not None and not options.agent:
         known = entry.get_text("agent", "sha256")
         if known and place.file.is_file() and known != _hash_file(place.file):

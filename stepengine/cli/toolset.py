@@ -257,13 +257,13 @@ def load_module_tools(options: Options, agents: Sequence[AgentDefinition]) -> li
 def _find_agent_files(options: Options, agents: Sequence[AgentDefinition]) -> list[Path]:
     """Return the files of *agents* that are imported: the typed one and those found by id."""
     from stepengine.engine.loader import AgentLocation, find_agent_location
-    from stepengine.engine.packages import find_package_member
+    from stepengine.engine.packages import packaged_agent_from_definition
 
-    typed = AgentLocation.of_text(options.agent) if options.agent else None
-    beside = set() if typed is None else {one.id for one in typed.agents()}
+    typed = AgentLocation.from_text(options.agent) if options.agent else None
+    beside = set() if typed is None else {one.id for one in typed.load_all()}
     found: list[Path] = []
     for agent in agents:
-        if find_package_member(agent) is not None:
+        if packaged_agent_from_definition(agent) is not None:
             continue
         place = typed if agent.id in beside else None
         with contextlib.suppress(DefinitionError):

@@ -183,7 +183,7 @@ class Debugger:
     @property
     def last(self) -> int:
         """The last position."""
-        return self.stepper.tape.last
+        return self.stepper.tape.last_position
 
     def moment(self) -> Moment:
         """Return the state of the run that receives the next outcome at the current position."""

@@ -316,7 +316,7 @@ class _WalkerProcess:
         try:
             stepper.advance_to(position)
             found = _make_preview(debugger, is_before=False, whole=whole)
-            stepper.advance_to(stepper.tape.last)
+            stepper.advance_to(stepper.tape.last_position)
         except ReplayDivergence as error:
             differs = error
         # A stepper that goes back compares nothing that was compared, so the first one knows what was kept.

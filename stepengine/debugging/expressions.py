@@ -191,7 +191,7 @@ def parse_condition(condition: str) -> Callable[[Stepper], object]:
     code = compile_expression(condition)
 
     def evaluate(stepper: Stepper) -> object:
-        frame = stepper.outermost() or Frame(function="")
+        frame = stepper.outermost_frame() or Frame(function="")
         return eval(code, merge_frame_variables(frame))  # noqa: S307 - the user's own expression
 
     return evaluate

@@ -35,24 +35,24 @@ class RunPlaces:
         if isinstance(at, int) or at.isdecimal():
             if len(str(at)) > 9:  # noqa: PLR2004
                 at = 10**9
-            found = 0 if int(at) == 0 else tape.position_of_step(int(at), path)
+            found = 0 if int(at) == 0 else tape.find_step_position(int(at), path)
             if found is None:
                 msg = f"the run has {tape.count_steps(path)} steps, so there is no step {at}"
                 raise JournalError(msg)
             return found
         address = parse_address(at)
-        found = tape.position_of(*address)
+        found = tape.find_position(*address)
         if found is None:
             known = address in tape.history.intents and address != ROOT
             why = "never finished" if known else f"is not in {tape.journal.name}"
-            msg = f"effect {format_address(*address)} {why}; there are {tape.last} effects with a result"
+            msg = f"effect {format_address(*address)} {why}; there are {tape.last_position} effects with a result"
             raise JournalError(msg)
         return found
 
     def find_position_after(self, here: int, count: int) -> int:
         """Return the position *count* positions from *here*; if a child is followed, only its own positions count."""
         if self.followed_path is None:
-            return max(0, min(here + count, self._tape.last))
+            return max(0, min(here + count, self._tape.last_position))
         mine = self._list_searchable_positions()
         ahead = [n for n in mine if n > here] if count > 0 else [n for n in mine[::-1] if n < here]
         return ahead[min(abs(count), len(ahead)) - 1] if ahead and count else here
@@ -61,10 +61,10 @@ class RunPlaces:
         """Return the position of the step *count* steps from *here*, in the followed run or the root run."""
         tape, path = self._tape, self.followed_path or ""
         steps = range(1, tape.count_steps(path) + 1)
-        calls = [position for step in steps if (position := tape.position_of_step(step, path)) is not None]
+        calls = [position for step in steps if (position := tape.find_step_position(step, path)) is not None]
         ahead = [p for p in calls if p > here] if count > 0 else [p for p in calls[::-1] if p < here]
         if not ahead or not count:
-            return tape.last if count > 0 else 0
+            return tape.last_position if count > 0 else 0
         return ahead[min(abs(count), len(ahead)) - 1]
 
     def follow_child(self, path: str, here: int) -> int:
@@ -94,4 +94,4 @@ class RunPlaces:
         return address[0] == (self.followed_path or "")
 
     def _list_searchable_positions(self) -> list[int]:
-        return [n for n in range(self._tape.last + 1) if self.is_position_searchable(n)]
+        return [n for n in range(self._tape.last_position + 1) if self.is_position_searchable(n)]

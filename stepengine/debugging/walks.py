@@ -137,7 +137,7 @@ class ForkedWalk:
         self.keeps: Callable[[], Mapping[str, Any]] = dict
         self.stays = False
         self._shared = mmap.mmap(-1, MESSAGE)
-        self._spacing = max(SPACING, stepper.tape.last // PARTS)
+        self._spacing = max(SPACING, stepper.tape.last_position // PARTS)
         self._first = os.getpid()
         self._handlers = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
@@ -291,7 +291,7 @@ class ForkedWalk:
         if not self.stays and kept and self._find_sleeping_process(position)[1] > stepper.position + self._spacing:
             with contextlib.suppress(InputError):  # what is too long to be told is walked with
                 self.wake_nearest_and_exit(position, **kept)
-        position = min(position, stepper.tape.last)
+        position = min(position, stepper.tape.last_position)
         while stepper.position < position:
             if not self.stays and self._needs_fork_here():
                 self._fork_and_sleep_here()

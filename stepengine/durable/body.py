@@ -54,7 +54,7 @@ def make_root_request(launcher: Launcher, order: SubmittedRun) -> RunRequest:
         StepEngineError: when it cannot start here: an unknown agent, a wrong answer.
     """
     request = RunRequest(
-        agent=launcher.catalog.find(order.agent_id),
+        agent=launcher.catalog.get_agent(order.agent_id),
         prompt=order.prompt,
         params=order.params,
         previous=order.previous,
@@ -67,7 +67,9 @@ def make_root_request(launcher: Launcher, order: SubmittedRun) -> RunRequest:
     return separate_earlier_answers(launcher.follow_handoff(request, order.previous))
 
 
-def plan_run(root: PlannedRun, order: SubmittedRun, *, depth: int | None = None) -> tuple[RunPlan, AgentState]:
+def plan_submitted_run(
+    root: PlannedRun, order: SubmittedRun, *, depth: int | None = None
+) -> tuple[RunPlan, AgentState]:
     """
     Return the plan and the state with which the run of *order* starts; a child's is planned from its root down.
 
@@ -113,7 +115,7 @@ def _make_start_effect(ancestor: Ancestor, parent: AgentState) -> Spawn | CallBo
     )  # fmt: skip
 
 
-async def execute(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int) -> dict[str, Any]:
+async def execute_run(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int) -> dict[str, Any]:
     """
     Drive a run to its end and return its stored result; *depth* is how many levels of children have queues.
 
@@ -123,7 +125,7 @@ async def execute(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, d
     """
     if order.turn and not order.spawns:
         order = run.order = await _load_turn_order(run, order)
-    seen = await _prepare_execution(launcher, order, run, depth=depth)
+    seen = await _make_execution(launcher, order, run, depth=depth)
     plan, result = seen.plan, await seen.live.run()
     # Raised only here, when handlers are closed and tools have ended: the machine has been told of a cancellation, and
     # its result belongs to an execution that does not count.
@@ -153,21 +155,21 @@ async def execute(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, d
     print_ = run.prints.value(ended)
     # Named by the fingerprint of the result: a handler that returns something else when it is executed again diverges
     # here, at its very end (durable:U15).
-    mark = run.workflow.reserve(f"{END}:{print_}", {"at": run.clock.elapsed_ms()})
+    mark = run.workflow.reserve_next_step(f"{END}:{print_}", {"at": run.clock.elapsed_ms()})
     known = await run.workflow.record_mark(mark, "its end")
     return form | known if order.spawns else form
 
 
-async def _prepare_execution(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int) -> _Execution:
+async def _make_execution(launcher: Launcher, order: SubmittedRun, run: DurableRun, *, depth: int) -> _Execution:
     """Return the execution of a run, ready to start, without the plan that it was made from."""
-    root = launcher.plan(make_root_request(launcher, order))
-    plan, state = plan_run(root, order, depth=depth)
-    plan, state, failed = await _record_lookups(run, plan, state)
-    run.clock.resume()
+    root = launcher.plan_root_run(make_root_request(launcher, order))
+    plan, state = plan_submitted_run(root, order, depth=depth)
+    plan, state, failed = await _record_prompt_and_window(run, plan, state)
+    run.clock.start_execution_time()
     seen = _Execution(run, plan)
     services = attrs.evolve(
         root.services,
-        machine=seen.machine(root.services.machine if failed is None else make_failing_machine(failed)),
+        machine=seen.wrap_machine_maker(root.services.machine if failed is None else make_failing_machine(failed)),
         planner=_seed_tool_bodies(root.services.planner, order.seed),
         middlewares=(*root.services.middlewares, partial(Steps, run=run)),
         seed=order.seed,
@@ -176,8 +178,8 @@ async def _prepare_execution(launcher: Launcher, order: SubmittedRun, run: Durab
         sleep_in_process=inf,
         mail=run.messages,
     )
-    seen.live = launcher.make_engine_run(
-        attrs.evolve(root, plan=plan, state=state, services=services), shows=run.workflow.is_new
+    seen.live = launcher.make_or_fill_engine_run(
+        attrs.evolve(root, plan=plan, state=state, services=services), shows=run.workflow.is_new_event
     )
     run.end.tree = seen.live.tree
     run.tree.questions.use_recorded_rules(order.rules)
@@ -194,10 +196,12 @@ async def _load_turn_order(run: DurableRun, order: SubmittedRun) -> SubmittedRun
         return await load_previous_turn(await run.sessions, order)
 
     print_ = run.prints.value({"session": order.info.session_id, "turn": order.turn})
-    return add_previous_turn(order, await run.workflow.step(f"{ENTERED}:{print_}", look, "its turn"))
+    return add_previous_turn(
+        order, await run.workflow.reserve_and_perform_step(f"{ENTERED}:{print_}", look, "its turn")
+    )
 
 
-async def _record_lookups(
+async def _record_prompt_and_window(
     run: DurableRun, plan: RunPlan, state: AgentState
 ) -> tuple[RunPlan, AgentState, StepEngineError | None]:
     """Return plan and state with the prompt and context window, which are computed once and recorded."""
@@ -219,7 +223,7 @@ async def _record_lookups(
 
     known = run.seed.lookups.get(plan.path)
     print_ = definition_fingerprint(plan.definition, [plan.tools[name].spec for name in plan.offered])
-    found = known or await run.workflow.step(f"{LOOKUP}:{print_}", look, "its start")
+    found = known or await run.workflow.reserve_and_perform_step(f"{LOOKUP}:{print_}", look, "its start")
     if "error" in found:
         return plan, state, parse_error(found["error"])
     if found["prompt"] is not None:
@@ -237,7 +241,7 @@ class _Execution:
         self.plan = plan
         self.finished: Finished | None = None
 
-    def machine(self, inner: MachineMaker) -> MachineMaker:
+    def wrap_machine_maker(self, inner: MachineMaker) -> MachineMaker:
         """Return a function that creates the machines of the run and of its tool bodies, and observes the end of the run."""
 
         def run_machine(plan: RunPlan, state: AgentState) -> Generator[Any, Outcome | None, Finished]:

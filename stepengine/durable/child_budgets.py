@@ -43,10 +43,10 @@ class ChildBudgets:
         """
         siblings = self._find_siblings(item)
         try:
-            with self.reserve_part(item.path, siblings.start_one()) as share:
+            with self.reserve_part(item.path, siblings.count_start()) as share:
                 yield share
         finally:
-            siblings.end_one()
+            siblings.count_end()
 
     @contextlib.contextmanager
     def reserve_part(self, path: str, parts: int) -> Iterator[Limits | None]:
@@ -94,7 +94,7 @@ class _Siblings:
         self._to_come = sum(isinstance(effect, RUNS) for effect in together)
         self._running = 0
 
-    def start_one(self) -> int:
+    def count_start(self) -> int:
         """Count one as running, and return how many children share the remaining budgets: it, and those that may run next to it."""
         # Only those of the group that may run at once share the remaining budgets: of ten children of which two run at
         # a time each gets half, and the next two get what these leave.
@@ -103,7 +103,7 @@ class _Siblings:
         self._running += 1
         return among
 
-    def end_one(self) -> None:
+    def count_end(self) -> None:
         """Count one as ended."""
         self._running -= 1
 

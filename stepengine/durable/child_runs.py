@@ -26,7 +26,7 @@ from stepengine.durable.messages import make_database_topic
 from stepengine.durable.outcome_records import OutcomeRecorder, ReservedSteps, UnrecordedStop
 from stepengine.durable.queues import make_queue_options
 from stepengine.durable.step_names import REASON
-from stepengine.durable.step_records import run_outside
+from stepengine.durable.step_records import run_outside_workflow
 from stepengine.durable.wire import (
     Ancestor,
     SubmittedRun,
@@ -34,7 +34,7 @@ from stepengine.durable.wire import (
     encode_values,
     parse_body_end,
     parse_child_end,
-    parse_left,
+    parse_inline_end,
 )
 from stepengine.errors import AgentError, ReplayDivergence, StepEngineError
 from stepengine.journal.encoding import bare, restored
@@ -61,13 +61,13 @@ class ChildRuns:
         self._budgets = ChildBudgets(run)
         self._started: dict[str, _BackgroundStart] = {}
 
-    async def perform(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
+    async def perform_child_run(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
         """Run a child to its end, and return its recorded result."""
         run = self._run
         ended: dict[str, object] = {}
 
         async def act() -> dict[str, Any]:
-            if steps.race is not None and await steps.race.is_lost(item):
+            if steps.race is not None and await steps.race.has_lost_after_lookups(item):
                 await _cancel_subtree(run, f"{run.order.root}/{child_path(*item.address)}", LOST)
                 return self._outcomes.encode_race_loss(item)
             outcome: Single | None = _find_unknown_body_error(item)
@@ -76,21 +76,23 @@ class ChildRuns:
                     outcome = await self._inner.perform(item, _RemoteIO(io, run, item, share, ended))
             run.workflow.is_live = True
             at = None if steps.seeded is None else steps.seeded["at"]
-            form = self._outcomes.encode_received(item, outcome, at=at)
+            form = self._outcomes.encode_new_outcome(item, outcome, at=at)
             return form | {name: ended[name] for name in ("left", "started", "rules", "body") if name in ended}
 
-        outcome, form = await self._outcomes.record(item, steps, act)
-        self._add_rules(form)
+        outcome, form = await self._outcomes.perform_and_record(item, steps, act)
+        self._add_remembered_rules(form)
         if "body" in form:
-            self._outcomes.compare_results(item, steps.seeded, form)
+            self._outcomes.compare_body_results(item, steps.seeded, form)
             body = parse_body_end(form["body"])
             run.started += form["started"]
             self._budgets.count_usage(item, body.spending.usage, body.spending.cost, form["started"])
             return add_body_end(outcome, body)
-        left = parse_left(form["left"]) if "left" in form else None
-        return self.add_child_end(item, outcome, started=form.get("started", 0), left=left)
+        left = parse_inline_end(form["left"]) if "left" in form else None
+        return self.count_and_decode_child_end(item, outcome, started=form.get("started", 0), left=left)
 
-    def add_child_end(self, item: Item, outcome: Single, *, started: int = 0, left: EndedRun | None = None) -> Single:
+    def count_and_decode_child_end(
+        self, item: Item, outcome: Single, *, started: int = 0, left: EndedRun | None = None
+    ) -> Single:
         """Return an outcome with the output of its child decoded, after counting what the child used."""
         child = outcome.value if isinstance(outcome, Value) else None
         if not isinstance(child, ChildResult):
@@ -113,7 +115,7 @@ class ChildRuns:
         except StepEngineError:
             return child.output
 
-    def _add_rules(self, form: Mapping[str, Any]) -> None:
+    def _add_remembered_rules(self, form: Mapping[str, Any]) -> None:
         """Add the lasting approvals that people gave in a child."""
         for rule in form.get("rules", ()):
             self._run.tree.questions.remembered.add(freeze_object(rule))
@@ -131,12 +133,12 @@ class ChildRuns:
             run.workflow.is_live = True
             outcome = await self._inner.perform(item, io)
             performed.append(outcome)
-            return self._outcomes.encode_received(item, outcome)
+            return self._outcomes.encode_new_outcome(item, outcome)
 
         with run.activity.count_running():
             # Recorded first and enqueued then, behind `is_recorded`: a child that is at work and of which its parent
             # knows nothing could be ended by nobody.
-            outcome, _ = await self._outcomes.record(item, steps, act)
+            outcome, _ = await self._outcomes.perform_and_record(item, steps, act)
         if not performed and isinstance(outcome, Value):
             # It is at work, or was; here it is only waited for.
             again = await self._inner.perform(item._replace(has_begun=True), io)
@@ -145,7 +147,7 @@ class ChildRuns:
         started.is_recorded.set_result(None)
         return outcome
 
-    async def wait_for_end(self, item: Item, io: IO) -> Single:
+    async def wait_for_background_child(self, item: Item, io: IO) -> Single:
         """Wait for the end of a background child, which its own workflow records."""
         run, tree = self._run, self._run.tree
         started = self._started[item.path]
@@ -159,14 +161,16 @@ class ChildRuns:
             with self._budgets.reserve_part(parent, 1 + running) as share:
                 outcome = await self._inner.perform(item, _RemoteIO(io, run, started.item, share, ended))
         except UnrecordedStop as stopped:
-            run.end.fail(cast("ReplayDivergence", stopped.outcome.error))
+            run.end.record_divergence(cast("ReplayDivergence", stopped.outcome.error))
             tree.root.stop(stopped.outcome)
             return stopped.outcome
         if not isinstance(outcome, Value) or not isinstance(outcome.value, ChildResult):
             return outcome
-        self._add_rules(ended)
+        self._add_remembered_rules(ended)
         at = ended.get("at", run.clock.advance_time(outcome.at))
-        return attrs.evolve(self.add_child_end(started.item, outcome, started=ended.get("started", 0)), at=at)
+        return attrs.evolve(
+            self.count_and_decode_child_end(started.item, outcome, started=ended.get("started", 0)), at=at
+        )
 
     async def send_message(self, item: Item, steps: ReservedSteps) -> Single:
         """Send a message to a background child once, in whichever process it runs."""
@@ -188,7 +192,7 @@ class ChildRuns:
             return self._outcomes.encode(item, Value(is_running, run.clock.advance_time(tree.clock.elapsed())))
 
         with run.activity.count_running():
-            return (await self._outcomes.record(item, steps, act))[0]
+            return (await self._outcomes.perform_and_record(item, steps, act))[0]
 
 
 class _BackgroundStart:
@@ -262,7 +266,7 @@ class _RemoteIO(ForwardingIO):
         attributes |= {} if plan.body is None else {"tool": plan.body.tool_name}
         options = make_queue_options(child, attributes, release=run.release)
         # The child belongs to the run and not to this step, which may be done again.
-        task = run_outside(self._wait_for_child(options, child, state.run_id))
+        task = run_outside_workflow(self._wait_for_child(options, child, state.run_id))
         # Three things end this wait: the child, a cancellation of the child, and a sibling that makes it pointless.
         # In each case the child is waited for until it has ended, so that its spending is known.
         pull = tree.performers.brake.find_stop_signal(path)
@@ -302,8 +306,8 @@ class _RemoteIO(ForwardingIO):
     async def _wait_for_child(self, options: Mapping[str, Any], child: SubmittedRun, run_id: str) -> dict[str, object]:
         run, workflow = self._run, self._run.workflow
         seed = run.seed.select_subtree(child.path)
-        more = [seed.form()] if seed.outcomes else []
-        handle = await workflow.dbos.enqueue_workflow_with_options_async(options, child.form(), *more)
+        more = [seed.to_form()] if seed.outcomes else []
+        handle = await workflow.dbos.enqueue_workflow_with_options_async(options, child.to_form(), *more)
         self._queued.set()
         try:
             form: dict[str, object] = await handle.get_result(polling_interval_sec=CHILD_POLL_SECONDS)
@@ -330,7 +334,7 @@ class _RemoteIO(ForwardingIO):
 async def _cancel_subtree(run: DurableRun, child: str, reason: str = "") -> None:
     """Cancel a child and its descendants without waiting for them, outside of recorded steps."""
     # It may happen in one execution and not in the next, so it is no step.
-    await run_outside(_cancel_workflows(run.workflow.dbos, child, reason))
+    await run_outside_workflow(_cancel_workflows(run.workflow.dbos, child, reason))
 
 
 async def _cancel_workflows(dbos: Any, child: str, reason: str) -> None:

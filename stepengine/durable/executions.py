@@ -19,7 +19,7 @@ from stepengine.durable.database import list_driver_errors
 from stepengine.durable.messages import ReceivedMessages
 from stepengine.durable.sessions import Sessions
 from stepengine.durable.step_names import NAMES
-from stepengine.durable.step_records import ReservedStep, StepRecords, run_outside
+from stepengine.durable.step_records import ReservedStep, StepRecords, run_outside_workflow
 from stepengine.durable.wire import Ancestor, StartOutcomes, SubmittedRun
 from stepengine.errors import ReplayDivergence
 from stepengine.journal.divergence import find_waiting_location
@@ -57,7 +57,7 @@ class ExecutionEnd:
         self.tree: RunTree | None = None
         self.machine: Any = None
 
-    def check_can_continue(self) -> None:
+    def raise_if_stopping(self) -> None:
         """
         Raise if this execution has to stop.
 
@@ -83,13 +83,13 @@ class ExecutionEnd:
         if self.tree is not None:
             self.tree.root.stop(Stop("cancelled"))
 
-    def fail(self, error: ReplayDivergence) -> ReplayDivergence:
+    def record_divergence(self, error: ReplayDivergence) -> ReplayDivergence:
         """Record the divergence that ended the run, and return the first one."""
         self.fatal = self.fatal or error
         return self.fatal
 
-    def diverge(self, where: str, names: Sequence[str]) -> ReplayDivergence:
-        """Record that the run does something else than is recorded, and return the error; *names* are those of both steps."""
+    def make_and_record_divergence(self, where: str, names: Sequence[str]) -> ReplayDivergence:
+        """Record that the run differs from its record at *where*, and return the error; *names* are those of both steps."""
         site = find_waiting_location(self.machine)
         said = f"; the record and the run have {' and '.join(dict.fromkeys(names))}" if names else ""
         lines = [f"the run {self._run!r} does something else at {where} than is recorded{said}"]
@@ -97,7 +97,7 @@ class ExecutionEnd:
         lines.append(
             "  what is recorded stays: go on with the release that it began with, or see `release move --check`"
         )
-        return self.fail(ReplayDivergence("\n".join(lines), kind="changed", address=where, site=site))
+        return self.record_divergence(ReplayDivergence("\n".join(lines), kind="changed", address=where, site=site))
 
 
 class WorkflowSteps:
@@ -133,18 +133,18 @@ class WorkflowSteps:
             *list_driver_errors(),
         )
 
-    def is_new(self, event: Event) -> bool:
+    def is_new_event(self, event: Event) -> bool:
         """Return whether an event is new to observers."""
         # A run that was resumed repeats its recorded part, whose events were shown by an earlier execution.
         return self.is_live or not self.was_replayed
 
     async def is_repeated_execution(self) -> bool:
-        """Return whether this is not the run's first execution; asks the database where nothing recorded was met."""
+        """Return whether this is not the run's first execution; query the database if no recorded step was found."""
         if self.was_replayed:
             return True
         if self._is_repeated is None:
             look = self.dbos.list_workflows_async(workflow_ids=[self._run], load_input=False, load_output=False)
-            (status,) = await run_outside(look)
+            (status,) = await run_outside_workflow(look)
             known = status.attributes or {}
             # A takeover by an operator makes the package count from the beginning again, so its count alone would take
             # the second execution for the first; the attributes tell.
@@ -153,7 +153,7 @@ class WorkflowSteps:
             )
         return self._is_repeated
 
-    async def guard(self, acting: Awaitable[T], where: str) -> T:
+    async def await_or_stop_execution(self, acting: Awaitable[T], where: str) -> T:
         """
         Await a database operation; turn divergences and lost databases into stops of this execution.
 
@@ -167,20 +167,20 @@ class WorkflowSteps:
         # of the effect: so a changed handler is found here, before anything of it is performed (durable:UT9).
         except self._diverges as error:
             names = [found["name"] for found in NAMES.finditer(str(error)) if found["name"]]
-            raise self._end.diverge(where, names) from None
+            raise self._end.make_and_record_divergence(where, names) from None
         # A database that is away is not the fault of the run: ended as failed it would be lost, parked it is tried again
         # (durable:UF18).
         except self._parks as error:
             self._end.end_without_result(error)
             raise asyncio.CancelledError from None
 
-    def reserve(self, name: str, mark: Mapping[str, object] | None = None) -> ReservedStep:
+    def reserve_next_step(self, name: str, mark: Mapping[str, object] | None = None) -> ReservedStep:
         """Reserve the next number for a step of this name."""
         return ReservedStep(self.dbos.reserve_step(), name, mark)
 
-    async def look_up(self, steps: Sequence[ReservedStep], where: str) -> None:
-        """Read the records of reserved steps, and compare their names; errors as for ``guard``."""
-        self.was_replayed |= await self.guard(self._records.look_up(steps), where)
+    async def compare_recorded_steps(self, steps: Sequence[ReservedStep], where: str) -> None:
+        """Read the records of reserved steps, and compare their names; errors as for ``await_or_stop_execution``."""
+        self.was_replayed |= await self.await_or_stop_execution(self._records.has_recorded(steps), where)
 
     async def record_mark(self, step: ReservedStep, where: str) -> Any:
         """Record the mark of a reserved step and return it, or return the record of an earlier execution."""
@@ -188,13 +188,13 @@ class WorkflowSteps:
         async def marked() -> Mapping[str, object] | None:
             return step.mark
 
-        return await self.perform_step(step, marked, where, preemptible=False)
+        return await self.load_or_perform_step(step, marked, where, preemptible=False)
 
-    async def step(self, name: str, act: Callable[[], Coroutine[Any, Any, Any]], where: str) -> Any:
+    async def reserve_and_perform_step(self, name: str, act: Callable[[], Coroutine[Any, Any, Any]], where: str) -> Any:
         """Return the recorded result of a step of this name, or perform it now."""
-        return await self.perform_step(self.reserve(name), act, where)
+        return await self.load_or_perform_step(self.reserve_next_step(name), act, where)
 
-    async def perform_step(
+    async def load_or_perform_step(
         self,
         step: ReservedStep,
         act: Callable[[], Coroutine[Any, Any, object]],
@@ -211,8 +211,8 @@ class WorkflowSteps:
             where: The address of the effect, for errors.
             preemptible: Whether cancelling the run interrupts it.
         """
-        await self.look_up([step], where)
-        known = self._records.pop(step)
+        await self.compare_recorded_steps([step], where)
+        known = self._records.pop_result(step)
         if known is not None:
             return known
         is_performed = False
@@ -222,7 +222,7 @@ class WorkflowSteps:
             is_performed = True
             return await act()
 
-        result = await self.guard(
+        result = await self.await_or_stop_execution(
             step.reservation.run_async({"name": step.name, "preemptible": preemptible}, perform), where
         )
         self.was_replayed |= not is_performed
@@ -284,7 +284,7 @@ class DurableClock(RunClock):
         super().__init__(stable=False)
         self._created = created
 
-    def resume(self) -> None:
+    def start_execution_time(self) -> None:
         """Start the time of this execution."""
         self.continue_from(0, self._created, datetime.now(UTC))
 
@@ -353,6 +353,6 @@ class DurableRun:
         """The run's tree; no effect is performed before there is one."""
         return cast("RunTree", self.end.tree)
 
-    def path_member(self, item: Item) -> dict[str, str]:
+    def make_path_member(self, item: Item) -> dict[str, str]:
         """Return the member with the path of an effect in a tool body; nothing for one of the run itself."""
         return {} if item.path == self.order.path else {"path": item.path}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from stepengine.durable.database import WORKFLOW, make_tables
+from stepengine.durable.database import WORKFLOW, create_missing_tables
 
 LOCK = "stepengine-indexes"
 
@@ -75,13 +75,13 @@ INDEXES = {
 THERE = "select " + " and ".join([f"to_regclass('dbos.{name}') is not null" for name in INDEXES])
 
 
-async def create_indexes(own: Any) -> None:
+async def create_indexes(connection: Any) -> None:
     """
-    Create missing indexes over the connection *own*; safe to call concurrently.
+    Create missing indexes over the connection *connection*; safe to call concurrently.
 
     Without the right to do so, they stay missing, and a warning is logged.
     """
-    await make_tables(
-        own, "indexes", lock=LOCK, is_there=THERE, level=logging.WARNING,
+    await create_missing_tables(
+        connection, "indexes", lock=LOCK, exists_query=THERE, level=logging.WARNING,
         tables=[f"create index if not exists {name} on dbos.workflow_status {what}" for name, what in INDEXES.items()],
     )  # fmt: skip

@@ -7,8 +7,8 @@ import os
 import attrs
 
 from stepengine.durable.deployment import Deployment
-from stepengine.durable.operator import Operator, check_run_id, make_run_id
-from stepengine.durable.records import make_order_from_journal, read_archive, write_journal
+from stepengine.durable.operator import Operator, make_run_id, require_run_id
+from stepengine.durable.records import make_order_from_journal, read_archive, replay_archive_into_journal
 from stepengine.durable.run_results import ResultReader
 from stepengine.engine.launcher import Launcher
 from stepengine.errors import JournalError, ReplayDivergence
@@ -34,11 +34,13 @@ async def export_run(
     """
     journal = MemoryJournal() if into is None else as_journal(into)
     archive = await read_archive(deployment, run)
-    recorded = await results.wait(run) if archive.is_begun and archive.runs[""].state == "SUCCESS" else None
-    return await write_journal(launcher, archive, journal, recorded)
+    recorded = await results.wait_for_result(run) if archive.is_begun and archive.runs[""].state == "SUCCESS" else None
+    return await replay_archive_into_journal(launcher, archive, journal, recorded)
 
 
-async def continue_journal(operator: Operator, journal: JournalLike, *, release: str, trust: bool | None) -> str:
+async def submit_unfinished_journal(
+    operator: Operator, journal: JournalLike, *, release: str, trust: bool | None
+) -> str:
     """Submit the run of an unfinished journal with its messages, and return its id; see ``DurableEngine.submit_journal``."""
     source = as_journal(journal)
     refuse_unknown_calls(source, trust=trust)
@@ -78,7 +80,7 @@ async def fork_run(
         id: The new run's id; drawn for ``None``.
         release: Which release resumes it; that of *run* for ``None``.
     """
-    new = check_run_id(make_run_id() if id is None else id)
+    new = require_run_id(make_run_id() if id is None else id)
     made = branch(
         await export_run(launcher, operator.deployment, results, run, None), at, edit, allow_repeat=allow_repeat
     )
@@ -94,7 +96,7 @@ async def find_divergence(launcher: Launcher, deployment: Deployment, run: str) 
     if not archive.is_begun:
         return None
     try:
-        await write_journal(launcher, archive, MemoryJournal())
+        await replay_archive_into_journal(launcher, archive, MemoryJournal())
     except ReplayDivergence as error:
         return error
     return None

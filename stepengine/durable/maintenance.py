@@ -19,10 +19,10 @@ from stepengine.durable.database import (
     WORKFLOW,
     convert_database_errors,
     fetch_value,
+    migrate_dbos_tables,
     open_connection,
     parse_database_url,
 )
-from stepengine.durable.database import migrate as migrate_dbos_tables
 from stepengine.durable.deployment import OVER
 from stepengine.durable.indexes import (
     child_condition_sql,
@@ -307,12 +307,12 @@ class DeploymentMaintenance:
 
     async def queue_settings(self) -> list[QueueView]:
         """Return the settings of each queue, as the database has them."""
-        return [QueueView(*row) for row in await self._operator.deployment.rows(QUEUES, self._operator.app)]
+        return [QueueView(*row) for row in await self._operator.deployment.fetch_rows(QUEUES, self._operator.app)]
 
     async def rates(self) -> list[RateView]:
         """Return the shared rate limits and their current use."""
-        ((is_there,),) = await self._operator.deployment.rows(HAS_RATES)
-        found = await self._operator.deployment.rows(RATES) if is_there else ()
+        ((is_there,),) = await self._operator.deployment.fetch_rows(HAS_RATES)
+        found = await self._operator.deployment.fetch_rows(RATES) if is_there else ()
         return [RateView(row[0], *[int(count) for count in row[1:]]) for row in found]
 
     async def list_unfinished(self, release: str) -> list[str]:
@@ -322,7 +322,7 @@ class DeploymentMaintenance:
         Raises:
             DatabaseUnavailable: when the database cannot be reached.
         """
-        rows = await self._operator.deployment.rows(UNFINISHED, WORKFLOW, self._operator.app, release, list(OVER))
+        rows = await self._operator.deployment.fetch_rows(UNFINISHED, WORKFLOW, self._operator.app, release, list(OVER))
         return [row[0] for row in rows]
 
     # --- taking over --------------------------------------------------------------------------------------------------
@@ -358,11 +358,11 @@ class DeploymentMaintenance:
                     await own.execute(UNLOCK, (worker_lock_name(executor),))
 
     @staticmethod
-    async def _try_worker_lock(own: object, executor: str, *, seconds: float) -> bool:
+    async def _try_worker_lock(connection: object, executor: str, *, seconds: float) -> bool:
         """Try for *seconds* to acquire the lock of a worker; return whether it succeeded."""
         until = time.monotonic() + seconds
         while True:
-            ((got,),) = await _fetch_all(own, LOCK, worker_lock_name(executor))
+            ((got,),) = await _fetch_all(connection, LOCK, worker_lock_name(executor))
             if got or time.monotonic() >= until:
                 return bool(got)
             await asyncio.sleep(LOOK_AGAIN_SECONDS)
@@ -377,7 +377,7 @@ class DeploymentMaintenance:
     async def _requeue_or_cancel_run(self, status: Any, executor: str, *, dry_run: bool) -> TakeoverResult:
         operator, run = self._operator, status.workflow_id
         # Only the last one: a record may be long, and what somebody else wrote into it keeps no run from going on.
-        (last, name) = next(iter(await operator.deployment.rows(LAST_STEP, run)), (0, ""))
+        (last, name) = next(iter(await operator.deployment.fetch_rows(LAST_STEP, run)), (0, ""))
         known = (status.attributes or {}).get("takeover", {})
         # One that only waits gets no further however often its workers die of something else.
         stuck = known.get("step") == last and not _is_wait_step(name)
@@ -418,17 +418,17 @@ class DeploymentMaintenance:
             await asyncio.sleep(look)
 
     async def _requeue_runs_of_dead_workers(
-        self, own: object, away: dict[str, float], grace: float
+        self, connection: object, away: dict[str, float], grace: float
     ) -> list[TakeoverResult]:
         """Take over workers that have been dead for *grace* seconds, and record when others died."""
-        rows = await _fetch_all(own, WORKERS, WORKFLOW, self._operator.app)
+        rows = await _fetch_all(connection, WORKERS, WORKFLOW, self._operator.app)
         taken: list[TakeoverResult] = []
         having = sorted([name for (name,) in rows if name])
         # Since when one was away once is nothing for the next time that it is.
         for executor in away.keys() - having:
             del away[executor]
         for executor in having:
-            if await _is_lock_held(own, worker_lock_name(executor)):
+            if await _is_lock_held(connection, worker_lock_name(executor)):
                 away.pop(executor, None)
                 continue
             if time.monotonic() - away.setdefault(executor, time.monotonic()) >= grace:
@@ -483,19 +483,19 @@ def _is_wait_step(name: str) -> bool:
     return parse_kind(name) in (ASK, SPAWN, CHILD) or name.startswith("DBOS.")
 
 
-async def _fetch_all(own: Any, sql: str, *given: Any) -> list[Any]:
-    rows: list[object] = await (await own.execute(sql, given)).fetchall()
+async def _fetch_all(connection: Any, sql: str, *given: Any) -> list[Any]:
+    rows: list[object] = await (await connection.execute(sql, given)).fetchall()
     return rows
 
 
-async def _is_lock_held(own: object, name: str) -> bool:
-    return bool(await fetch_value(own, HELD, name))
+async def _is_lock_held(connection: object, name: str) -> bool:
+    return bool(await fetch_value(connection, HELD, name))
 
 
-async def _count_nonportable_rows(own: object, table: str) -> int:
+async def _count_nonportable_rows(connection: object, table: str) -> int:
     """Return the number of rows of a table with a serialization other than portable JSON."""
     sql = f"select count(*) from dbos.{table} where coalesce(serialization, 'portable_json') <> 'portable_json'"  # noqa: S608
-    return int(await fetch_value(own, sql))
+    return int(await fetch_value(connection, sql))
 
 
 async def migrate(url: str, *, role: str | None = None) -> None:

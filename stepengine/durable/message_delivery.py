@@ -1,5 +1,5 @@
 """
-``deliver_messages``: delivers messages from the database to the runs of this process, once each.
+``deliver_messages_until_cancelled``: delivers messages from the database to the runs of this process, once each.
 
 A message waits in the database next to the run. The worker that has the run puts the message into the run's inbox, or gives it to the
 effect that receives on its topic.
@@ -39,12 +39,14 @@ RECORDED = f"""
 """  # noqa: S608 - of names of ours
 
 
-async def deliver_messages(database: Deployment, runs: Callable[[], Collection[DurableRun]]) -> None:
+async def deliver_messages_until_cancelled(
+    database: Deployment, list_runs: Callable[[], Collection[DurableRun]]
+) -> None:
     """Deliver messages to the runs of this process until cancelled."""
     while True:
         await asyncio.sleep(DELIVERY_SECONDS)
         # A run that still repeats its record may be about to reach the record of having received the message.
-        live = [run for run in runs() if run.end.tree is not None and run.workflow.is_live]
+        live = [run for run in list_runs() if run.end.tree is not None and run.workflow.is_live]
         found = {run.order.root: run for run in live if not run.order.spawns}
         if live:
             try:
@@ -56,20 +58,20 @@ async def deliver_messages(database: Deployment, runs: Callable[[], Collection[D
                 LOGGER.warning("messages to runs could not be delivered: %s", error)
 
 
-async def _deliver_user_input(database: Deployment, found: Mapping[str, DurableRun]) -> None:
+async def _deliver_user_input(database: Deployment, runs_by_root: Mapping[str, DurableRun]) -> None:
     # Messages stay in the database: those that were received are not read again at every look.
-    received = [key for listening in found.values() for key in listening.messages.known]
-    for run, key, said in await database.rows(WAITING, list(found), TOPIC, received):
-        listening = found[run]
-        if listening.workflow.was_replayed and await database.rows(RECORDED, run, key):
+    received = [key for listening in runs_by_root.values() for key in listening.messages.known_keys]
+    for run, key, said in await database.fetch_rows(WAITING, list(runs_by_root), TOPIC, received):
+        listening = runs_by_root[run]
+        if listening.workflow.was_replayed and await database.fetch_rows(RECORDED, run, key):
             listening.messages.mark_received(key)
             continue
-        text = _parse_text(said)
+        text = _parse_message_text(said)
         if text is None:
             listening.messages.mark_received(key)
             LOGGER.warning("the run %r is not told the message %r, which holds no text", run, key)
         else:
-            listening.messages.deliver(listening.tree, key, text)
+            listening.messages.deliver_user_text(listening.tree, key, text)
 
 
 async def _deliver_topic_messages(database: Deployment, live: Sequence[DurableRun]) -> None:
@@ -77,27 +79,29 @@ async def _deliver_topic_messages(database: Deployment, live: Sequence[DurableRu
     runs: dict[str, list[DurableRun]] = {}
     for listening in live:
         runs.setdefault(listening.order.root, []).append(listening)
-    received = [set(listening.messages.known) for listening in live]
-    for root, key, topic, said in await database.rows(POSTED, list(runs), list(set.intersection(*received))):
+    received = [set(listening.messages.known_keys) for listening in live]
+    for root, key, topic, said in await database.fetch_rows(POSTED, list(runs), list(set.intersection(*received))):
         path, name = parse_database_topic(topic)
         form = parse_message_form(said)
         for listening in runs[root]:
             own = listening.order.path
             # The body of a tool may be part of the run of its caller, which alone knows of it.
             is_for = path == own or (bool(name) and (not own or path.startswith(f"{own}.")))
-            if not is_for or key in listening.messages.known:
+            if not is_for or key in listening.messages.known_keys:
                 continue
-            is_recorded = listening.workflow.was_replayed and await database.rows(RECORDED, listening.order.id, key)
+            is_recorded = listening.workflow.was_replayed and await database.fetch_rows(
+                RECORDED, listening.order.id, key
+            )
             if is_recorded or "value" not in form:
                 listening.messages.mark_received(key)
             elif name:
                 message = Message(key.removesuffix(f"::{root}"), path, name, form["value"])
-                listening.messages.deliver_posted(listening.tree, key, message)
+                listening.messages.deliver_topic_message(listening.tree, key, message)
             else:
-                listening.messages.deliver(listening.tree, key, str(form["value"]), path)
+                listening.messages.deliver_user_text(listening.tree, key, str(form["value"]), path)
 
 
-def _parse_text(said: str) -> str | None:
+def _parse_message_text(message: str) -> str | None:
     """Return the text of a message; ``None`` if it has none."""
-    text = parse_message_form(said).get("text")
+    text = parse_message_form(message).get("text")
     return text if isinstance(text, str) and not find_text_problem(text) else None

@@ -46,7 +46,7 @@ class ReceivedMessages:
         self._refused: list[str] = []
 
     @property
-    def known(self) -> Collection[str]:
+    def known_keys(self) -> Collection[str]:
         """The keys of the received messages."""
         return self._known
 
@@ -54,14 +54,14 @@ class ReceivedMessages:
         """Add a message that was received before, or that cannot be delivered."""
         self._known.add(key)
 
-    def deliver(self, tree: RunTree, key: str, text: str, path: str = "") -> None:
+    def deliver_user_text(self, tree: RunTree, key: str, text: str, path: str = "") -> None:
         """Put a message into the inbox of the run at *path*."""
         message = UserMessage(text)
         self._known.add(key)
         self._waiting[id(message)] = key, message
         tree.inboxes.add(path, message)
 
-    def deliver_posted(self, tree: RunTree, key: str, message: Message) -> None:
+    def deliver_topic_message(self, tree: RunTree, key: str, message: Message) -> None:
         """Deliver a posted message to the run that receives on its topic."""
         self._known.add(key)
         self._posted[message.id] = key
@@ -77,7 +77,7 @@ class ReceivedMessages:
         self._refused = []
         return {"heard": keys} if keys else {}
 
-    # --- as the mailbox of the run's tree, which polls nothing: `deliver_messages` delivers -----------------------------
+    # --- as the mailbox of the run's tree, which polls nothing: `deliver_messages_until_cancelled` delivers -----------------------------
 
     def unread(self) -> Sequence[Message]:
         """Return nothing."""
@@ -125,10 +125,10 @@ def parse_database_topic(topic: str) -> tuple[str, str]:
     return path, name
 
 
-def parse_message_form(said: str) -> Mapping[str, object]:
+def parse_message_form(message: str) -> Mapping[str, object]:
     """Parse a message; empty if another client wrote something else."""
     try:
-        form = json.loads(said)
+        form = json.loads(message)
     except (ValueError, RecursionError):
         return {}
     return form if isinstance(form, dict) else {}

@@ -22,8 +22,8 @@ from stepengine.durable.database import queue_name
 from stepengine.durable.deployment import (
     Deployment,
     DurableRunView,
-    check_limits_without_ask,
     parse_recorded_json,
+    refuse_asking_limits,
 )
 from stepengine.durable.messages import TOPIC, find_text_problem, make_database_topic
 from stepengine.durable.run_waits import AnswerSender, RunWaits, Waiting
@@ -46,7 +46,7 @@ def make_run_id() -> str:
     return f"{int(time.time() * 1000):012x}{secrets.token_hex(5)}"
 
 
-def check_run_id(run: str) -> str:
+def require_run_id(run: str) -> str:
     """
     Return *run*.
 
@@ -153,8 +153,8 @@ class Operator:
             DataError: when something cannot be stored.
             SessionError: when the id of the session is not valid.
         """
-        run = check_run_id(make_run_id() if id is None else id)
-        check_limits_without_ask(limits, f"this run of {agent!r}", InputError)
+        run = require_run_id(make_run_id() if id is None else id)
+        refuse_asking_limits(limits, f"this run of {agent!r}", InputError)
         if priority < 0:
             msg = f"a priority is 0 or a larger number, not {priority}"
             raise InputError(msg, issues=("priority",))
@@ -183,11 +183,11 @@ class Operator:
 
     async def run(self, run: str) -> DurableRunView:
         """Return one run; raise ``JournalError`` when there is none of that id."""
-        return await self.deployment.run(run)
+        return await self.deployment.get_run(run)
 
     async def tree(self, root: str) -> list[DurableRunView]:
         """Return a root run and every run below it, the root first; raise ``JournalError`` when there is none of that id."""
-        return await self.deployment.tree(root)
+        return await self.deployment.get_tree(root)
 
     async def list_questions(self, root: str) -> list[Waiting]:
         """
@@ -250,7 +250,7 @@ class Operator:
         if problem:
             msg = f"a message holds {problem}"
             raise InputError(msg, issues=("text",))
-        await self._check_can_receive(root, "it is a child, and only roots are spoken to")
+        await self._require_running_root(root, "it is a child, and only roots are spoken to")
         await self.client.send_async(root, {"text": text}, TOPIC, idempotency_key=id or make_run_id())
 
     async def send_message(
@@ -272,7 +272,7 @@ class Operator:
             InputError: when it is too large, or *path* or *id* is not valid.
             JournalError: when there is no such root run, or it has ended.
         """
-        where, key = make_database_topic(path, check_topic(topic)), check_run_id(make_run_id() if id is None else id)
+        where, key = make_database_topic(path, check_topic(topic)), require_run_id(make_run_id() if id is None else id)
         if not all(part.isdecimal() for part in path.split(".") if path):
             msg = f"the path of a run is numbers with dots between them, such as '3.0', not {path[:MAX_RUN_ID_CHARS]!r}"
             raise InputError(msg, issues=("path",))
@@ -280,12 +280,12 @@ class Operator:
         if len(canonical(said)) > MAX_VALUE_BYTES:
             msg = f"a message is JSON of at most {MAX_VALUE_BYTES:,} bytes"
             raise InputError(msg, issues=("value",))
-        await self._check_can_receive(root, "it is a child; name its root, and its path with path=")
+        await self._require_running_root(root, "it is a child; name its root, and its path with path=")
         is_known = id is not None and await self.deployment.find_message(root, key) is not None
         await self.client.send_async(root, said, where, idempotency_key=key)
         return not is_known
 
-    async def _check_can_receive(self, root: str, why_no_child: str) -> None:
+    async def _require_running_root(self, root: str, why_no_child: str) -> None:
         """Raise ``JournalError`` if a run has ended, or is no root."""
         view = await self.run(root)
         if view.is_over or "/" in root:
@@ -307,12 +307,12 @@ class Operator:
         Raises:
             JournalError: when there is no such run.
         """
-        async with self.sessions.lock_turn(await self.run(root)):
+        async with self.sessions.lock_turn_session(await self.run(root)):
             known = await self.tree(root)
             tree = [each for each in known if not each.is_over]
             if is_held and tree:
-                await self.sessions.block_on_turn(known[0])
-            elif not is_held and await self.sessions.release_turn(known[0]):
+                await self.sessions.hold_session_for_turn(known[0])
+            elif not is_held and await self.sessions.release_session_from_turn(known[0]):
                 return [root]
             for each in tree:
                 await self.client.cancel_workflow_async(each.id)
@@ -341,14 +341,14 @@ class Operator:
         # A cancelled run has lost its queue.
         found = await self.client.list_workflows_async(workflow_ids=[root.partition("/")[0]], load_output=False)
         pool = SubmittedRun.from_form(found[0].input["args"][0]).pool
-        async with self.sessions.retry_turn(tree[0]):
+        async with self.sessions.lock_retryable_turn(tree[0]):
             for each in reversed(stopped):
                 is_turn = "turn" in each.attributes
                 queue = waiting_queue_name(pool) if is_turn else self.find_queue_name(each.id, pool)
-                await self._rewind(each.id, release=release, queue=queue)
+                await self._requeue_stopped_run(each.id, release=release, queue=queue)
         return [each.id for each in stopped]
 
-    async def _rewind(self, run: str, *, queue: str, release: str | None) -> None:
+    async def _requeue_stopped_run(self, run: str, *, queue: str, release: str | None) -> None:
         """
         Put a stopped run back on its queue, with its record and the answers sent to it.
 
@@ -364,7 +364,7 @@ class Operator:
         # Rewinding deletes messages that were not received: they are read first, and sent again with their keys.
         unread = [
             (topic, parse_recorded_json(message, f"an answer to {run!r}"), key)
-            for topic, message, key in await self.deployment.rows(UNREAD_MESSAGES, run)
+            for topic, message, key in await self.deployment.fetch_rows(UNREAD_MESSAGES, run)
         ]
         steps = await self.client.list_workflow_steps_async(run, load_output=False)
         options = {"application_version": release} if release is not None else {}

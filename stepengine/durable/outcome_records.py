@@ -78,13 +78,13 @@ class RaceRecord:
         """Record that a member's record is looked up."""
         self._looking.add(item.effect.seq)
 
-    def settle(self, item: Item, *, is_won: bool) -> None:
+    def record_member_end(self, item: Item, *, is_won: bool) -> None:
         """Record the end of a member, and whether it won the race."""
         self._looking.discard(item.effect.seq)
         self._is_won = self._is_won or is_won
         self._news.set()
 
-    async def is_lost(self, item: Item) -> bool:
+    async def has_lost_after_lookups(self, item: Item) -> bool:
         """Wait for pending look-ups and return whether another member has won."""
         # Members look up their records at the same time. A member without one waits for the others' look-ups, since
         # one of them may have won in an earlier execution. Without this the loser's effect would happen after all.
@@ -96,7 +96,7 @@ class RaceRecord:
         return self._is_won
 
 
-def find_race(item: Item) -> tuple[int, int] | None:
+def find_race_bounds(item: Item) -> tuple[int, int] | None:
     """Return the start and end, in its group, of the race that an effect belongs to."""
     together = item.gather
     if together is not None:
@@ -120,9 +120,9 @@ class OutcomeRecorder:
     def encode(self, item: Item, outcome: Single, attempts: Sequence[object] = ()) -> dict[str, Any]:
         """Return the stored form of an outcome at its present time."""
         run = self._run
-        return encode_outcome(item.effect.seq, outcome, run.redactor, attempts=attempts) | run.path_member(item)
+        return encode_outcome(item.effect.seq, outcome, run.redactor, attempts=attempts) | run.make_path_member(item)
 
-    def encode_received(
+    def encode_new_outcome(
         self, item: Item, outcome: Single, attempts: Sequence[object] = (), *, at: int | None = None
     ) -> dict[str, Any]:
         """
@@ -149,7 +149,7 @@ class OutcomeRecorder:
         """Return the stored form of the outcome of an effect that lost its race."""
         return self.encode(item, make_race_loss_outcome(item, self._run.clock.elapsed_ms()))
 
-    async def record(
+    async def perform_and_record(
         self, item: Item, steps: ReservedSteps, act: Callable[[], Coroutine[object, Any, object]]
     ) -> tuple[Single, Mapping[str, Any]]:
         """Return the outcome of an effect and its stored form, which is empty if the run only stopped there."""
@@ -159,15 +159,15 @@ class OutcomeRecorder:
         try:
             only_waits = isinstance(item.effect, WAITS)
             assert steps.step is not None  # noqa: S101 - only a question and a body in this run have none
-            form = await run.workflow.perform_step(steps.step, act, where, preemptible=not only_waits)
+            form = await run.workflow.load_or_perform_step(steps.step, act, where, preemptible=not only_waits)
             if steps.race is not None:
-                steps.race.settle(item, is_won="stop" not in form)
+                steps.race.record_member_end(item, is_won="stop" not in form)
         except UnrecordedStop as stopped:
             if steps.race is not None:
-                steps.race.settle(item, is_won=False)
+                steps.race.record_member_end(item, is_won=False)
             if isinstance(stopped.outcome.error, ReplayDivergence):
                 # The child can be resumed, so this run has not ended either.
-                run.end.fail(stopped.outcome.error)
+                run.end.record_divergence(stopped.outcome.error)
             return stopped.outcome, {}
         # A new outcome is read back from its form, too: a tuple that is a list on replay must be a list
         # live (durable:U12).
@@ -190,7 +190,7 @@ class OutcomeRecorder:
         self._run.clock.advance_to(outcome.at)
         return outcome
 
-    def compare_results(self, item: Item, known: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
+    def compare_body_results(self, item: Item, known: Mapping[str, Any] | None, now: Mapping[str, Any]) -> None:
         """
         Compare the recorded result of a body with its present one, unless a limit stopped it.
 
@@ -203,4 +203,4 @@ class OutcomeRecorder:
         was, is_ = ({name: form.get(name) for name in ("value", "error")} for form in (known, now))
         if was != is_:
             names = [f"{RESULT}:{self._run.prints.value(each)}" for each in (was, is_)]
-            raise self._run.end.diverge(format_address(*item.address), names)
+            raise self._run.end.make_and_record_divergence(format_address(*item.address), names)

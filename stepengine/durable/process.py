@@ -19,7 +19,7 @@ from attrs import frozen
 
 from stepengine.data.json import canonical
 from stepengine.data.tools import Yielding
-from stepengine.durable.body import execute
+from stepengine.durable.body import execute_run
 from stepengine.durable.database import (
     WORKFLOW,
     check_deployment_name,
@@ -122,18 +122,18 @@ class WorkerSetting:
 def compute_release(catalog: Catalog) -> str:
     """Return the version of the agents: a hash of definitions, tools, and the source of handlers and tool bodies."""
     known = {}
-    for agent in map(catalog.find, catalog.definitions):
+    for agent in map(catalog.get_agent, catalog.definitions):
         definition = agent.definition
         specs = [agent.tools[name].spec for name in agent.offered]
         yielding = [(name, tool.runs.steps) for name, tool in agent.tools.items() if isinstance(tool.runs, Yielding)]
         bodies = [getattr(steps, "__self__", None) or steps for _, steps in sorted(yielding, key=lambda each: each[0])]
         # The bodies of tools are driven over what is recorded as handlers are.
         handlers = [definition.handle_steps, *[body.body.fn if isinstance(body, Tool) else body for body in bodies]]
-        known[definition.id] = [definition_fingerprint(definition, specs), *map(_read_source, handlers)]
+        known[definition.id] = [definition_fingerprint(definition, specs), *map(_read_handler_source, handlers)]
     return f"se{SCHEMA_VERSION}-{hashlib.sha256(canonical(known).encode()).hexdigest()[:12]}"
 
 
-def _read_source(handler: Any) -> str:
+def _read_handler_source(handler: Any) -> str:
     """Return the source of a handler, or a hash of its bytecode if it has none; ``""`` for no handler."""
     if handler is None:
         return ""
@@ -181,8 +181,8 @@ class WorkerProcess:
         """The runs that it executes now."""
         return self._under_way.values()
 
-    def connect(self, deployment: Deployment, sessions: Sessions) -> None:
-        """Use a client of the database, to look up turns and the owners of runs."""
+    def set_database_clients(self, deployment: Deployment, sessions: Sessions) -> None:
+        """Set the deployment and its sessions, which are connected after the worker was opened."""
         self._deployment = deployment
         self.sessions.set_result(sessions)
 
@@ -218,7 +218,7 @@ class WorkerProcess:
         except BaseException:
             await self.close(drain=0)
             raise
-        self._keeper = asyncio.create_task(self._poll_and_watch(queues))
+        self._keeper = asyncio.create_task(self._poll_queues_and_watch_runs(queues))
 
     async def _connect_and_lock(self) -> None:
         lock = await open_connection(self.setting.url)
@@ -229,7 +229,7 @@ class WorkerProcess:
             raise
         self._lock = lock
 
-    async def _poll_and_watch(self, queues: Queues) -> None:
+    async def _poll_queues_and_watch_runs(self, queues: Queues) -> None:
         """Take runs, restore the lock after a lost connection, and end waiting executions of cancelled or lost runs."""
         loop, looked = asyncio.get_running_loop(), 0.0
         while True:
@@ -239,14 +239,14 @@ class WorkerProcess:
                     with contextlib.suppress(DatabaseUnavailable):
                         await self._end_lost_executions()
                 with convert_database_errors(self.setting.url):
-                    await queues.take(self._lock)
+                    await queues.start_dequeuing(self._lock)
             except DatabaseUnavailable:
                 with contextlib.suppress(StepEngineError):
                     await self._lock.close()
                     await self._connect_and_lock()
             except Exception as error:  # noqa: BLE001  (if nobody watched any more, the lock would not be taken again)
                 LOGGER.warning("whether this worker's runs are still its own cannot be looked at: %s", error)
-            await asyncio.sleep(queues.pause)
+            await asyncio.sleep(queues.next_poll_seconds)
 
     async def _end_lost_executions(self) -> None:
         """End waiting executions whose run was cancelled or taken over."""
@@ -261,11 +261,11 @@ class WorkerProcess:
             elif view.state != "PENDING" or view.executor != self.setting.executor:
                 waiting[view.id].end.end_without_result(self._errors.DBOSWorkflowConflictIDError(view.id))
 
-    async def _acquire_locks(self, lock: Any) -> None:
+    async def _acquire_locks(self, connection: Any) -> None:
         """Take the locks of the executor and its release, and check that commits are durable."""
         setting = self.setting
         until = asyncio.get_running_loop().time() + PATIENCE_SECONDS
-        while not await fetch_value(lock, LOCK, worker_lock_name(setting.executor)):
+        while not await fetch_value(connection, LOCK, worker_lock_name(setting.executor)):
             # The connection of one that has just ended takes the database a moment to notice.
             if asyncio.get_running_loop().time() < until:
                 await asyncio.sleep(0.05)
@@ -274,8 +274,8 @@ class WorkerProcess:
                 f"another process works as executor {setting.executor!r}; give each its own id (executor=, --executor)"
             )
             raise ExecutorBusy(msg)
-        await lock.execute(SHARED_LOCK, (release_lock_name(setting.app, setting.release),))
-        if await fetch_value(lock, "show synchronous_commit") == "off" and not setting.allow_async_commit:
+        await connection.execute(SHARED_LOCK, (release_lock_name(setting.app, setting.release),))
+        if await fetch_value(connection, "show synchronous_commit") == "off" and not setting.allow_async_commit:
             msg = "the database has synchronous_commit=off: a power cut would lose committed steps, and effects would repeat"
             raise StepEngineError(msg)
 
@@ -315,7 +315,7 @@ class WorkerProcess:
         self._queues = queues
         return queues
 
-    async def execute(self, form: dict[str, object], seed: dict[str, object] | None) -> dict[str, Any]:
+    async def execute_submitted_run(self, form: dict[str, object], seed: dict[str, object] | None) -> dict[str, Any]:
         """Execute the run that *form* orders, starting from the outcomes in *seed*. Both are emptied."""
         order = SubmittedRun.from_form(form)
         known = StartOutcomes() if seed is None else StartOutcomes.from_form(seed)
@@ -340,7 +340,7 @@ class WorkerProcess:
             raise asyncio.CancelledError
         self._under_way[task] = run
         try:
-            return await execute(self._launcher, order, run, depth=self.setting.depth)
+            return await execute_run(self._launcher, order, run, depth=self.setting.depth)
         finally:
             del self._under_way[task]
 
@@ -410,7 +410,7 @@ def _register_workflow(dbos: Any) -> None:
     async def run(form: dict[str, Any], seed: dict[str, Any] | None = None) -> dict[str, Any]:
         process = WorkerProcess.current
         assert process is not None  # noqa: S101 - it took the run from its queue
-        return await process.execute(form, seed)
+        return await process.execute_submitted_run(form, seed)
 
     if WORKFLOW not in _registered:
         _registered[WORKFLOW] = dbos.workflow(name=WORKFLOW)(run)

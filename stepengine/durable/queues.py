@@ -92,11 +92,11 @@ class Queues:
         self._pauses[queue.name] = pause
 
     @property
-    def pause(self) -> float:
+    def next_poll_seconds(self) -> float:
         """The seconds until the next look, with jitter."""
         return min([MAX_LOOK_SECONDS, *self._pauses.values()]) * random.uniform(0.95, 1.05)  # noqa: S311 - no secret
 
-    async def take(self, connection: Any) -> None:
+    async def start_dequeuing(self, connection: Any) -> None:
         """Start to dequeue runs from all queues that are not empty according to *connection*."""
         now = asyncio.get_running_loop().time()
         due = [name for name in self._queues if name not in self._busy and self._due.get(name, now) <= now]

@@ -23,7 +23,7 @@ from stepengine.durable.database import (
     hold_lock,
     list_connection_errors,
     open_connection,
-    quote_name,
+    quote_sql_name,
 )
 from stepengine.errors import DatabaseUnavailable, StepEngineError
 from stepengine.models.base import Provider
@@ -148,7 +148,7 @@ async def create_rate_tables(connection: Any, *, role: str | None = None) -> Non
         await connection.execute(TABLES)
         await connection.execute(LET_THROUGH)
         for grant in GRANTS if role is not None else ():
-            await connection.execute(f"{grant} to {quote_name(role or '')}")
+            await connection.execute(f"{grant} to {quote_sql_name(role or '')}")
 
 
 class _AdmittedRequest(NamedTuple):
@@ -172,12 +172,12 @@ class _WaitingRequest:
         self.obstacle: WaitReason | None = None
         self.ticket: asyncio.Future[_AdmittedRequest] = asyncio.get_running_loop().create_future()
 
-    def is_held(self, obstacle: WaitReason) -> None:
+    def record_obstacle(self, obstacle: WaitReason) -> None:
         """Record why the request waits; only the first reason is reported."""
         self.obstacle = self.obstacle or obstacle
         self.news.set()
 
-    def ends(self, ticket: _AdmittedRequest | StepEngineError) -> None:
+    def admit_or_fail(self, ticket: _AdmittedRequest | StepEngineError) -> None:
         """Admit the request, or fail it with an error."""
         if isinstance(ticket, StepEngineError):
             self.ticket.set_exception(ticket)
@@ -219,7 +219,7 @@ class SharedRates:
         """
         self._effect_slots = effect_slots
         with convert_database_errors(self._url):
-            own = await self._connect()
+            own = await self._get_connection()
             is_there = await fetch_value(own, THERE)
             if migrate and not is_there:
                 await create_rate_tables(own)
@@ -251,7 +251,7 @@ class SharedRates:
         account = f"{provider}:{source.get_account()}"
         return self._limiters.get(account) or self._limiters.setdefault(account, SharedLimiter(self, account, limit))
 
-    async def ask(self, account: str, *given: Any) -> Any:
+    async def request_admissions(self, account: str, *given: Any) -> Any:
         """
         Request admissions for *account* from the database; retry while it is unreachable.
 
@@ -264,7 +264,7 @@ class SharedRates:
         async with self._asking:
             while True:
                 try:
-                    own = await self._connect()
+                    own = await self._get_connection()
                     return await (await own.execute(ASK, (account, self._worker, *given))).fetchone()
                 except lost:
                     own, self._own = self._own, None
@@ -275,8 +275,8 @@ class SharedRates:
                 # of all others, and the run has nothing else to do.
                 pause = min(2 * pause, MAX_AWAY_SECONDS)
 
-    async def _connect(self) -> Any:
-        """Return the connection, which holds the lock that marks this worker as alive."""
+    async def _get_connection(self) -> Any:
+        """Return the open connection, or open one and acquire the lock that marks this worker as alive."""
         if self._own is None or self._own.closed:
             own = await open_connection(self._url)
             # A lock that the database gives back with the connection: others see by it that this worker died, and its
@@ -286,7 +286,7 @@ class SharedRates:
         return self._own
 
     @contextlib.asynccontextmanager
-    async def release_slot(self) -> AsyncIterator[None]:
+    async def release_effect_slot(self) -> AsyncIterator[None]:
         """Release this effect's slot while the block waits."""
         effects = self._effect_slots
         if effects is None:
@@ -339,13 +339,13 @@ class SharedLimiter:
         """
         turn = _WaitingRequest(tokens)
         self._waiting.append(turn)
-        self._start_asking()
+        self._start_admission_task()
         try:
             await turn.news.wait()
             if turn.obstacle is None:
                 return await turn.ticket
             notice(turn.obstacle)
-            async with self._rates.release_slot():
+            async with self._rates.release_effect_slot():
                 return await turn.ticket
         except asyncio.CancelledError:
             self._leave_queue(turn)
@@ -361,7 +361,7 @@ class SharedLimiter:
         with contextlib.suppress(ValueError):
             self._waiting.remove(turn)
         self._owes = True
-        self._start_asking()
+        self._start_admission_task()
 
     def leave(self, ticket: _AdmittedRequest, used: int | None) -> None:
         """Report the end of a request and its *used* tokens; ``None`` if unknown."""
@@ -370,9 +370,9 @@ class SharedLimiter:
             self._corrections[ticket.second] = self._corrections.get(ticket.second, 0) + used - ticket.tokens
         if self._limit.max_concurrency is not None or self._corrections:
             self._owes = True
-            self._start_asking(is_news=bool(self._waiting))
+            self._start_admission_task(is_news=bool(self._waiting))
 
-    def _start_asking(self, *, is_news: bool = True) -> None:
+    def _start_admission_task(self, *, is_news: bool = True) -> None:
         if is_news:
             self._changed.set()
         if self._asker is None or self._asker.done():
@@ -395,7 +395,7 @@ class SharedLimiter:
         except Exception as error:  # noqa: BLE001 - whoever waits has to be told, whatever it is
             msg = f"the rate limit of {self._account!r}, which all workers share, cannot be looked at: {error}"
             while self._waiting:
-                self._waiting.popleft().ends(StepEngineError(msg))
+                self._waiting.popleft().admit_or_fail(StepEngineError(msg))
 
     async def _wait_for_change(self, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):
@@ -407,7 +407,7 @@ class SharedLimiter:
         limit, now = self._limit, time.monotonic()
         asked = list(self._waiting)[:BATCH_REQUESTS]
         corrections, self._corrections = self._corrections, {}
-        let, second, obstacle, wait, ahead = await self._rates.ask(
+        let, second, obstacle, wait, ahead = await self._rates.request_admissions(
             self._account, self._running, [now - turn.since for turn in asked], [turn.tokens for turn in asked],
             list(corrections), list(corrections.values()),
             limit.requests_per_minute, limit.tokens_per_minute, limit.max_concurrency,
@@ -419,11 +419,11 @@ class SharedLimiter:
                 self.leave(ticket, 0)
                 continue
             self._waiting.remove(turn)
-            turn.ends(ticket)
+            turn.admit_or_fail(ticket)
         if obstacle is None:
             return None
         for turn in self._waiting:
-            turn.is_held(WaitReason("queue") if turn is not self._waiting[0] else WaitReason(obstacle, wait))
+            turn.record_obstacle(WaitReason("queue") if turn is not self._waiting[0] else WaitReason(obstacle, wait))
         pause: float = MIN_LOOK_SECONDS * (1 + ahead) if wait is None else max(wait, MIN_LOOK_SECONDS)
         return min(MAX_LOOK_SECONDS, pause)
 

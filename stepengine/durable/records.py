@@ -36,7 +36,7 @@ from stepengine.durable.step_names import (
     START,
     TOOL,
     WAIT,
-    kind_of_effect,
+    get_effect_step_kind,
     parse_fingerprint,
     parse_kind,
 )
@@ -113,8 +113,8 @@ class Archive:
 
     async def refresh(self, deployment: Deployment) -> None:
         """Read the steps recorded since the last refresh."""
-        views = await deployment.tree(self.order.root)
-        sizes = await deployment.sizes([view.id for view in views])
+        views = await deployment.get_tree(self.order.root)
+        sizes = await deployment.count_steps([view.id for view in views])
         for view in views:
             path = view.id.partition("/")[2]
             self.runs[path] = view
@@ -123,7 +123,7 @@ class Archive:
                 self.sizes[view.id] = size
                 # By their numbers: of effects that run at once, one with a smaller number may be recorded later.
                 known = self.known.setdefault(view.id, set())
-                known |= _add_steps(self, path, await deployment.steps(view.id, known))
+                known |= _add_steps(self, path, await deployment.load_steps(view.id, known))
 
 
 async def read_archive(deployment: Deployment, root: str) -> Archive:
@@ -148,7 +148,7 @@ async def read_archive(deployment: Deployment, root: str) -> Archive:
     return archive
 
 
-async def read_started_archive(
+async def read_archive_once_started(
     deployment: Deployment, root: str, *, pause: float, waiting: Callable[[], None] = lambda: None
 ) -> Archive:
     """
@@ -227,7 +227,7 @@ def decode_outcome(form: Mapping[str, Any]) -> Single:
 # --- out ----------------------------------------------------------------------------------------------------------------
 
 
-async def write_journal(
+async def replay_archive_into_journal(
     launcher: Launcher, archive: Archive, journal: Journal, recorded: RunResult | None = None
 ) -> Journal:
     """
@@ -255,8 +255,8 @@ async def write_journal(
         raise played.fatal
     if isinstance(result.error, ReplayDivergence):
         raise result.error
-    played.check_all_used()
-    _drop_unstarted(session.writer.journal, archive)
+    played.refuse_unused_records()
+    _remove_unstarted_effects(session.writer.journal, archive)
     if recorded is not None:
         _write_recorded_end(session.writer.journal, recorded)
     return session.writer.journal
@@ -287,7 +287,7 @@ async def follow_run(launcher: Launcher, deployment: Deployment, root: str) -> A
         JournalError: when there is no such root run.
         ReplayDivergence: when these agents ask for something else than is recorded.
     """
-    archive = await read_started_archive(deployment, root, pause=FOLLOW_SECONDS)
+    archive = await read_archive_once_started(deployment, root, pause=FOLLOW_SECONDS)
     reading = asyncio.Lock()
 
     async def wait_for_more() -> bool:
@@ -315,13 +315,13 @@ def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
     at_that_time = attrs.evolve(launcher, services=attrs.evolve(launcher.services, clock=_FixedClock(order.created)))
 
     try:
-        made = at_that_time.plan(make_root_request(launcher, order))
-        plan, state = played.with_lookups(made.plan, made.state)
+        made = at_that_time.plan_root_run(make_root_request(launcher, order))
+        plan, state = played.with_recorded_lookups(made.plan, made.state)
         plan, state = start_run(
             session, plan, state, limits=order.limits, models=launcher.models.by_agent, own_models=order.models
         )
-        services = played.wrap(made.services)
-        live = at_that_time.make_engine_run(attrs.evolve(made, plan=plan, state=state, services=services))
+        services = played.wrap_services(made.services)
+        live = at_that_time.make_or_fill_engine_run(attrs.evolve(made, plan=plan, state=state, services=services))
     except BaseException:
         session.writer.close()
         raise
@@ -330,7 +330,7 @@ def create_replayed_run(launcher: Launcher, played: Playback) -> EngineRun:
     return live
 
 
-def _drop_unstarted(journal: Journal, archive: Archive) -> None:
+def _remove_unstarted_effects(journal: Journal, archive: Archive) -> None:
     """Remove effects at the end that never started; in a journal they would be in doubt."""
     records = journal.records()
     results = {(record.path, record.seq) for record in records if isinstance(record, Result)}
@@ -390,7 +390,7 @@ class Playback:
         self._used: set[Address] = set()
         self.fatal: ReplayDivergence | None = None
 
-    def wrap(self, services: Services) -> Services:
+    def wrap_services(self, services: Services) -> Services:
         """Return services with which nothing is performed."""
         failed = self._archive.lookups.get("", {}).get("error")
         if failed is not None:
@@ -404,11 +404,11 @@ class Playback:
 
     def _wrap_planner(self, inner: ChildPlanner) -> ChildPlanner:
         def planned(parent: RunPlan, effect: Spawn | CallBody, path: str) -> tuple[RunPlan, AgentState]:
-            return self.with_lookups(*inner(parent, effect, path))
+            return self.with_recorded_lookups(*inner(parent, effect, path))
 
         return planned
 
-    def with_lookups(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
+    def with_recorded_lookups(self, plan: RunPlan, state: AgentState) -> tuple[RunPlan, AgentState]:
         """Return plan and state with the recorded prompt and context window."""
         if plan.body is not None:
             return plan, state
@@ -442,16 +442,16 @@ class Playback:
         )
         return ReplayDivergence(msg, kind="changed", address=where)
 
-    def is_begun(self, item: Item) -> bool:
+    def is_effect_recorded(self, item: Item) -> bool:
         """Return whether an effect is recorded, whether or not it has an outcome."""
         return item.address in self._archive.entries
 
-    def outcome(self, item: Item) -> Single | None:
+    def find_outcome(self, item: Item) -> Single | None:
         """Return the recorded outcome of an effect, if it has one."""
         entry = self._archive.entries.get(item.address)
         return None if entry is None or entry.form is None else decode_outcome(entry.form)
 
-    def attempts(self, item: Item) -> Sequence[Mapping[str, Any]]:
+    def get_attempts(self, item: Item) -> Sequence[Mapping[str, Any]]:
         """Return the failed attempts before an outcome."""
         form = self._archive.entries[item.address].form
         found: Sequence[Mapping[str, object]] = (form or {}).get("attempts", ())
@@ -494,12 +494,12 @@ class Playback:
         ]
         return max(times, default=0)
 
-    def reason(self, path: str) -> str:
+    def find_cancel_reason(self, path: str) -> str:
         """Return why a parent ended the child at *path*; ``""`` if no reason is recorded."""
         view = self._archive.runs.get(path)
         return "" if view is None else str(view.attributes.get(REASON) or "")
 
-    def check_all_used(self) -> None:
+    def refuse_unused_records(self) -> None:
         """Raise ``ReplayDivergence`` when the run ended before its record does."""
         left = [a for a, e in self._archive.entries.items() if a not in self._used and e.form is not None]
         if left and self._archive.runs[""].state == "SUCCESS":
@@ -519,7 +519,9 @@ class _PlaybackPerformer:
         """Compare with the record."""
         for item in batch:
             self._played.compare_with_record(item)
-        asked = [item for item in batch if isinstance(item.effect, AskPerson) and not self._played.is_begun(item)]
+        asked = [
+            item for item in batch if isinstance(item.effect, AskPerson) and not self._played.is_effect_recorded(item)
+        ]
         return (
             self._inner.begin(batch)
             if self._played.wait_for_more is None or not asked
@@ -530,7 +532,7 @@ class _PlaybackPerformer:
         """Start questions only after they are recorded, since they may be answered at once."""
         assert self._played.wait_for_more is not None  # noqa: S101 - it was looked
         for item in asked:
-            while not self._played.is_begun(item) and await self._played.wait_for_more():
+            while not self._played.is_effect_recorded(item) and await self._played.wait_for_more():
                 self._played.compare_with_record(item)
         await self._inner.begin(batch)
 
@@ -545,7 +547,7 @@ class _PlaybackPerformer:
             return await self._make_stop(item, io)
         if isinstance(known, Value) and isinstance(item.effect, (Spawn, *CHILD_ENDS)):
             return await self._replay_background_effect(item, io, known)
-        for attempt in self._played.attempts(item):
+        for attempt in self._played.get_attempts(item):
             error = restored({"type": "failure", "error": attempt["error"]}).error
             io.report_failed_attempt(Failure(error), restored(attempt["usage"]) if "usage" in attempt else None)
         return known
@@ -572,10 +574,10 @@ class _PlaybackPerformer:
 
     async def _wait_for_outcome(self, item: Item) -> Single | None:
         """Return the recorded outcome of an effect; wait for it while the run is active."""
-        known = self._played.outcome(item)
+        known = self._played.find_outcome(item)
         while known is None and self._played.wait_for_more is not None and await self._played.wait_for_more():
             self._played.compare_with_record(item)
-            known = self._played.outcome(item)
+            known = self._played.find_outcome(item)
         return known
 
     async def _replay_child_to_end(self, item: Item, io: IO) -> Single:
@@ -583,13 +585,13 @@ class _PlaybackPerformer:
         outcome = await self._inner.perform(item, io)
         if not isinstance(outcome, Value):
             return outcome
-        why, child = self._played.reason(item.path), outcome.value
+        why, child = self._played.find_cancel_reason(item.path), outcome.value
         if why and child.status is RunStatus.CANCELLED:
             child = attrs.evolve(child, error=AgentError(why))
         return attrs.evolve(outcome, value=child, at=self._played.find_end_time(item.path))
 
     async def _replay_run(self, item: Item, io: IO) -> Single:
-        known = self._played.outcome(item)
+        known = self._played.find_outcome(item)
         if known is not None and not _was_run_started(item, known):
             return known
         outcome = await self._inner.perform(item, io)
@@ -643,7 +645,7 @@ def make_order_from_journal(journal: Journal, redactor: Redactor, *, pool: str) 
             None if result is None else encode_outcome(address[1], history.outcome(result), redactor, attempts=attempts)
         )
         if form is not None or changes_world_again(intent.effect):
-            outcomes[address] = kind_of_effect(intent.effect), fp, form
+            outcomes[address] = get_effect_step_kind(intent.effect), fp, form
     lookups: dict[str, dict[str, object]] = {}
     facts = history.facts
     for path in {*facts.system_prompts, *facts.context_windows}:

@@ -14,7 +14,13 @@ from typing import Any
 from attrs import frozen
 
 from stepengine.data.quantities import IDEMPOTENCY_KEY_SECONDS
-from stepengine.durable.database import WORKFLOW, convert_database_errors, make_tables, nul_free_sql, open_connection
+from stepengine.durable.database import (
+    WORKFLOW,
+    convert_database_errors,
+    create_missing_tables,
+    nul_free_sql,
+    open_connection,
+)
 from stepengine.durable.deployment import Deployment
 from stepengine.errors import InputError
 
@@ -167,11 +173,11 @@ async def create_register_tables(url: str) -> None:
 
 async def create_register_tables_over(connection: Any, *, role: str | None = None) -> None:
     """Create the missing tables of served runs, as ``create_register_tables``, over *connection*; let *role* use them."""
-    await make_tables(
+    await create_missing_tables(
         connection,
         "the tables of served runs",
         lock="stepengine-served",
-        is_there=THERE,
+        exists_query=THERE,
         tables=TABLES,
         grants=GRANTS,
         role=role,
@@ -193,14 +199,14 @@ class Register:
         self._database = database
         self._app = database.app
 
-    async def add(self, row: RegisteredRun, key: str | None) -> str | None:
+    async def add_run(self, row: RegisteredRun, key: str | None) -> str | None:
         """
         Register a run; return ``None``, or the id of the run with the same *key* of the last day.
 
         Raises:
             InputError: when that one was asked for something else.
         """
-        rows = self._database.rows
+        rows = self._database.fetch_rows
         request = json.dumps(row.request, sort_keys=True, separators=(",", ":"))
         if key is not None:
             await rows(FREE_KEY, self._app, row.owner, key, row.created - IDEMPOTENCY_KEY_SECONDS)
@@ -218,50 +224,50 @@ class Register:
 
     async def has_key(self, owner: str, key: str, now: float) -> bool:
         """Return whether *owner* started a run under an idempotency key within the day before *now*."""
-        return bool(await self._database.rows(HAS_KEY, self._app, owner, key, now - IDEMPOTENCY_KEY_SECONDS))
+        return bool(await self._database.fetch_rows(HAS_KEY, self._app, owner, key, now - IDEMPOTENCY_KEY_SECONDS))
 
-    async def usage(self, owner: str) -> tuple[int, int]:
+    async def count_open_runs_and_bytes(self, owner: str) -> tuple[int, int]:
         """Return how many runs of *owner* have not ended, and how many bytes clients sent to all of them."""
-        found = await self._database.rows(USAGE, {"app": self._app, "owner": owner})
+        found = await self._database.fetch_rows(USAGE, {"app": self._app, "owner": owner})
         return int(found[0][0]), int(found[0][1])
 
     async def add_bytes(self, run: str, size: int) -> None:
         """Count bytes that a client sent to a run."""
-        await self._database.rows(MORE_BYTES, size, run)
+        await self._database.fetch_rows(MORE_BYTES, size, run)
 
     async def record_submitted(self, run: str) -> None:
         """Record that a run was submitted."""
-        await self._database.rows(SUBMITTED, run)
+        await self._database.fetch_rows(SUBMITTED, run)
 
-    async def remove(self, run: str) -> None:
+    async def remove_unsubmitted(self, run: str) -> None:
         """Delete a run that was never submitted."""
-        await self._database.rows(REMOVE, run)
+        await self._database.fetch_rows(REMOVE, run)
 
-    async def refuse(self, run: str, why: str) -> None:
+    async def record_refusal(self, run: str, why: str) -> None:
         """Record that a registered run cannot be submitted: it has failed."""
-        await self._database.rows(REFUSE, why.replace("\0", ""), run)
+        await self._database.fetch_rows(REFUSE, why.replace("\0", ""), run)
 
     async def record_cancellation(self, run: str, text: str) -> None:
         """Store why a run was cancelled."""
-        await self._database.rows(NOTE, text.replace("\0", ""), run)
+        await self._database.fetch_rows(NOTE, text.replace("\0", ""), run)
 
-    async def count_try(self, run: str) -> None:
+    async def count_retry(self, run: str) -> None:
         """Count a retry of a stopped run."""
-        await self._database.rows(COUNT_TRY, run)
+        await self._database.fetch_rows(COUNT_TRY, run)
 
     async def list_unsubmitted(self) -> list[RegisteredRun]:
         """Return registered runs that should have been submitted seconds ago and were not."""
         late = f"select {COLUMNS} {REGISTERED_RUNS} and not v.is_submitted and v.ended is null and v.created < %(late)s order by v.created limit 100"
         given = {"app": self._app, "late": time.time() - MAX_LATE_SECONDS}
-        return [_parse_row(row) for row in await self._database.rows(late, given)]
+        return [_parse_row(row) for row in await self._database.fetch_rows(late, given)]
 
-    async def find(self, run: str) -> RegisteredRun | None:
-        """Return a root run of any owner."""
+    async def find_run(self, run: str) -> RegisteredRun | None:
+        """Return the root run with this id, of any owner; ``None`` if there is none."""
         one = f"select {COLUMNS} {REGISTERED_RUNS} and v.run = %(run)s union all select {COLUMNS} {OTHER_RUNS} and s.workflow_uuid = %(run)s"
-        rows = await self._database.rows(one, {"app": self._app, "run": run})
+        rows = await self._database.fetch_rows(one, {"app": self._app, "run": run})
         return _parse_row(rows[0]) if rows else None
 
-    async def listed(
+    async def list_runs(
         self,
         *,
         owner: str | None,
@@ -307,21 +313,21 @@ class Register:
             ]
             found += f" union all (select {COLUMNS} {_join_conditions(OTHER_RUNS, others)} order by s.created_at desc, s.workflow_uuid desc limit %(limit)s)"
         every = f"select * from ({found}) {NAMES} order by created desc, run desc limit %(limit)s"  # noqa: S608 - of names of ours
-        return [_parse_row(row) for row in await self._database.rows(every, given)]
+        return [_parse_row(row) for row in await self._database.fetch_rows(every, given)]
 
-    async def counts(self) -> list[tuple[str, str, int]]:
+    async def count_by_agent_and_status(self) -> list[tuple[str, str, int]]:
         """Return how many registered runs there are of each agent in each state."""
         every = (
             f"select agent, status, count(*) from (select {COLUMNS} {REGISTERED_RUNS}) {NAMES} group by agent, status"  # noqa: S608 - of names of ours
         )
-        found = await self._database.rows(every, {"app": self._app})
+        found = await self._database.fetch_rows(every, {"app": self._app})
         return [(agent, status, count) for agent, status, count in found]
 
     async def remove_stale_entries(self) -> None:
         """Store the ends of runs for listing, and delete the entries of deleted runs."""
-        await self._database.rows(SETTLE, self._app)
-        await self._database.rows(FORGET, self._app, time.time() - IDEMPOTENCY_KEY_SECONDS)
-        await self._database.rows(FORGET_EVENTS)
+        await self._database.fetch_rows(SETTLE, self._app)
+        await self._database.fetch_rows(FORGET, self._app, time.time() - IDEMPOTENCY_KEY_SECONDS)
+        await self._database.fetch_rows(FORGET_EVENTS)
 
 
 def _join_conditions(source: str, conditions: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ import attrs
 
 from stepengine.data.state import AgentState, RunResult, RunStatus
 from stepengine.data.waits import Waits
-from stepengine.durable.body import make_root_request, plan_run
+from stepengine.durable.body import make_root_request, plan_submitted_run
 from stepengine.durable.operator import Operator
 from stepengine.durable.run_waits import Waiting, make_question_waits
 from stepengine.durable.wire import SubmittedRun, parse_result
@@ -43,7 +43,7 @@ class ResultReader:
         self._launcher = launcher
         self._get_operator = get_operator
 
-    async def wait(self, run: str, *, waits: bool = False) -> RunResult:
+    async def wait_for_result(self, run: str, *, waits: bool = False) -> RunResult:
         """
         Wait for the end of a run and return its result; one with its open waits once all of it is suspended.
 
@@ -66,7 +66,7 @@ class ResultReader:
                     return await self._make_ended_result(run, state, waits=waits)
                 if not waits:
                     beyond = self._launcher.services.sleep_in_process
-                    asked, left = await self._get_operator().run_waits.find_suspended(run, beyond=beyond)
+                    asked, left = await self._get_operator().run_waits.find_waits_if_suspended(run, beyond=beyond)
                     if asked or left:
                         return _make_suspended_result(run, asked, left)
                 until, pause = None, min(2 * pause, MAX_POLL_SECONDS)
@@ -82,7 +82,7 @@ class ResultReader:
         status = found[0]
         said = status.attributes or {}
         if said.get("answered"):
-            return await self.wait(said["answered"], waits=waits)
+            return await self.wait_for_result(said["answered"], waits=waits)
         order = SubmittedRun.from_form(status.input["args"][0])
         session = order.info.session_id
         ended = partial(RunResult, state=AgentState(run_id=run, agent_id=order.agent_id), journal=run)
@@ -102,15 +102,15 @@ class ResultReader:
         """Decode the output into the agent's own type, if this engine knows the agent."""
         output = form["output"]
         try:
-            plan, _ = plan_run(self._launcher.plan(make_root_request(self._launcher, order)), order)
+            plan, _ = plan_submitted_run(self._launcher.plan_root_run(make_root_request(self._launcher, order)), order)
             return None if output is None or plan.decode_output is None else plan.decode_output(output)
         except StepEngineError:
             return None
 
-    async def wait_for_next(self, run: str, answered: frozenset[str]) -> RunResult:
+    async def wait_for_next_result(self, run: str, answered: frozenset[str]) -> RunResult:
         """Return the result of a run once it has ended or has open questions besides the *answered* ones."""
         while True:
-            result = await self.wait(run)
+            result = await self.wait_for_result(run)
             open_ = {question.id for question in result.pending_questions}
             if not open_ or open_ - answered or not answered:
                 return result

@@ -135,7 +135,7 @@ class RunWaits:
                 Waiting(run=run, path=form["path"], seq=form["seq"], questions=tuple(map(restored, form["questions"]))),
                 sent,
             )
-            for run, text, sent in await self._deployment.rows(OPEN_QUESTIONS, list(roots), list(roots))
+            for run, text, sent in await self._deployment.fetch_rows(OPEN_QUESTIONS, list(roots), list(roots))
             if "questions" in (form := parse_recorded_json(text, f"a question of {run!r}"))
         ]
         return [each for each, sent in asked if each.topic not in (sent or ())]
@@ -148,7 +148,7 @@ class RunWaits:
             JournalCorrupt: when a row is not JSON.
         """
         found: list[tuple[str, Waits]] = []
-        for run, text in await self._deployment.rows(OPEN_WAITS, list(roots), list(roots)):
+        for run, text in await self._deployment.fetch_rows(OPEN_WAITS, list(roots), list(roots)):
             form = parse_recorded_json(text, f"a wait of {run!r}")
             until = form["wakes_at"]
             wait = Waits(
@@ -158,11 +158,13 @@ class RunWaits:
             found.append((run, wait))
         return found
 
-    async def find_suspended(self, root: str, *, beyond: float = WAKE_SECONDS) -> tuple[list[Waiting], list[Waits]]:
+    async def find_waits_if_suspended(
+        self, root: str, *, beyond: float = WAKE_SECONDS
+    ) -> tuple[list[Waiting], list[Waits]]:
         """Return the open questions and other waits of a tree if all of it is suspended; nothing if a run is active."""
-        return (await self.list_suspended([root], beyond=beyond)).get(root, ([], []))
+        return (await self.list_waits_of_suspended([root], beyond=beyond)).get(root, ([], []))
 
-    async def list_suspended(
+    async def list_waits_of_suspended(
         self, roots: Sequence[str], *, beyond: float = WAKE_SECONDS
     ) -> dict[str, tuple[list[Waiting], list[Waits]]]:
         """
@@ -194,9 +196,9 @@ class RunWaits:
         having = {run.partition("/")[0] for run in (*asking, *[run for run, _ in waits])}
         if not having:
             return {}
-        rows = await self._deployment.rows(UNFINISHED_RUNS, list(having), list(having))
+        rows = await self._deployment.fetch_rows(UNFINISHED_RUNS, list(having), list(having))
         left = {run: (state, spawned - ended) for run, state, spawned, ended in rows}
-        below = Counter([_find_nearest_known(_get_parent_run_id(run), left) for run in left])
+        below = Counter([_find_nearest_known_run(_get_parent_run_id(run), left) for run in left])
         active = {
             run.partition("/")[0]
             for run, (state, outstanding) in left.items()
@@ -237,14 +239,14 @@ class AnswerSender:
             AnswerRejected: when one fits no open question, or one that was asked with it has no answer.
             JournalError: when there is no such run.
         """
-        view = await self._deployment.run(root)
+        view = await self._deployment.get_run(root)
         if view.is_over:
             msg = f"the run {root!r} is {view.state} and waits for no answer"
             raise AnswerRejected(msg)
         open_ = await self._waits.list_questions([root])
         answers = _resolve_question_ids(answers, open_)
         chosen = [asked for asked in open_ if any(question.id in answers for question in asked.questions)]
-        _check_all_answers(answers, open_, chosen)
+        _require_valid_answers(answers, open_, chosen)
         # In the run's own time: milliseconds since it was submitted.
         at = max(0, int(time.time() * 1000) - view.created)
         said = {"of": sender} if sender else {}
@@ -275,7 +277,7 @@ def _get_parent_run_id(run: str) -> str:
     return "" if not path else f"{root}/{above}" if above else root
 
 
-def _find_nearest_known(run: str, known: Collection[str]) -> str:
+def _find_nearest_known_run(run: str, known: Collection[str]) -> str:
     """Return *run* or its nearest ancestor in *known*, since a tool body may be part of its caller's run."""
     while run and run not in known:
         run = _get_parent_run_id(run)
@@ -293,7 +295,9 @@ def _resolve_question_ids(answers: Mapping[str, AnswerLike], open_: Sequence[Wai
     return found
 
 
-def _check_all_answers(answers: Mapping[str, AnswerLike], open_: Sequence[Waiting], chosen: Sequence[Waiting]) -> None:
+def _require_valid_answers(
+    answers: Mapping[str, AnswerLike], open_: Sequence[Waiting], chosen: Sequence[Waiting]
+) -> None:
     known = {question.id: question for asked in open_ for question in asked.questions}
     for key, value in answers.items():
         if key not in known:

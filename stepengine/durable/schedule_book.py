@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from datetime import datetime
 from typing import Any
 
-from stepengine.durable.database import make_tables, open_transaction
+from stepengine.durable.database import create_missing_tables, open_transaction
 from stepengine.engine.schedule_book import (
     KEPT_TIMES,
     ClaimedTime,
@@ -70,11 +70,11 @@ KNOWN = "select id, passed, missed, newest_missed from stepengine.schedules wher
 
 async def create_schedule_tables(connection: Any, *, role: str | None = None) -> None:
     """Create the missing tables of schedules, and let *role* use them; without the right to do so, log it and return."""
-    await make_tables(
+    await create_missing_tables(
         connection,
         "the tables of schedules",
         lock="stepengine-schedules",
-        is_there=THERE,
+        exists_query=THERE,
         tables=TABLES,
         grants=GRANTS,
         role=role,
@@ -108,7 +108,7 @@ class DatabaseBook:
             }
         return {id_: time_from_seconds(row[0]) for id_, row in known.items()}
 
-    def claim(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
+    def claim_time(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
         """Claim a time; return whether it was unclaimed. Earlier times are decided with it."""
         given = {"app": self._app, "id": schedule}
         with self._connect() as own:
@@ -120,17 +120,17 @@ class DatabaseBook:
             own.execute(FORGET, {**given, "kept": KEPT_TIMES})
         return bool(claimed)
 
-    def pass_over(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
+    def skip_times_until(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
         """Skip all times up to *until*; return whether this had not been decided before."""
         with self._connect() as own:
             return _advance_schedule(own, {"app": self._app, "id": schedule}, until, missed)
 
-    def load_claimed_times(self) -> tuple[ClaimedTime, ...]:
+    def load_unstarted_claims(self) -> tuple[ClaimedTime, ...]:
         """Return the times that were claimed but not reported as submitted."""
         with self._connect() as own:
             return tuple([claimed_time_from_row(row) for row in own.execute(CLAIMED, (self._app,)).fetchall()])
 
-    def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
+    def set_run_status(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
         """Store the status of a time."""
         with self._connect() as own:
             own.execute(MARK, (status, error.replace("\0", ""), self._app, schedule, seconds_from_time(at)))
@@ -158,7 +158,9 @@ class DatabaseBook:
             raise JournalError(msg) from error
 
 
-def _advance_schedule(own: Any, given: Mapping[str, str], until: datetime, missed: tuple[datetime, ...]) -> bool:
+def _advance_schedule(connection: Any, given: Mapping[str, str], until: datetime, missed: tuple[datetime, ...]) -> bool:
     newest = seconds_from_time(missed[-1]) if missed else None
-    moved = own.execute(MOVE, {**given, "until": seconds_from_time(until), "missed": len(missed), "newest": newest})
+    moved = connection.execute(
+        MOVE, {**given, "until": seconds_from_time(until), "missed": len(missed), "newest": newest}
+    )
     return bool(moved.rowcount)

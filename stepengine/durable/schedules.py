@@ -48,23 +48,23 @@ class DurableScheduler(Scheduler):
         self.book = DatabaseBook(engine.setting.url, app=engine.setting.app)
         self._durable = engine
 
-    def _find_orphaned_times(self) -> list[DueTime]:
+    def _recover_unstarted_claims(self) -> list[DueTime]:
         """Return claimed times without a submitted run, because their worker died or has not submitted them yet."""
         known = {schedule.id: schedule for schedule in self.schedules}
         return [
             DueTime(known[ran.schedule], ran.at)
-            for ran in self.book.load_claimed_times()
+            for ran in self.book.load_unstarted_claims()
             if ran.schedule in known and ran.run not in self._under_way
         ]
 
     async def _start_due_run(self, due: DueTime) -> ScheduledRun | None:
         """Submit the run in the background, and return ``None``: it has no handle in this process."""
         # The database knows the run from its submission on: no index beside journals tells anybody to wake it.
-        self._under_way[due.run] = asyncio.create_task(self._submit(due))
+        self._under_way[due.run] = asyncio.create_task(self._submit_due_run(due))
         self._under_way[due.run].add_done_callback(lambda _: self._forget_run(due.run))
         return None
 
-    async def _submit(self, due: DueTime) -> None:
+    async def _submit_due_run(self, due: DueTime) -> None:
         schedule = due.schedule
         metadata = make_run_metadata(schedule, due.at, len(due.missed))
         try:
@@ -75,12 +75,12 @@ class DurableScheduler(Scheduler):
             LOGGER.warning("schedule %r: %s; it is submitted when the database is back", schedule.id, error)
         except StepEngineError as error:
             LOGGER.error("schedule %r could not start its run of %s: %s", schedule.id, due.at.isoformat(), error)
-            await self._mark(due, "failed", str(error))
+            await self._store_run_status(due, "failed", str(error))
         else:
-            await self._mark(due, STARTED)
+            await self._store_run_status(due, STARTED)
 
 
-async def list_schedule_states(
+async def load_durable_schedule_statuses(
     operator: Operator, schedules: Iterable[Schedule], *, now: datetime
 ) -> list[ScheduleStatus]:
     """

@@ -219,12 +219,12 @@ class Sessions:
         name = f"stepengine-session:{self._deployment.app}:{session}"
         while True:
             async with self._mine:
-                if await self._execute_lock(LOCK, name):
+                if await self._execute_lock_statement(LOCK, name):
                     try:
                         yield True
                     finally:
                         with contextlib.suppress(DatabaseUnavailable):
-                            await self._execute_lock(UNLOCK, name)
+                            await self._execute_lock_statement(UNLOCK, name)
                     return
             if not waits:
                 yield False
@@ -232,9 +232,9 @@ class Sessions:
             # Asked for again and not waited for: one that is frozen with a session's lock keeps no other session.
             await asyncio.sleep(LOCK_PAUSE_SECONDS)
 
-    async def _execute_lock(self, statement: str, name: str) -> bool:
+    async def _execute_lock_statement(self, statement: str, name: str) -> bool:
         try:
-            ((said,),) = await self._locks.rows(statement, name)
+            ((said,),) = await self._locks.fetch_rows(statement, name)
             return bool(said)
         except BaseException:
             # Whoever is interrupted here may have the lock: it goes with its connection.
@@ -245,7 +245,7 @@ class Sessions:
 
     async def all(self) -> list[DurableSessionView]:
         """Return all sessions, in the order of their ids; raises ``DatabaseUnavailable``."""
-        rows = await self._deployment.rows(SESSIONS, self._deployment.app)
+        rows = await self._deployment.fetch_rows(SESSIONS, self._deployment.app)
         return [
             DurableSessionView(id=name, turns=number, state=state, agent=agent, updated=updated or 0)
             for name, number, state, agent, updated in rows
@@ -253,13 +253,15 @@ class Sessions:
 
     async def turns(self, session: str) -> list[TurnView]:
         """Return the turns of a session in their order, none for one that is not known; raises ``DatabaseUnavailable``."""
-        return [_parse_turn(row) for row in await self._deployment.rows(TURNS, self._deployment.app, session)]
+        return [_parse_turn(row) for row in await self._deployment.fetch_rows(TURNS, self._deployment.app, session)]
 
     async def list_waiting_sessions(self) -> list[str]:
         """Return the ids of the sessions with a waiting turn; raises ``DatabaseUnavailable``."""
         return [
             session
-            for (session,) in await self._deployment.rows(WAITING_SESSIONS, self._deployment.app, self._deployment.app)
+            for (session,) in await self._deployment.fetch_rows(
+                WAITING_SESSIONS, self._deployment.app, self._deployment.app
+            )
         ]
 
     async def load(self, session: str) -> Session:
@@ -288,7 +290,7 @@ class Sessions:
         journal = None if under_way is None else under_way.run
         if form is None:
             return attrs.evolve(empty, info=info, journal=journal)
-        left, stored = form["session"], _get_state_after(form)
+        left, stored = form["session"], _get_state_after_turn(form)
         state = None if stored is None else restored(stored)
         return Session(
             info=attrs.evolve(info, status=form["status"], user_id=left["user_id"], metadata=left["metadata"]),
@@ -300,7 +302,7 @@ class Sessions:
             version=left["turns"],
         )
 
-    async def rules(self, session: str) -> tuple[Mapping[str, Any], ...]:
+    async def load_rules(self, session: str) -> tuple[Mapping[str, Any], ...]:
         """Return the rules that people made in a session by allowing something for good, as policy files have them."""
         _, form = await self.find_last_result(session)
         return () if form is None else tuple(form["session"]["rules"])
@@ -309,7 +311,7 @@ class Sessions:
         self, session: str, before: int = LAST_TURN_NUMBER
     ) -> tuple[str | None, Mapping[str, Any] | None]:
         """Return the run and the stored result of the last turn with one whose number is lower than *before*."""
-        while rows := await self._deployment.rows(LAST_RESULT, self._deployment.app, session, before):
+        while rows := await self._deployment.fetch_rows(LAST_RESULT, self._deployment.app, session, before):
             ((run, before),) = rows
             found = await self._deployment.client.list_workflows_async(workflow_ids=[run], load_input=False)
             if found:
@@ -318,7 +320,7 @@ class Sessions:
 
     async def _list_deciding_turns(self, session: str) -> list[TurnView]:
         """Return the first and the last turn of each kind in a session, in their order; they determine the next turn."""
-        rows = await self._deployment.rows(DECIDING_TURNS, self._deployment.app, session)
+        rows = await self._deployment.fetch_rows(DECIDING_TURNS, self._deployment.app, session)
         return sorted({row[0]: _parse_turn(row) for row in rows}.values(), key=lambda turn: turn.place)
 
     # --- submitting ---------------------------------------------------------------------------------------------------
@@ -347,7 +349,7 @@ class Sessions:
                     attributes={"session": session, "turn": number},
                 )
             await self._advance_locked(session)
-        view = await deployment.run(order.root)
+        view = await deployment.get_run(order.root)
         if view.attributes.get("rejected"):
             raise AnswerRejected(view.attributes["rejected"])
 
@@ -374,16 +376,16 @@ class Sessions:
             await asyncio.sleep(pause)
 
     async def _advance_or_log(self, session: str) -> bool:
-        """Advance a session as ``advance`` does; log an error and return ``False``, so that it does not stop other sessions."""
+        """Advance a session as ``advance_session`` does; log an error and return ``False``, so that it does not stop other sessions."""
         try:
-            return await self.advance(session)
+            return await self.advance_session(session)
         except DatabaseUnavailable:
             return False
         except Exception as error:  # noqa: BLE001  (whatever a row holds, the others have their turns)
             LOGGER.warning("the turns of the session %r do not go on: %s", session, error)
             return False
 
-    async def advance(self, session: str) -> bool:
+    async def advance_session(self, session: str) -> bool:
         """Start or deliver the first waiting turns of a session; return ``False`` if none was ready, or another process has the lock."""
         if await self._find_next_action(session) is None:
             return False
@@ -415,7 +417,7 @@ class Sessions:
         """Return the action that answers the questions of the turn before; ``None`` if it has none for this turn."""
         if asking.agent != turn.agent or asking.state != "PENDING":
             return None
-        asked, _ = await self._waits.find_suspended(asking.run)
+        asked, _ = await self._waits.find_waits_if_suspended(asking.run)
         if not asked:
             return None
         found = await self._deployment.client.list_workflows_async(workflow_ids=[turn.run], load_output=False)
@@ -430,7 +432,7 @@ class Sessions:
         return _TurnAction(turn=turn, asking=asking.run, replies=tuple(replies))
 
     async def _make_delivery_action(self, turn: TurnView) -> _TurnAction:
-        view = await self._deployment.run(turn.run)
+        view = await self._deployment.get_run(turn.run)
         replies = tuple([Reply(**json.loads(reply)) for reply in view.attributes["replies"]])
         return _TurnAction(turn=turn, asking=turn.answered, replies=replies)
 
@@ -462,20 +464,20 @@ class Sessions:
     # --- turns that stopped -------------------------------------------------------------------------------------------
 
     @contextlib.asynccontextmanager
-    async def lock_turn(self, view: DurableRunView) -> AsyncIterator[None]:
-        """Keep a turn from starting while it is cancelled."""
+    async def lock_turn_session(self, view: DurableRunView) -> AsyncIterator[None]:
+        """Lock the session of a turn for the block, so that no turn starts; do nothing for other runs."""
         if "turn" not in view.attributes:
             yield
             return
         async with self._lock_session(view.attributes["session"]):
             yield
 
-    async def block_on_turn(self, view: DurableRunView) -> None:
-        """Let the session of a turn wait for it although it is cancelled; ``retry_turn`` and ``give_up`` end that."""
+    async def hold_session_for_turn(self, view: DurableRunView) -> None:
+        """Let a session wait for its cancelled turn until ``lock_retryable_turn`` or ``release_session_from_turn``."""
         if "turn" in view.attributes:
             await self._deployment.client.update_workflow_attributes_async(view.id, {"held": True}, merge=True)
 
-    async def release_turn(self, view: DurableRunView) -> bool:
+    async def release_session_from_turn(self, view: DurableRunView) -> bool:
         """Let a session continue without a stopped turn; return whether it waited for that turn."""
         is_held = view.state == "CANCELLED" and bool(view.attributes.get("held"))
         stopped = is_held or view.state in ("ERROR", "MAX_RECOVERY_ATTEMPTS_EXCEEDED")
@@ -486,7 +488,7 @@ class Sessions:
         return True
 
     @contextlib.asynccontextmanager
-    async def retry_turn(self, view: DurableRunView) -> AsyncIterator[None]:
+    async def lock_retryable_turn(self, view: DurableRunView) -> AsyncIterator[None]:
         """
         Check that a stopped turn can be retried, and lock its session for the block.
 
@@ -543,7 +545,7 @@ def _parse_time(milliseconds: int) -> datetime:
 
 async def resolve_answered_run(deployment: Deployment, run: str) -> str:
     """Return the run that has the result of *run*: itself, or the run that it answered."""
-    attributes = (await deployment.run(run)).attributes
+    attributes = (await deployment.get_run(run)).attributes
     answered: str = attributes.get("answered") or run
     return answered
 
@@ -564,10 +566,10 @@ async def load_previous_turn(sessions: Sessions, order: SubmittedRun) -> dict[st
             await asyncio.sleep(MAX_LOOK_SECONDS)
     if form is None:
         return {"after": None, "state": None, "session": FIRST_STATE}
-    return {"after": after, "state": _get_state_after(form), "session": form["session"]}
+    return {"after": after, "state": _get_state_after_turn(form), "session": form["session"]}
 
 
-def _get_state_after(form: Mapping[str, Any]) -> object:
+def _get_state_after_turn(form: Mapping[str, Any]) -> object:
     """Return the state after a turn, or before it if a hook refused it."""
     left = form["session"]
     return left["state"] if "state" in left else form["state"]

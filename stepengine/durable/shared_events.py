@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from stepengine.data.events import Event, EventsDropped
 from stepengine.durable.event_order import EventOrder
-from stepengine.durable.records import Archive, Playback, create_replayed_run, read_started_archive
+from stepengine.durable.records import Archive, Playback, create_replayed_run, read_archive_once_started
 from stepengine.errors import DatabaseUnavailable, StepEngineError
 from stepengine.journal.event_stream import EventProjection
 from stepengine.journal.follower import Follower
@@ -58,7 +58,7 @@ class RecordLooks:
         self._ended = asyncio.Event()
         self._requested = asyncio.Event()
 
-    def end(self) -> None:
+    def finish_look(self) -> None:
         """End the look that was started last."""
         self.ended = self.started
         ended, self._ended = self._ended, asyncio.Event()
@@ -69,11 +69,11 @@ class RecordLooks:
         self._is_closed = True
         self._ended.set()
 
-    def request(self) -> None:
+    def request_look(self) -> None:
         """Let the next look start at once."""
         self._requested.set()
 
-    async def wait_for_next(self) -> None:
+    async def wait_for_next_look(self) -> None:
         """Wait for the end of a look that starts after this call, or of all looks."""
         started = self.started
         while self.ended <= started and not self._is_closed:
@@ -153,10 +153,10 @@ class SharedEvents:
 
     async def refresh(self) -> None:
         """Read the record once more now; an unreachable database is not waited for long."""
-        self._looks.request()
+        self._looks.request_look()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(LOOK_TIMEOUT_SECONDS):
-                await self._looks.wait_for_next()
+                await self._looks.wait_for_next_look()
 
     async def _wait_for_index(self, index: int) -> None:
         """
@@ -231,7 +231,7 @@ class SharedEvents:
         deployment = self._operator.deployment
         while True:
             try:
-                archive = await read_started_archive(
+                archive = await read_archive_once_started(
                     deployment, self.run, pause=LAST_PAUSE_SECONDS, waiting=self._mark_caught_up
                 )
             except DatabaseUnavailable:
@@ -279,7 +279,7 @@ class SharedEvents:
                 pause = LAST_PAUSE_SECONDS
                 await asyncio.sleep(pause)
                 continue
-            self._looks.end()
+            self._looks.finish_look()
             pause = FIRST_PAUSE_SECONDS if has_news else min(LAST_PAUSE_SECONDS, pause * PAUSE_FACTOR)
             await self._looks.sleep(0 if is_done else pause)
 
@@ -288,7 +288,7 @@ class SharedEvents:
         if has_news:
             self.is_suspended = False
         else:
-            asked, left = await self._operator.run_waits.find_suspended(self.run)
+            asked, left = await self._operator.run_waits.find_waits_if_suspended(self.run)
             self.is_suspended = bool(asked or left)
         if was_suspended != self.is_suspended:
             self._notify_readers()
@@ -298,7 +298,7 @@ class SharedEvents:
         was_over = archive.runs[""].is_over
         self._waiting += 1
         try:
-            await self._looks.wait_for_next()
+            await self._looks.wait_for_next_look()
         finally:
             self._waiting -= 1
         return not was_over
@@ -311,11 +311,11 @@ class SharedEvents:
         has_arrived = False
         for record in follower.read_new().records:
             if isinstance(record, Head):
-                self._append_events_of(follower, [record])
+                self._append_record_events(follower, [record])
             else:
                 has_arrived |= self._order.add(record)
-        await self._order.share()
-        self._append_events_of(follower, self._order.pop_ready(is_last=is_last))
+        await self._order.read_and_append_positions()
+        self._append_record_events(follower, self._order.pop_ready(is_last=is_last))
         # With the end itself, and not when its driver has ended, too: a client that has the last event may ask in between.
         self.is_over = self._projection.is_over
         was_caught_up = self._is_caught_up
@@ -325,7 +325,7 @@ class SharedEvents:
             self._notify_readers()
         return has_arrived or len(self.events) > shown
 
-    def _append_events_of(self, follower: Follower, records: Sequence[Record]) -> None:
+    def _append_record_events(self, follower: Follower, records: Sequence[Record]) -> None:
         for event in self._projection.project_records(follower.history, records):
             if self.tries:
                 again = hashlib.blake2b(f"{event.epoch} {self.tries}".encode(), digest_size=4).hexdigest()

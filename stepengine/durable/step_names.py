@@ -38,7 +38,7 @@ def parse_fingerprint(name: str) -> str:
     return name.partition(":")[2]
 
 
-def kind_of_effect(form: CallModel | Mapping[str, Any]) -> str:
+def get_effect_step_kind(form: CallModel | Mapping[str, Any]) -> str:
     """Return the kind of step that holds the outcome of the effect that *form* describes."""
     if isinstance(form, CallModel):
         return MODEL

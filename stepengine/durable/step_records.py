@@ -37,8 +37,8 @@ class ReservedStep(NamedTuple):
         return number
 
 
-def run_outside(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-    """Start work in a context of its own: in that of the workflow DBOS would take it for a step, or for a part of one."""
+def run_outside_workflow(work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+    """Start work as a task in a new context, so that DBOS does not record it as a step."""
     return asyncio.create_task(work, context=contextvars.Context())
 
 
@@ -62,7 +62,7 @@ class StepRecords:
         self._is_complete = False
         self._reading = asyncio.Lock()
 
-    async def look_up(self, steps: Sequence[ReservedStep]) -> bool:
+    async def has_recorded(self, steps: Sequence[ReservedStep]) -> bool:
         """
         Return whether any of these steps is recorded.
 
@@ -83,13 +83,13 @@ class StepRecords:
 
     async def _read_next_page(self) -> None:
         query = self._dbos.list_workflow_steps_async(self._run, limit=PAGE_STEPS, offset=self._read)
-        page = await run_outside(query)
+        page = await run_outside_workflow(query)
         self._known.update({step["function_id"]: step for step in page})
         self._read += len(page)
         self._is_complete = len(page) < PAGE_STEPS
         self._last = max([self._last, *[step["function_id"] for step in page]])
 
-    def pop(self, step: ReservedStep) -> Mapping[str, Any] | None:
+    def pop_result(self, step: ReservedStep) -> Mapping[str, Any] | None:
         """Return the recorded result of a step and forget it; ``None`` without one, or for a recorded error."""
         record = self._known.pop(step.number, None)
         output = None if record is None else record["output"]

@@ -32,8 +32,14 @@ from stepengine.data.outcomes import Failure, Single, Stop, Value
 from stepengine.data.questions import Question
 from stepengine.durable.child_runs import ChildRuns, add_body_end, make_ancestor
 from stepengine.durable.executions import DurableRun
-from stepengine.durable.outcome_records import OutcomeRecorder, RaceRecord, ReservedSteps, UnrecordedStop, find_race
-from stepengine.durable.step_names import BODY, CHILD, INTENT, SPAWN, WAIT, kind_of_effect, parse_fingerprint
+from stepengine.durable.outcome_records import (
+    OutcomeRecorder,
+    RaceRecord,
+    ReservedSteps,
+    UnrecordedStop,
+    find_race_bounds,
+)
+from stepengine.durable.step_names import BODY, CHILD, INTENT, SPAWN, WAIT, get_effect_step_kind, parse_fingerprint
 from stepengine.durable.step_records import ReservedStep
 from stepengine.durable.wire import mark_usage_uncertain, parse_answers
 from stepengine.errors import DataError, StepEngineError, UnknownOutcome
@@ -85,13 +91,13 @@ class Steps:
         # in which they are requested. Were they drawn when members of a group are performed, the faster member would
         # have the lower number, and the next execution another record (durable:U20).
         run = self._run
-        run.end.check_can_continue()
+        run.end.raise_if_stopping()
         is_early = not run.workflow.is_live
         if batch[0].effect.seq < LONG_RUN_EFFECTS <= batch[-1].effect.seq + 1 and not is_early:
-            self._warn_of_length()
+            self._warn_of_long_run()
         started, reserved, marks = [], list[ReservedStep](), dict[int, Any]()
         for item in batch:
-            started.append((item, await self._reserve_effect(item, reserved, marks)))
+            started.append((item, await self._reserve_effect_steps(item, reserved, marks)))
         await self._record_marks(reserved, marks, item)
         for item, steps in started:
             if steps.intent is not None:
@@ -103,7 +109,7 @@ class Steps:
 
     def _find_race_record(self, item: Item) -> RaceRecord | None:
         """Return the record that the members of a race share; ``None`` for an effect in no race."""
-        race = find_race(item)
+        race = find_race_bounds(item)
         if race is None or item.gather is None:
             return None
         together = item.gather.effects
@@ -112,7 +118,7 @@ class Steps:
             del self._races[over]
         return self._races.setdefault((item.path, together[race[0]].seq), RaceRecord())
 
-    def _warn_of_length(self) -> None:
+    def _warn_of_long_run(self) -> None:
         """Warn that the run grows long; no new run is started, since a handler's variables cannot move there."""
         message = (
             f"the run {self._run.order.id!r} has {LONG_RUN_EFFECTS:,} effects. Resuming it reads all of them first, a third of a second of CPU "
@@ -126,21 +132,23 @@ class Steps:
         if reserved:
             where = format_address(*item.address)
             # All of them first: where one differs, nothing is marked.
-            await self._run.workflow.look_up(reserved, where)
+            await self._run.workflow.compare_recorded_steps(reserved, where)
             for step in reserved:
                 if step.mark is not None:
                     marks[step.number] = await self._run.workflow.record_mark(step, where)
             reserved.clear()
 
-    async def _reserve_effect(self, item: Item, reserved: list[ReservedStep], marks: dict[int, Any]) -> ReservedSteps:
+    async def _reserve_effect_steps(
+        self, item: Item, reserved: list[ReservedStep], marks: dict[int, Any]
+    ) -> ReservedSteps:
         """Reserve the steps of an effect; those to look up before it starts are added to *reserved*."""
         run, effect = self._run, item.effect
         # Form and fingerprint are those of a journal: so a durable run can be exported as one, and is compared by the
         # same rules.
         form = encode_effect(item)
         print_ = run.prints.for_effect(form)
-        name = f"{kind_of_effect(form)}:{print_}"
-        _check_supported(item)
+        name = f"{get_effect_step_kind(form)}:{print_}"
+        _refuse_unsupported_effect(item)
         seeded = run.seed.outcomes.get(item.address)
         if seeded is not None:
             steps = self._reserve_from_seed(item, name, seeded)
@@ -155,18 +163,18 @@ class Steps:
         # `stepengine deploy status` has to see it meanwhile. A repeatable effect needs no mark: the step with its outcome
         # is enough.
         if isinstance(effect, WAITS):
-            reserved.append(run.workflow.reserve(f"{WAIT}:{print_}", _make_wait_form(item)))
+            reserved.append(run.workflow.reserve_next_step(f"{WAIT}:{print_}", _make_wait_form(item)))
         elif isinstance(effect, RUNS) and not _starts_background_child(item):
-            return self._reserve_start(item, name, seeded, reserved)
+            return self._reserve_start_steps(item, name, seeded, reserved)
         elif not is_repeatable(item):
-            mark = {"seq": effect.seq, "token": self._token, **run.path_member(item)}
-            intent = run.workflow.reserve(f"{INTENT}:{print_}", mark)
+            mark = {"seq": effect.seq, "token": self._token, **run.make_path_member(item)}
+            intent = run.workflow.reserve_next_step(f"{INTENT}:{print_}", mark)
             reserved.append(intent)
-        step = run.workflow.reserve(name)
+        step = run.workflow.reserve_next_step(name)
         reserved.append(step)
         return ReservedSteps(name, step, intent=intent)
 
-    def _reserve_start(
+    def _reserve_start_steps(
         self, item: Item, name: str, seeded: _Seeded | None, reserved: list[ReservedStep]
     ) -> ReservedSteps:
         """Reserve the steps for the start of a child or tool body, and for the end of one driven elsewhere."""
@@ -174,14 +182,14 @@ class Steps:
         # child's row is found by its id alone, so a changed spawn would be given another child's result (durable:U15).
         run, print_ = self._run, parse_fingerprint(name)
         known = None if seeded is None else seeded[2]
-        mark = {"seq": item.effect.seq, **run.path_member(item)}
+        mark = {"seq": item.effect.seq, **run.make_path_member(item)}
         if not _is_part_of_run(item):
-            spawning = run.workflow.reserve(f"{SPAWN}:{print_}", mark)
-            step = run.workflow.reserve(f"{CHILD}:{print_}")
+            spawning = run.workflow.reserve_next_step(f"{SPAWN}:{print_}", mark)
+            step = run.workflow.reserve_next_step(f"{CHILD}:{print_}")
             reserved += [spawning, step]
             return ReservedSteps(step.name, step, seeded=known)
         if known is None:
-            reserved.append(run.workflow.reserve(f"{BODY}:{print_}", mark))
+            reserved.append(run.workflow.reserve_next_step(f"{BODY}:{print_}", mark))
         return ReservedSteps(name, seeded=known)
 
     def _reserve_from_seed(self, item: Item, name: str, seeded: _Seeded) -> ReservedSteps | None:
@@ -191,9 +199,13 @@ class Steps:
         # database's own.
         if f"{kind}:{fp}" != name:
             where = format_address(*item.address)
-            raise run.end.diverge(where, [f"{kind}:{fp}", name])
+            raise run.end.make_and_record_divergence(where, [f"{kind}:{fp}", name])
         if form is None:
-            return None if is_repeatable(item) else ReservedSteps(name, run.workflow.reserve(name), is_doubtful=True)
+            return (
+                None
+                if is_repeatable(item)
+                else ReservedSteps(name, run.workflow.reserve_next_step(name), is_doubtful=True)
+            )
         # No journal has the changes of an inline child or a tool body: it is driven over its own part of the seed.
         return None if _has_unrecorded_changes(item, form) else ReservedSteps(name, seeded=form, is_settled=True)
 
@@ -206,14 +218,14 @@ class Steps:
             outcome = await self._inner.perform(item, run.tree)
             run.workflow.is_live = True
             if not isinstance(outcome, Stop):
-                return self._outcomes.encode_received(item, outcome)
+                return self._outcomes.encode_new_outcome(item, outcome)
             if outcome.kind != "suspended":
                 raise UnrecordedStop(outcome)
             open_ = [bare(question) for question in render_questions(item)]
             form = {"seq": effect.seq, "path": item.path, "at": run.clock.elapsed_ms(), "questions": open_}
             return cast("dict[str, Any]", run.redactor.value(form))
 
-        found = await run.workflow.step(name, asked, format_address(*item.address))
+        found = await run.workflow.reserve_and_perform_step(name, asked, format_address(*item.address))
         if "questions" not in found:
             return ReservedSteps(name, asked=found)
         topic = f"ask:{item.path}:{effect.seq}"
@@ -228,30 +240,30 @@ class Steps:
         """Return the outcome of an effect: the recorded one, or that of performing it."""
         effect = item.effect
         if isinstance(effect, RunInBackground):
-            return self._children.wait_for_end(item, io)
+            return self._children.wait_for_background_child(item, io)
         steps = self._reserved.pop(item.address)
         if steps.is_settled:
             return self._read_seed_outcome(item, cast("Mapping[str, object]", steps.seeded))
         if isinstance(effect, AskPerson):
             return self._wait_for_answers(item, steps)
         if isinstance(effect, (*WAITS, EndRuns)):
-            return self._wait(item, io, steps)
+            return self._perform_wait(item, io, steps)
         if isinstance(effect, SendToRun):
             return self._children.send_message(item, steps)
         if _starts_background_child(item):
             return self._children.start_in_background(item, io, steps)
         if isinstance(effect, RUNS):
             return (
-                self._perform_body(item, io, steps)
+                self._perform_tool_body(item, io, steps)
                 if _is_part_of_run(item)
-                else self._children.perform(item, io, steps)
+                else self._children.perform_child_run(item, io, steps)
             )
         return self._perform_leaf(item, io, steps)
 
     async def _read_seed_outcome(self, item: Item, form: Mapping[str, object]) -> Single:
         outcome = self._outcomes.load_outcome(form, format_address(*item.address))
         self._run.workflow.was_replayed = True
-        return self._children.add_child_end(item, outcome)
+        return self._children.count_and_decode_child_end(item, outcome)
 
     async def _perform_leaf(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
         run = self._run
@@ -261,7 +273,7 @@ class Steps:
             run.workflow.is_live = True
             # First of all: a race that is recorded as won must not be run for once more by a member whose own end was
             # not recorded.
-            if steps.race is not None and await steps.race.is_lost(item):
+            if steps.race is not None and await steps.race.has_lost_after_lookups(item):
                 return self._outcomes.encode_race_loss(item)
             # A model call has no intent. Whether an earlier execution has made it cannot be seen, only that there was
             # one; so the sums say `at_least` (durable:U43).
@@ -280,10 +292,10 @@ class Steps:
                     item, AttemptsIO(io, attempts) if isinstance(item.effect, CallModel) else io
                 )
             outcome = mark_usage_uncertain(outcome) if again else outcome
-            return self._outcomes.encode_received(item, outcome, attempts)
+            return self._outcomes.encode_new_outcome(item, outcome, attempts)
 
         with run.activity.count_running():
-            return (await self._outcomes.record(item, steps, act))[0]
+            return (await self._outcomes.perform_and_record(item, steps, act))[0]
 
     async def _wait_for_answers(self, item: Item, steps: ReservedSteps) -> Single:
         run, where = self._run, format_address(*item.address)
@@ -295,7 +307,7 @@ class Steps:
         workflow.is_live = workflow.is_live or not steps.answer.done()
         try:
             with run.activity.count_waiting():
-                said = await workflow.guard(steps.answer, where)
+                said = await workflow.await_or_stop_execution(steps.answer, where)
         finally:
             steps.answer.cancel()
         questions: tuple[Question, ...] = tuple([restored(question) for question in asked["questions"]])
@@ -313,7 +325,7 @@ class Steps:
 
     # --- bodies of tools ----------------------------------------------------------------------------------------------
 
-    async def _perform_body(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
+    async def _perform_tool_body(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
         """
         Run the body of a tool in this run, and return its result: the recorded one, with the current changes of the body.
 
@@ -325,7 +337,7 @@ class Steps:
             outcome = await self._inner.perform(item, io)
         finally:
             run.bodies.pop()
-        run.end.check_can_continue()
+        run.end.raise_if_stopping()
         if isinstance(outcome, Stop) and outcome.kind != "limit":
             return outcome
         now = self._outcomes.encode(item, outcome)
@@ -336,13 +348,13 @@ class Steps:
 
         # The result is recorded, and still a resumed run repeats the body: its changes (of the conversation, of what was
         # spent) are in no record, and follow from its effects alone.
-        known = steps.seeded or await run.workflow.step(steps.name, act, where)
-        self._outcomes.compare_results(item, known, now)
+        known = steps.seeded or await run.workflow.reserve_and_perform_step(steps.name, act, where)
+        self._outcomes.compare_body_results(item, known, now)
         return add_body_end(self._outcomes.load_outcome(known, where), getattr(outcome, "body", None))
 
     # --- waits --------------------------------------------------------------------------------------------------------
 
-    async def _wait(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
+    async def _perform_wait(self, item: Item, io: IO, steps: ReservedSteps) -> Single:
         """
         Wait for a time, a message or children, and record the outcome.
 
@@ -353,15 +365,15 @@ class Steps:
 
         async def act() -> dict[str, Any]:
             run.workflow.is_live = True
-            if steps.race is not None and await steps.race.is_lost(item):
+            if steps.race is not None and await steps.race.has_lost_after_lookups(item):
                 return self._outcomes.encode_race_loss(item)
             outcome = await self._inner.perform(item._replace(has_begun=True), io)
-            form = self._outcomes.encode_received(item, outcome)
+            form = self._outcomes.encode_new_outcome(item, outcome)
             found.append(outcome)
             return form
 
         with run.activity.count_waiting():
-            outcome, _ = await self._outcomes.record(item, steps, act)
+            outcome, _ = await self._outcomes.perform_and_record(item, steps, act)
         if not isinstance(item.effect, CHILD_ENDS) or not isinstance(outcome, Value):
             return outcome
         if found:
@@ -392,13 +404,13 @@ def _starts_background_child(item: Item) -> bool:
     return isinstance(item.effect, Spawn) and item.effect.is_background
 
 
-def _check_supported(item: Item) -> None:
+def _refuse_unsupported_effect(item: Item) -> None:
     """Raise ``StepEngineError`` for an effect that a durable run cannot perform, before it starts."""
     # Not when the result fails to arrive: the sender would deliver to a process that has forgotten the call.
     if is_deferred(item):
         msg = f"the result of {item.effect.tool_name!r} comes from outside, which a durable run cannot wait for"  # type: ignore[union-attr]
         raise StepEngineError(msg)
-    if isinstance(item.effect, AskPerson) and find_race(item) is not None:
+    if isinstance(item.effect, AskPerson) and find_race_bounds(item) is not None:
         msg = "a durable run asks nobody in a race: let a child ask, and race with that"
         raise StepEngineError(msg)
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from attrs import frozen
 
-from stepengine.durable.deployment import check_limits_without_ask
+from stepengine.durable.deployment import refuse_asking_limits
 from stepengine.durable.operator import Operator
 from stepengine.engine.engine import Engine
 from stepengine.engine.launcher import Launcher
@@ -33,7 +33,7 @@ RUN_OPTIONS = ("params", "previous", "limits", "agent_models", "answers")
 """The options of a run that are stored with its order; its session, user and metadata are its ``RunInfo``."""
 
 
-def check_engine_options(options: Mapping[str, Any]) -> None:
+def refuse_engine_options(options: Mapping[str, Any]) -> None:
     """Raise ``DefinitionError`` for options of ``Engine`` that durable runs do not have."""
     for name, instead in REFUSED_ENGINE_OPTIONS.items():
         if options.get(name) is not None:
@@ -53,7 +53,7 @@ def get_durable_options(engine: Engine) -> dict[str, Any]:
     }
 
 
-def check_agents(launcher: Launcher) -> None:
+def refuse_unsupported_agents(launcher: Launcher) -> None:
     """Raise ``DefinitionError`` for models and limits of agents that no durable run can have."""
     if launcher.models.registry.for_run() is not launcher.models.registry:
         # A child is a run of its own, and any worker resumes either: each would start at the first reply again.
@@ -63,7 +63,7 @@ def check_agents(launcher: Launcher) -> None:
         )
         raise DefinitionError(msg)
     for known in launcher.catalog.definitions:
-        check_limits_without_ask(launcher.catalog.find(known).limits, f"agent {known.id!r}", DefinitionError)
+        refuse_asking_limits(launcher.catalog.get_agent(known).limits, f"agent {known.id!r}", DefinitionError)
 
 
 @frozen
@@ -118,8 +118,8 @@ def make_submission(launcher: Launcher, agent: AgentLike, prompt: str | None, op
         why = REFUSED_RUN_OPTIONS.get(unknown[0])
         msg = f"a durable run takes no {unknown[0]!r}{'' if why is None else f': {why}'}"
         raise InputError(msg, issues=(unknown[0],))
-    found = launcher.catalog.find(agent)
+    found = launcher.catalog.get_agent(agent)
     request = RunRequest(agent=found, prompt=prompt, info=info, **own)
-    plan = launcher.plan(separate_earlier_answers(launcher.follow_handoff(request, request.previous))).plan
-    check_limits_without_ask(plan.limits, f"this run of {found.definition.id!r}", InputError)
+    plan = launcher.plan_root_run(separate_earlier_answers(launcher.follow_handoff(request, request.previous))).plan
+    refuse_asking_limits(plan.limits, f"this run of {found.definition.id!r}", InputError)
     return Submission(request, plan)

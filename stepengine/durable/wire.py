@@ -76,7 +76,7 @@ class Ancestor:
     source: Source = "model"
     values: Mapping[str, Any] | None = None
 
-    def form(self) -> dict[str, Any]:
+    def to_form(self) -> dict[str, Any]:
         """Return it as JSON."""
         form = attrs.asdict(self, recurse=False)
         return form if self.tool_name else {name: form[name] for name in form if name not in OF_CALLS}
@@ -142,7 +142,7 @@ class SubmittedRun:
         """The run's own id in the database."""
         return f"{self.root}/{self.path}" if self.spawns else self.root
 
-    def form(self) -> dict[str, Any]:
+    def to_form(self) -> dict[str, Any]:
         """Return it as JSON; raise ``DataError`` for a value that cannot be stored."""
         info = self.info
         form: dict[str, object] = {
@@ -161,7 +161,7 @@ class SubmittedRun:
         form |= {"turn": self.turn} if self.turn else {}
         form |= {"rules": list(self.rules)} if self.rules else {}
         form |= {"answers": {k: _encode_answer(v) for k, v in self.answers.items()}} if self.answers else {}
-        form |= {"pool": self.pool, "spawns": [spawn.form() for spawn in self.spawns]}
+        form |= {"pool": self.pool, "spawns": [spawn.to_form() for spawn in self.spawns]}
         return to_portable_json(form)
 
     @classmethod
@@ -226,7 +226,7 @@ class StartOutcomes:
     outcomes: Mapping[tuple[str, int], tuple[str, str, Mapping[str, Any] | None]] = attrs.field(factory=dict)
     lookups: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict)
 
-    def form(self) -> dict[str, Any]:
+    def to_form(self) -> dict[str, Any]:
         """Return it as JSON."""
         outcomes = [[path, seq, *found] for (path, seq), found in self.outcomes.items()]
         return to_portable_json({"outcomes": outcomes, "lookups": self.lookups})
@@ -349,7 +349,7 @@ def encode_child_end(
     """
     child = finished.as_child(is_inline=plan.is_inline)
     members = outcome_members(Value(child))["value"]
-    left: dict[str, object] = {} if child.left is None else {"left": _encode_left(child.left, plan)}
+    left: dict[str, object] = {} if child.left is None else {"left": _encode_inline_end(child.left, plan)}
     left |= {"rules": list(rules)} if rules else {}
     return to_portable_json({"schema": SCHEMA_VERSION, "child": members, "started": started, **left})
 
@@ -357,16 +357,16 @@ def encode_child_end(
 def parse_child_end(form: Mapping[str, Any]) -> ChildResult:
     """Parse the stored form of a child's end; its output is JSON."""
     child: ChildResult = restored(form["child"])
-    return attrs.evolve(child, left=parse_left(form["left"])) if "left" in form else child
+    return attrs.evolve(child, left=parse_inline_end(form["left"])) if "left" in form else child
 
 
-def _encode_left(left: EndedRun, plan: RunPlan) -> dict[str, object]:
+def _encode_inline_end(left: EndedRun, plan: RunPlan) -> dict[str, object]:
     # Only after a hand-off the parent lists the calls. Those of another inline child may contain a whole conversation.
     listed = left if plan.is_hand_off else attrs.evolve(left, tool_calls=(), thinking=(), children=())
     return {"status": left.status.value, "state": bare(left.state), **_encode_log(listed)}
 
 
-def parse_left(form: Mapping[str, Any]) -> EndedRun:
+def parse_inline_end(form: Mapping[str, Any]) -> EndedRun:
     """Parse the data that an inline child returns to its parent."""
     return EndedRun(status=RunStatus(form["status"]), state=restored(form["state"]), **_parse_log(form))
 

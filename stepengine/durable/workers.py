@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from typing import Any
 
-from stepengine.durable.database import fetch_value, get_missing_rights_error, make_tables
+from stepengine.durable.database import create_missing_tables, fetch_value, get_missing_rights_error
 from stepengine.runtime.logs import LOGGER
 
 LOCK = "stepengine-workers"
@@ -32,22 +32,22 @@ STRIKE_OFF = "delete from stepengine.workers where app = %s and executor = %s"
 WORKERS = "select executor, release from stepengine.workers where app = %s order by executor"
 
 
-async def has_worker_table(own: Any) -> bool:
+async def has_worker_table(connection: Any) -> bool:
     """Return whether the database has the list; it has none if no role was allowed to create it."""
-    return bool(await fetch_value(own, THERE))
+    return bool(await fetch_value(connection, THERE))
 
 
-async def create_worker_table(own: Any, *, role: str | None = None) -> None:
+async def create_worker_table(connection: Any, *, role: str | None = None) -> None:
     """
-    Create the list of workers if missing, over the connection *own*, and let *role* use it; safe to call concurrently.
+    Create the list of workers if missing, over the connection *connection*, and let *role* use it; safe to call concurrently.
 
     Without the right to do so, it stays missing, and workers without runs are not shown.
     """
-    await make_tables(
-        own,
+    await create_missing_tables(
+        connection,
         "the list of workers",
         lock=LOCK,
-        is_there=THERE,
+        exists_query=THERE,
         tables=TABLES,
         grants=GRANTS,
         role=role,
@@ -55,29 +55,29 @@ async def create_worker_table(own: Any, *, role: str | None = None) -> None:
     )
 
 
-async def add_worker(own: Any, app: str, executor: str, pool: str, release: str) -> None:
+async def add_worker(connection: Any, app: str, executor: str, pool: str, release: str) -> None:
     """Put a worker on the list, if there is one and this role may."""
-    if await has_worker_table(own):
+    if await has_worker_table(connection):
         try:
-            await own.execute(ENLIST, (app, executor, pool, release))
+            await connection.execute(ENLIST, (app, executor, pool, release))
         except get_missing_rights_error():
             LOGGER.warning(
                 "the list of workers may not be written by this role: run `stepengine deploy migrate --role`"
             )
 
 
-async def remove_worker(own: Any, app: str, executor: str) -> None:
+async def remove_worker(connection: Any, app: str, executor: str) -> None:
     """Remove a worker from the list, if there is one and this role may."""
-    if await has_worker_table(own):
+    if await has_worker_table(connection):
         try:
-            await own.execute(STRIKE_OFF, (app, executor))
+            await connection.execute(STRIKE_OFF, (app, executor))
         except get_missing_rights_error():
             LOGGER.debug("the list of workers may not be written by this role")
 
 
-async def list_workers(own: Any, app: str) -> dict[str, str]:
+async def list_workers(connection: Any, app: str) -> dict[str, str]:
     """Return the executors on the list, each with its release."""
-    if not await has_worker_table(own):
+    if not await has_worker_table(connection):
         return {}
-    rows = await (await own.execute(WORKERS, (app,))).fetchall()
+    rows = await (await connection.execute(WORKERS, (app,))).fetchall()
     return dict(rows)

@@ -38,8 +38,8 @@ def describe_agent(engine: Engine, agent_id: str) -> AgentDescription:
         AgentError: when the engine has no such agent.
     """
     catalog = engine._launcher.catalog  # noqa: SLF001 - of the same package; who uses an engine has no business with it
-    agent = catalog.find(agent_id)
-    added = (agent.definition.instructions_prompt, agent.note)
+    agent = catalog.get_agent(agent_id)
+    added = (agent.definition.instructions_prompt, agent.instructions_note)
     return AgentDescription(
         tools=tuple([agent.tools[name].spec for name in agent.offered if name in agent.tools]),
         instructions="\n\n".join([text for text in added if text]),
@@ -55,10 +55,10 @@ def explain_missing_model(engine: Engine, agent_id: str) -> str:
         AgentError: when the engine has no such agent.
     """
     launcher = engine._launcher  # noqa: SLF001 - of the same package
-    agent = launcher.catalog.find(agent_id)
+    agent = launcher.catalog.get_agent(agent_id)
     try:
         # The model comes first, so that a prompt or params that are wanting, as here, are no matter.
-        launcher.plan(RunRequest(agent=agent))
+        launcher.plan_root_run(RunRequest(agent=agent))
     except (MissingKey, UnknownModel) as error:
         return error.message
     except StepEngineError:

@@ -10,7 +10,7 @@ import attrs
 
 from stepengine.data.definition import AgentDefinition, name_of_published, normalised_id
 from stepengine.engine.loader import AgentLocation, find_bundled_agent, find_packaged_agent, load_agent
-from stepengine.engine.packages import PackagedAgent, find_package_member, published_id
+from stepengine.engine.packages import PackagedAgent, packaged_agent_from_definition, published_id
 
 
 def find_agent_family(agent: AgentDefinition, file: str = "", folders: Iterable[Path] = ()) -> list[AgentDefinition]:
@@ -35,12 +35,12 @@ def find_agent_family(agent: AgentDefinition, file: str = "", folders: Iterable[
         if not held and named[-1][1] is None and normalised_id(named[-1][0]) in found:
             named.pop()
             continue
-        definition = held.pop() if held else finder.get_agent(*named.pop())
+        definition = held.pop() if held else finder.load_named_agent(*named.pop())
         key = normalised_id(published_id(definition))
         if key not in found:
             found[key] = definition
             given = definition.spawnable_agents
-            named += [(child, find_package_member(definition)) for child in given if isinstance(child, str)]
+            named += [(child, packaged_agent_from_definition(definition)) for child in given if isinstance(child, str)]
             held += [child for child in given if not isinstance(child, str)]
     return list(found.values())
 
@@ -62,13 +62,13 @@ class _AgentLookup(NamedTuple):
     @classmethod
     def from_file(cls, file: str, folders: Iterable[Path]) -> Self:
         """Return a lookup of the agents in *file*, in its folder and in *folders*."""
-        place = AgentLocation.of_text(file) if file else None
-        same = {} if place is None else {normalised_id(one.id): one for one in place.agents()}
+        place = AgentLocation.from_text(file) if file else None
+        same = {} if place is None else {normalised_id(one.id): one for one in place.load_all()}
         return cls(place, same, tuple(folders))
 
-    def get_agent(self, agent_id: str, by: PackagedAgent | None) -> AgentDefinition:
+    def load_named_agent(self, agent_id: str, named_by: PackagedAgent | None) -> AgentDefinition:
         """
-        Return the agent with this id. Without a publisher, an agent of the package *by* refers to its own agents first.
+        Return the agent with this id. Without a publisher, an agent of the package *named_by* refers to its own agents first.
 
         Raises:
             DefinitionError: when there is none.
@@ -78,8 +78,8 @@ class _AgentLookup(NamedTuple):
         agent_id = name_of_published(agent_id) or agent_id
         own = (
             self.same.get(normalised_id(agent_id))
-            if by is None
-            else by.find_sibling(agent_id) or find_bundled_agent(agent_id)
+            if named_by is None
+            else named_by.load_sibling(agent_id) or find_bundled_agent(agent_id)
         )
         if own is not None:
             return own

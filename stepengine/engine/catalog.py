@@ -60,7 +60,7 @@ SHOWN_TOOLS = "You are shown the tools of the agent that started you."
 NOTES = re.compile(
     rf"<system-reminder>\n(?:{re.escape(MAY_RUN)}|{re.escape(SHOWN_TOOLS)}).*?\n</system-reminder>", re.DOTALL
 )
-"""What ``instructions_note`` adds to the instructions of a run."""
+"""What ``make_instructions_note`` adds to the instructions of a run."""
 SPAWNERS = ("spawn_agents", "spawn_agent_inline", "start_agents", "hand_off")
 
 
@@ -112,12 +112,12 @@ class Agent:
     at_provider: Agent | None
     _family: Mapping[str, Agent] = attrs.field(repr=False)
 
-    def child(self, key: str) -> Agent:
+    def get_child(self, key: str) -> Agent:
         """Return the agent with a normalised id out of ``spawnable``."""
         return self._family[key]
 
     def find_path_to(self, agent_id: str) -> tuple[Agent, ...]:
-        """Return the agents on the shortest path from this one to one that may spawn *agent_id*; empty if there is none."""
+        """Return the agents on the shortest path from this one to an agent that may spawn *agent_id*; empty without a path."""
         paths: dict[str, tuple[Agent, ...]] = {normalised_id(self.definition.id): (self,)}
         waiting = list(paths.values())
         for path in waiting:
@@ -125,21 +125,21 @@ class Agent:
                 if key == agent_id:
                     return path
                 if key not in paths:
-                    paths[key] = (*path, path[-1].child(key))
+                    paths[key] = (*path, path[-1].get_child(key))
                     waiting.append(paths[key])
         return ()
 
     @property
-    def family(self) -> Iterable[Agent]:
-        """The agents that were checked together with it, those of its engine among them."""
+    def known_agents(self) -> Iterable[Agent]:
+        """All agents that were compiled together with it, and those of its engine."""
         return self._family.values()
 
     def _collect_reachable(self) -> list[Agent]:
-        """Return it and all agents that may run below it, each once."""
+        """Return this agent and all that may run below it, each once."""
         # The list grows while it is gone through, and `met` ends circles: agents may spawn each other.
         found, met = [self], {id(self)}
         for agent in found:
-            for child in map(agent.child, agent.spawnable):
+            for child in map(agent.get_child, agent.spawnable):
                 if id(child) not in met:
                     met.add(id(child))
                     found.append(child)
@@ -152,15 +152,15 @@ class Agent:
         return [one.sandbox for one in runs if isinstance(one, Yielding) and one.sandbox is not None]
 
     @cached_property
-    def published(self) -> str:
-        """Its id as an agent of a package, ``publisher/name``; ``""`` for any other."""
-        member = packages.find_package_member(self.definition)
+    def packaged_id(self) -> str:
+        """``publisher/name`` for an agent of a package; ``""`` for any other."""
+        member = packages.packaged_agent_from_definition(self.definition)
         return "" if member is None else member.id
 
     @cached_property
-    def packages(self) -> Mapping[str, str]:
-        """The packages of it and of all that may run below it: ``name==version`` by ``publisher/name``."""
-        members = [packages.find_package_member(agent.definition) for agent in self._collect_reachable()]
+    def package_versions(self) -> Mapping[str, str]:
+        """The packages of this agent and its descendants: ``name==version`` by ``publisher/name``."""
+        members = [packages.packaged_agent_from_definition(agent.definition) for agent in self._collect_reachable()]
         found = {one.id: f"{one.package.name}=={one.package.version}" for one in members if one is not None}
         return dict(sorted(found.items()))
 
@@ -177,19 +177,19 @@ class Agent:
         return Placeholders(names, read_placeholders)
 
     @cached_property
-    def children(self) -> Mapping[str, str]:
+    def child_names(self) -> Mapping[str, str]:
         """The display names of the agents that it may spawn, by normalised id."""
-        return {key: self.child(key).definition.display_name for key in self.spawnable}
+        return {key: self.get_child(key).definition.display_name for key in self.spawnable}
 
     @cached_property
-    def body_hooks(self) -> Hooks:
+    def tool_body_hooks(self) -> Hooks:
         """The hooks that see the calls which the body of a tool makes; those of runs and steps see none of it."""
         return Hooks(pre_tool=self.hooks.pre_tool, post_tool=self.hooks.post_tool)
 
     @cached_property
-    def note(self) -> str:
-        """What is added to its instructions, unless it is shown the tools of a parent."""
-        return instructions_note(self, None)
+    def instructions_note(self) -> str:
+        """The note that is added to its instructions, unless it inherits the tool definitions of a parent."""
+        return make_instructions_note(self, None)
 
 
 class Catalog:
@@ -222,18 +222,18 @@ class Catalog:
         permissions: Policy | PolicyFile | None = None,
         workspace: Workspace | None = None,
     ) -> None:
-        check_hooks("the engine", hooks)
+        require_sync_hooks("the engine", hooks)
         warn_about_hook_sources("the engine", hooks)
-        self.policy, self.policy_file = _policy_and_file(permissions)
+        self.policy, self.policy_file = _split_policy_and_file(permissions)
         self._limits = limits
         self._hooks = hooks
         given = list(tools)
         self._met_sources: dict[int, tuple[ToolSource, ToolSource]] = {}
         self._sources = {t.name: self._register_source(t) for t in given if isinstance(t, ToolSource)}
         self._tools = _index_tools("the engine", [t for t in given if not isinstance(t, ToolSource)])
-        self._check_policy_file_access("the engine", self._tools.values())
+        self._refuse_policy_file_writers("the engine", self._tools.values())
         self._workspace_tools = WorkspaceTools(
-            workspace, partial(self._check_policy_file_access, "the workspace of the engine")
+            workspace, partial(self._refuse_policy_file_writers, "the workspace of the engine")
         )
         # Bound once for all agents, each of which has every tool of the engine: its handler may use it, also when its
         # model is not offered it.
@@ -254,9 +254,9 @@ class Catalog:
         """The tool sources of this engine and of the agents compiled so far."""
         return tuple([mine for _, mine in self._met_sources.values()])
 
-    def find(self, agent: str | AgentDefinition, *, for_models: bool = False) -> Agent:
+    def get_agent(self, agent: str | AgentDefinition, *, is_for_model: bool = False) -> Agent:
         """
-        Return an agent by id or definition; a definition need not be among the engine's.
+        Return the compiled agent with this id or definition; a definition need not be among the engine's.
 
         Models are told what is known, and not where more is to be had: what they are told stands in recorded requests.
 
@@ -268,34 +268,34 @@ class Catalog:
             # By identity: a definition that is equal by name and different in its tools is another agent, and the
             # caller means the one that was passed.
             known = self._agents.get(_catalog_key(agent))
-            return known if known is not None and known.definition is agent else self._compile_given(agent)
+            return known if known is not None and known.definition is agent else self._get_or_compile(agent)
         if not isinstance(agent, str):
             msg = f"an agent is given by its id or as an AgentDefinition, not as {agent!r}"
             raise AgentError(msg)
-        known = self._agents.get(normalised_id(agent)) or self._find_published(agent)
+        known = self._agents.get(normalised_id(agent)) or self._find_published_agent(agent)
         if known is None:
             ids = list_names([d.id for d in self.definitions], agent, quoted=True)
-            hint = "" if for_models else _unknown_agent_hint(agent, self._agents)
+            hint = "" if is_for_model else _unknown_agent_hint(agent, self._agents)
             msg = f"no agent has the id {agent!r}; known are: {ids}{hint}"
             raise AgentError(msg)
         return known
 
-    def _find_published(self, agent_id: str) -> Agent | None:
+    def _find_published_agent(self, agent_id: str) -> Agent | None:
         """Return the agent for ``publisher/name[@version]``: that of a package, else of the engine, else a bundled one."""
         name = name_of_published(agent_id)
         if name is None:
             return None
-        if (member := packages.find_agent(agent_id)) is not None:
-            return self._compile_given(member.load())
+        if (member := packages.find_published_agent(agent_id)) is not None:
+            return self._get_or_compile(member.load())
         # One of the engine's own goes before a bundled one, so that an application can put its own in place of an
         # agent that published definitions name.
         bundled = None if name in self._agents else find_bundled_agent(name)
         # Said in the log, once: the name promises an agent of a publisher, and another one runs.
         if name in self._agents or bundled is not None:
             log_once(describe_substitution(agent_id, name))
-        return self._agents.get(name) if bundled is None else self._compile_given(bundled)
+        return self._agents.get(name) if bundled is None else self._get_or_compile(bundled)
 
-    def _compile_given(self, definition: AgentDefinition) -> Agent:
+    def _get_or_compile(self, definition: AgentDefinition) -> Agent:
         """Return the compiled agent of a definition that was passed for one run. Recent ones are cached."""
         known = self._met.get(id(definition))
         if known is None:
@@ -314,7 +314,7 @@ class Catalog:
         Raises:
             AgentError: when no agent has that id.
         """
-        agent = self.find(find_matching_id(agent_id, self._agents) or agent_id, for_models=True)
+        agent = self.get_agent(find_matching_id(agent_id, self._agents) or agent_id, is_for_model=True)
         definition = agent.definition
         prompt = definition.input_schema.prompt if definition.input_schema is not None else None
         # Both `id` and `full_agent_id`, as in what Codebuff tells of an agent: handlers that came from there read
@@ -335,10 +335,10 @@ class Catalog:
         return JsonDict(freeze(told))
 
     def _compile_family(
-        self, given: Sequence[AgentDefinition], also: Iterable[AgentDefinition] = ()
+        self, given: Sequence[AgentDefinition], carried: Iterable[AgentDefinition] = ()
     ) -> dict[str, Agent]:
         """Compile *given* and the agents that they may spawn. Other ids refer to agents of the engine."""
-        definitions = _collect_definitions(given, also, self._agents)
+        definitions = _collect_reachable_definitions(given, carried, self._agents)
         # One mapping for all members, filled when all are made: agents may spawn each other, and each holds the mapping
         # and not its children.
         family: dict[str, Agent] = dict(self._agents)
@@ -367,13 +367,13 @@ class Catalog:
         A package is a space of its own: ids without a publisher that its agents name are those of their package, or come
         with the engine. So two packages may have an agent of the same name, and none takes the place of one of the engine's.
         """
-        member = packages.find_package_member(definition)
+        member = packages.packaged_agent_from_definition(definition)
         if member is None:
             return None
         space = self._spaces.setdefault((member.package.publisher, member.package.name), {})
         known = space.get(member.declared.id)
         if known is None or known.definition is not definition:
-            definitions = _collect_definitions([definition], (), {}, within=member)
+            definitions = _collect_reachable_definitions([definition], (), {}, within=member)
             new = {_key_within_package(key, d, member): d for key, d in definitions.items()}
             ids: dict[str, Agent | AgentDefinition] = {**space, **new}
             new = {key: d for key, d in new.items() if key not in space or d is definition}
@@ -394,7 +394,7 @@ class Catalog:
     ) -> Agent:
         named = [t for t in definition.tools if not isinstance(t, str | ToolSource)]
         own = _index_tools(f"agent {definition.id!r}", named)
-        self._check_policy_file_access(f"agent {definition.id!r}", own.values())
+        self._refuse_policy_file_writers(f"agent {definition.id!r}", own.values())
         sources = self._find_sources(definition)
         tools = self._bound.copy()
         for name, tool in own.items():
@@ -402,26 +402,26 @@ class Catalog:
         listed = [name for name in definition.tool_names if name not in sources]
         used = [one for binding in tools.values() if isinstance(binding.runs, Yielding) for one in binding.runs.uses]
         wanted = [*listed, *[one for one in used if isinstance(one, str)]]
-        for name, tool in self._workspace_tools.find([name for name in wanted if name not in tools]).items():
+        for name, tool in self._workspace_tools.build_tools([name for name in wanted if name not in tools]).items():
             tools[name] = tool.binding()
         if missing := [name for name in listed if name not in tools]:
             raise _unknown_tools_error(definition, missing, [*tools, *self._sources], self._workspace_tools)
-        check_hooks(f"agent {definition.id!r}", definition.hooks)
+        require_sync_hooks(f"agent {definition.id!r}", definition.hooks)
         spawnable = tuple([_resolve_spawnable_id(definition, wanted, ids) for wanted in definition.spawnable_ids])
         notes = [describe_substitution(*pair) for pair in zip(definition.spawnable_ids, spawnable, strict=True)]
         direct = _make_agent_tools(definition, {key: ids[key] for key in spawnable}, tools)
         for name, binding in direct.items():
             tools[name] = binding
-        uses = _collect_tool_uses(definition, tools, ids)
-        offered = _offered_names([*listed, *direct], tools)
+        uses = _collect_uses_and_add_tools(definition, tools, ids)
+        offered = _expand_offered_names([*listed, *direct], tools)
         schemas = compile_schemas(definition)
         # The tool is made for each agent, since its parameters are the agent's own output schema: a provider can hold
         # the model to it then.
         if schemas.output_schema is not None:
             tools["set_output"] = make_set_output_binding(schemas.output_schema)
-            _check_references(definition, {"set_output": tools["set_output"].spec})
+            _check_schema_references(definition, {"set_output": tools["set_output"].spec})
         specs = JsonDict({name: tools[name].spec for name in offered})
-        _check_references(definition, specs)
+        _check_schema_references(definition, specs)
         add_search_tool(specs, tools)
         openings = tuple([_make_source_hook(definition, source, tools) for source in sources.values()])
         return Agent(
@@ -444,7 +444,7 @@ class Catalog:
             family=family,
         )
 
-    def _check_policy_file_access(self, whose: str, tools: Iterable[ToolLike]) -> None:
+    def _refuse_policy_file_writers(self, whose: str, tools: Iterable[ToolLike]) -> None:
         """Refuse tools that can change the policy file that restricts them."""
         file = self.policy_file
         if file is None or file.below_root:
@@ -459,14 +459,14 @@ class Catalog:
                 )
                 raise DefinitionError(msg)
 
-    def check_key_access(self, agent: Agent, key: SigningKey) -> None:
+    def refuse_signing_key_access(self, agent: Agent, key: SigningKey) -> None:
         """
         Raise if a tool of the engine or of an agent works in a folder that holds the signing key.
 
         Raises:
             DefinitionError: when a tool of the engine, or of an agent that may run, works in a folder that the key is in.
         """
-        agents = {id(each): each for each in (*self._agents.values(), agent, *agent.family)}
+        agents = {id(each): each for each in (*self._agents.values(), agent, *agent.known_agents)}
         own = [tool for each in agents.values() for tool in each.definition.tools if isinstance(tool, ToolLike)]
         for tool in with_called_tools([*self._tools.values(), *self._workspace_tools.built.values(), *own]):
             folder: Sequence[str] | None = getattr(tool, "folder", None)
@@ -478,7 +478,7 @@ class Catalog:
                 raise DefinitionError(msg)
 
     def _register_source(self, source: ToolSource) -> ToolSource:
-        """Return *source*, or its ``for_engine()``, made once; it is closed with the engine."""
+        """Return *source*, or the result of its ``for_engine()``, which is called once; register it to be closed with the engine."""
         for_engine = getattr(source, "for_engine", None)
         if id(source) not in self._met_sources:
             # The source itself is kept beside it, so that its id stays its own.
@@ -509,7 +509,7 @@ class Catalog:
         return hooks + Hooks(pre_tool=self.policy.hook(partial(_find_tool_spec, known)))
 
 
-def _check_references(definition: AgentDefinition, specs: Mapping[str, ToolSpec]) -> None:
+def _check_schema_references(definition: AgentDefinition, specs: Mapping[str, ToolSpec]) -> None:
     """Raise ``DefinitionError`` for a tool whose input schema has a reference without a target."""
     for name, spec in specs.items():
         try:
@@ -542,7 +542,7 @@ def _make_source_hook(
     return opening
 
 
-def _policy_and_file(permissions: Policy | PolicyFile | None) -> tuple[Policy | None, PolicyFile | None]:
+def _split_policy_and_file(permissions: Policy | PolicyFile | None) -> tuple[Policy | None, PolicyFile | None]:
     """Return the policy that judges calls, and the file that holds it, if there is one."""
     if permissions is None:
         return None, None
@@ -566,7 +566,7 @@ def _resolve_spawnable_id(definition: AgentDefinition, wanted: str, ids: Mapping
     return key
 
 
-def _collect_tool_uses(
+def _collect_uses_and_add_tools(
     definition: AgentDefinition, tools: dict[str, ToolBinding], ids: Mapping[str, Agent | AgentDefinition]
 ) -> dict[str, ToolUses]:
     """Return the tools and agents that each yielding tool carries, and add these tools to *tools*."""
@@ -594,10 +594,10 @@ def _collect_tool_uses(
 
 def _make_provider_programs_variant(definition: AgentDefinition) -> AgentDefinition | None:
     """Return *definition* with ``Programs`` and its tools in place of ``code_mode(where="provider")``; ``None`` without such a tool."""
-    bodies = [body for tool in definition.tools if (body := _find_provider_body(tool)) is not None]
+    bodies = [body for tool in definition.tools if (body := _find_body_run_at_provider(tool)) is not None]
     if not bodies:
         return None
-    own = [tool for tool in definition.tools if _find_provider_body(tool) is None]
+    own = [tool for tool in definition.tools if _find_body_run_at_provider(tool) is None]
     known = attrs.evolve(definition, tools=own).tool_names
     carried = {tool if isinstance(tool, str) else tool.spec.name: tool for body in bodies for tool in body.uses}
     direct = {*known, *[name for body in bodies for name in body.offers]}
@@ -607,31 +607,33 @@ def _make_provider_programs_variant(definition: AgentDefinition) -> AgentDefinit
         tools=[*own, *[tool for name, tool in carried.items() if name not in known]],
         settings=attrs.evolve(definition.settings, server_tools=[*definition.settings.server_tools, programs]),
     )
-    packages.register_variant(made, definition)
+    packages.register_in_same_package(made, definition)
     return made
 
 
-def _find_provider_body(tool: object) -> Yielding | None:
+def _find_body_run_at_provider(tool: object) -> Yielding | None:
     runs = tool.binding().runs if isinstance(tool, ToolLike) else None
     return runs if isinstance(runs, Yielding) and runs.at_provider else None
 
 
-def _offered_names(names: Sequence[str], tools: Mapping[str, ToolBinding]) -> tuple[str, ...]:
+def _expand_offered_names(names: Sequence[str], tools: Mapping[str, ToolBinding]) -> tuple[str, ...]:
     """Return the names of the tools that a model is offered: *names*, and the tools that these offer in addition."""
     runs = [tools[name].runs for name in names]
     more = [name for one in runs if isinstance(one, Yielding) for name in one.offers]
     return tuple(dict.fromkeys([*names, *more])) if more else tuple(names)
 
 
-def _add_carried_tool(definition: AgentDefinition, by: str, used: ToolLike, tools: dict[str, ToolBinding]) -> list[str]:
-    """Add a tool that the tool *by* carries to *tools*; return its name where it yields and was not there."""
+def _add_carried_tool(
+    definition: AgentDefinition, carrier: str, used: ToolLike, tools: dict[str, ToolBinding]
+) -> list[str]:
+    """Add a tool that the tool *carrier* carries to *tools*; return its name where it yields and was not there."""
     name, binding = used.spec.name, used.binding()
     if name not in tools:
         tools[name] = binding
         return [name] if isinstance(binding.runs, Yielding) else []
     if tools[name] != binding:
         msg = (
-            f"agent {definition.id!r}: its tool {by!r} uses a tool {name!r}, and the agent has another "
+            f"agent {definition.id!r}: its tool {carrier!r} uses a tool {name!r}, and the agent has another "
             "one of that name; names are unique"
         )
         raise DefinitionError(msg)
@@ -639,13 +641,13 @@ def _add_carried_tool(definition: AgentDefinition, by: str, used: ToolLike, tool
 
 
 def _resolve_used_agent_id(
-    definition: AgentDefinition, by: str, wanted: str, tools: Iterable[str], ids: Mapping[str, object]
+    definition: AgentDefinition, carrier: str, wanted: str, tools: Iterable[str], ids: Mapping[str, object]
 ) -> str:
-    """Return the normalised id of an agent that the tool *by* carries."""
+    """Return the normalised id of an agent that the tool *carrier* carries."""
     key = find_matching_id(wanted, ids)
     if key is None:
         msg = (
-            f"the tool {by!r} of agent {definition.id!r} uses {wanted!r}, which no tool and no agent is called; tools are: "
+            f"the tool {carrier!r} of agent {definition.id!r} uses {wanted!r}, which no tool and no agent is called; tools are: "
             f"{list_names(sorted(tools), wanted)}; agents are: {list_names(ids, wanted)}{did_you_mean(wanted, [*tools, *ids])}"
         )
         raise DefinitionError(msg)
@@ -672,28 +674,28 @@ def _make_agent_tools(
     return made
 
 
-def _collect_definitions(
-    given: Iterable[object],
-    also: Iterable[AgentDefinition],
-    others: Mapping[str, object],
+def _collect_reachable_definitions(
+    definitions: Iterable[object],
+    carried: Iterable[AgentDefinition],
+    known: Mapping[str, object],
     within: packages.PackagedAgent | None = None,
 ) -> dict[str, AgentDefinition]:
     """
     Return definitions and those that they may spawn, or carry in their tools, by normalised id.
 
     Where one names ``publisher/name@version``, the agent of that package is meant. Where there is none, or it names an agent
-    without a publisher, and neither they nor *others* are called so, a bundled agent is meant. Agents *within* a package name those beside them without a publisher.
+    without a publisher, and neither they nor *known* are called so, a bundled agent is meant. Agents *within* a package name those beside them without a publisher.
     """
-    found = _index_definitions(given)
+    found = _index_definitions(definitions)
     waiting = list(found.values())
-    met = [(_catalog_key(child), child) for child in also]
+    met = [(_catalog_key(child), child) for child in carried]
     while (
         waiting
         or met
         or (
             met := [
-                *_find_spawnable_packaged_agents(found, others, within),
-                *_find_spawnable_bundled_agents(found, others),
+                *_find_spawnable_packaged_agents(found, known, within),
+                *_find_spawnable_bundled_agents(found, known),
             ]
         )
     ):
@@ -716,15 +718,15 @@ def _catalog_key(definition: AgentDefinition) -> str:
     return normalised_id(packages.published_id(definition))
 
 
-def _key_within_package(key: str, definition: AgentDefinition, beside: packages.PackagedAgent) -> str:
-    """Return *key* as agents of a package name it: those of their own without the publisher."""
-    member = packages.find_package_member(definition)
-    return key if member is None or member.package != beside.package else member.declared.id
+def _key_within_package(key: str, definition: AgentDefinition, sibling: packages.PackagedAgent) -> str:
+    """Return the id by which agents of the package of *sibling* name *definition*: their own have no publisher."""
+    member = packages.packaged_agent_from_definition(definition)
+    return key if member is None or member.package != sibling.package else member.declared.id
 
 
 def _is_in_other_package(definition: AgentDefinition, within: packages.PackagedAgent | None) -> bool:
-    """Return whether an agent is of another package than *within*; the ids that it names are then looked up in its own."""
-    member = packages.find_package_member(definition)
+    """Return whether an agent belongs to a package other than that of *within*."""
+    member = packages.packaged_agent_from_definition(definition)
     return member is not None and (within is None or member.package != within.package)
 
 
@@ -734,16 +736,16 @@ def _find_spawnable_packaged_agents(
     """Return the packaged agents that *found* name, by the ids they use; within a package also its own agents."""
     named: dict[str, AgentDefinition] = {}
     for definition in [d for d in found.values() if not _is_in_other_package(d, within)]:
-        member = packages.find_package_member(definition)
+        member = packages.packaged_agent_from_definition(definition)
         for wanted in [normalised_id(c.strip()) for c in definition.spawnable_agents if isinstance(c, str)]:
             key, meant = wanted, None
             if wanted in found or wanted in others:
                 continue
             if "/" in wanted:
-                other = packages.find_agent(wanted)
+                other = packages.find_published_agent(wanted)
                 meant = None if other is None else other.load()
             elif (
-                member is not None and (meant := member.find_sibling(wanted) or find_bundled_agent(wanted)) is not None
+                member is not None and (meant := member.load_sibling(wanted) or find_bundled_agent(wanted)) is not None
             ):
                 key = _catalog_key(meant)
             if meant is not None and key not in found:
@@ -783,7 +785,7 @@ def _index_definitions(given: Iterable[object]) -> dict[str, AgentDefinition]:
     return found
 
 
-def check_hooks(owner: str, hooks: Hooks) -> None:
+def require_sync_hooks(owner: str, hooks: Hooks) -> None:
     """
     Raise unless every hook is a plain or generator function.
 
@@ -837,10 +839,10 @@ def _unknown_tools_error(
     all_known = [*known, *MAKERS, *WORKSPACE_TOOLS]
     parts = [f"which the engine was not given; available are: {list_names(sorted(known), names[0])}"]
     if of_workspace:
-        line = f"{workspace.workspace_argument(of_workspace)}, with `from stepengine import Workspace`"
-        parts.append(f"{_names_with_verb(of_workspace)} with stepengine: give the engine {line}")
+        line = f"{workspace.format_workspace_argument(of_workspace)}, with `from stepengine import Workspace`"
+        parts.append(f"{_format_names_with_verb(of_workspace)} with stepengine: give the engine {line}")
     if bundled:
-        parts.append(f"{_names_with_verb(bundled)} with stepengine: give the engine {python_for_tools(bundled)}")
+        parts.append(f"{_format_names_with_verb(bundled)} with stepengine: give the engine {python_for_tools(bundled)}")
     strange = [n for n in names if n not in all_known]
     parts += [f"{name!r} does not exist{did_you_mean(name, all_known)}" for name in strange]
     told = " ".join([part if part.endswith("?") else f"{part}." for part in parts]).removesuffix(".")
@@ -848,7 +850,7 @@ def _unknown_tools_error(
     return DefinitionError(msg)
 
 
-def _names_with_verb(names: Sequence[str]) -> str:
+def _format_names_with_verb(names: Sequence[str]) -> str:
     return f"{', '.join(map(repr, names))} come{'s' * (len(names) == 1)}"
 
 
@@ -863,22 +865,22 @@ def _unknown_agent_hint(agent_id: str, known: Iterable[str]) -> str:
 # --- what an agent is told of the others: which it may run, and which tools are its own -------------------
 
 
-def instructions_note(agent: Agent, sent: Sequence[ToolSpec] | None) -> str:
+def make_instructions_note(agent: Agent, inherited: Sequence[ToolSpec] | None) -> str:
     """
     Return the note about other agents and tools that is added to the instructions of a run; ``""`` if there is none.
 
     Args:
         agent: The agent that runs.
-        sent: The tool definitions that it inherits, if it does; then it is told what it may really call.
+        inherited: The tool definitions that it inherits, if it does; then it is told what it may really call.
     """
-    children = {key: agent.child(key).definition for key in agent.spawnable} if _may_spawn(agent) else {}
-    if sent is None:
+    children = {key: agent.get_child(key).definition for key in agent.spawnable} if _has_spawning_tool(agent) else {}
+    if inherited is None:
         lines = [f"- {_describe_child(key, child)}" for key, child in children.items()]
         text = "\n".join([MAY_RUN, *lines]) if lines else ""
     else:
         text = "\n\n".join(
             [
-                _describe_own_tools(agent, sent),
+                _describe_own_tools(agent, inherited),
                 *[_describe_child_in_full(key, child) for key, child in children.items()],
             ]
         )
@@ -886,7 +888,7 @@ def instructions_note(agent: Agent, sent: Sequence[ToolSpec] | None) -> str:
 
 
 def remove_instructions_notes(history: Transcript) -> Transcript:
-    """Return *history* without the notes of ``instructions_note`` in its instruction messages; they are for one agent."""
+    """Return *history* without the notes of ``make_instructions_note`` in its instruction messages; they are for one agent."""
     if not any(
         isinstance(m, UserMessage) and "INSTRUCTIONS_PROMPT" in m.tags and NOTES.search(m.text) for m in history
     ):
@@ -895,7 +897,7 @@ def remove_instructions_notes(history: Transcript) -> Transcript:
 
 
 def _remove_instructions_note(message: Message) -> Message | None:
-    """Return *message* without notes of ``instructions_note``; ``None`` if nothing else is in it."""
+    """Return *message* without notes of ``make_instructions_note``; ``None`` if nothing else is in it."""
     if not isinstance(message, UserMessage) or "INSTRUCTIONS_PROMPT" not in message.tags:
         return message
     left = NOTES.sub("", message.text).strip()
@@ -904,7 +906,7 @@ def _remove_instructions_note(message: Message) -> Message | None:
     return attrs.evolve(message, content=(TextPart(left),)) if left else None
 
 
-def _may_spawn(agent: Agent) -> bool:
+def _has_spawning_tool(agent: Agent) -> bool:
     return any(name in agent.offered for name in SPAWNERS)
 
 
@@ -915,10 +917,10 @@ def _describe_child(key: str, child: AgentDefinition[object]) -> str:
     return f"{named}: {known}" if known else named
 
 
-def _describe_own_tools(agent: Agent, sent: Sequence[ToolSpec]) -> str:
+def _describe_own_tools(agent: Agent, inherited: Sequence[ToolSpec]) -> str:
     own = [*agent.offered, *(["set_output"] if agent.schemas.output_schema is not None else [])]
     names = ", ".join(dict.fromkeys(own)) or "none"
-    shown = {spec.name for spec in sent}
+    shown = {spec.name for spec in inherited}
     lines = [f"{SHOWN_TOOLS} Of these and all others you may call only: {names}. A call of any other tool is refused."]
     for name, spec in agent.specs.items():
         if name not in shown:

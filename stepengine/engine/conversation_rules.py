@@ -27,7 +27,7 @@ class ConversationRules:
         self._file = file
         self._by_session: dict[str, RememberedRules] = {}
 
-    def for_session(self, session_id: str | None) -> RememberedRules | None:
+    def get_or_create_rules(self, session_id: str | None) -> RememberedRules | None:
         """
         Return the rules of a conversation, which its runs share; a run without one has rules only with a policy file.
 
@@ -40,12 +40,12 @@ class ConversationRules:
             self._by_session.pop(next(iter(self._by_session)), None)
         return kept
 
-    def get_rules(self, session_id: str) -> tuple[JsonDict, ...]:
+    def get_rules_as_json(self, session_id: str) -> tuple[JsonDict, ...]:
         """Return the rules of a conversation, as policy files have them."""
         kept = self._by_session.get(session_id)
         return () if kept is None else kept.rules
 
-    def forget(self, session_id: str, ids: Collection[str]) -> None:
+    def remove_rules(self, session_id: str, ids: Collection[str]) -> None:
         """Remove the rules with these *ids* from a conversation, or all its rules if *ids* is empty."""
         kept = self._by_session.get(session_id)
         if kept is not None:

@@ -29,7 +29,7 @@ from stepengine.engine.options import (
     StartForkOptions,
     StartOptions,
     StartResumeOptions,
-    read_options,
+    validate_options,
 )
 from stepengine.errors import InputError
 from stepengine.models.pricing import LIST_PRICES
@@ -148,7 +148,7 @@ class Engine:
         # Loaded with the first engine: whoever only names the class, to annotate or to define agents, waits for none of it.
         from stepengine.engine.catalog import Catalog
         from stepengine.engine.engine_arguments import (
-            check_engine,
+            check_engine_arguments,
             make_engine_sessions,
             make_rate_limits,
             make_watcher,
@@ -168,7 +168,7 @@ class Engine:
         from stepengine.workspace.threads import ThreadPool
         from stepengine.workspace.workspace import Workspace
 
-        check_engine(arguments)
+        check_engine_arguments(arguments)
         GIVEN.add_from_environment(os.environ)
         registry, time = Models.from_value(models), clock or SystemClock()
         place = Workspace(Path(workspace)) if isinstance(workspace, str | Path) else workspace
@@ -230,7 +230,7 @@ class Engine:
         Raises:
             AgentError: when no agent has that id.
         """
-        return self._launcher.catalog.find(agent_id).definition
+        return self._launcher.catalog.get_agent(agent_id).definition
 
     def add_observer(self, observer: ObserverLike) -> None:
         """
@@ -272,7 +272,7 @@ class Engine:
             LimitExceeded: at the step limit with ``on_max_steps="raise"``.
         """
         require_event_loop("run()", "run_sync()")
-        live = self._launcher.create_requested_run(agent, prompt, read_options("run", RunOptions, options))
+        live = self._launcher.create_requested_run(agent, prompt, validate_options("run", RunOptions, options))
         if self._headless is None:
             tree = live.tree
             has_way_back = live.journaled_run is not None or tree.root.plan.info.session_id is not None
@@ -290,10 +290,10 @@ class Engine:
         from stepengine.engine.run import stream_run
 
         refuse_trio("stream()", "run_sync()")
-        live = self._launcher.create_requested_run(agent, prompt, read_options("run", RunOptions, options))
+        live = self._launcher.create_requested_run(agent, prompt, validate_options("run", RunOptions, options))
         events = stream_run(live)
         if live.journaled_run is not None:
-            weakref.finalize(events, live.close_if_unstarted)
+            weakref.finalize(events, live.close_journal_if_unstarted)
         return events
 
     @overload
@@ -317,7 +317,7 @@ class Engine:
             StepEngineError: when no event loop runs here; for the rest, see ``run``.
         """
         require_event_loop("start()", "run_sync()")
-        asked = read_options("start", StartOptions, options)
+        asked = validate_options("start", StartOptions, options)
         keeps_open = asked.pop("keep_open", False)
         default = None if self._launcher.sessions is None and asked.get("journal") is None else 0.0
         patience = asked.pop("wait_for_answers", default)
@@ -357,16 +357,16 @@ class Engine:
             InputError: when *state* is no ``AgentState``.
             StepEngineError: what kept the step from ending, such as the ``ModelError``.
         """
-        from stepengine.engine.launcher import ONE_STEP, StepRun, check_state
+        from stepengine.engine.launcher import ONE_STEP, StepRun, require_agent_state
         from stepengine.engine.run_plans import RunRequest
 
         require_event_loop("step()", "step_sync()")
-        check_state(state)
-        found = self._launcher.catalog.find(state.agent_id if agent is None else agent)
+        require_agent_state(state)
+        found = self._launcher.catalog.get_agent(state.agent_id if agent is None else agent)
         step = StepRun(found, state)
-        planned = self._launcher.plan(RunRequest(agent=step.agent, limits=ONE_STEP))
-        live = self._launcher.prepare_run(planned, prepare=step.start)
-        return step.result(await live.run())
+        planned = self._launcher.plan_root_run(RunRequest(agent=step.agent, limits=ONE_STEP))
+        live = self._launcher.create_planned_run(planned, prepare=step.with_given_state)
+        return step.make_step_result(await live.run())
 
     @overload
     def run_sync(
@@ -415,7 +415,7 @@ class Engine:
         require_event_loop("resume()", "resume_sync()")
         from stepengine.journal import runs
 
-        asked = read_options("resume", ResumeOptions, options)
+        asked = validate_options("resume", ResumeOptions, options)
         launch = partial(self._run_recorded, **_pop_launch_options(asked))
         return await runs.resume(journal, launch, **asked)
 
@@ -440,7 +440,7 @@ class Engine:
         require_event_loop("replay()", "replay_sync()")
         from stepengine.journal import runs
 
-        asked = read_options("replay", ReplayOptions, options)
+        asked = validate_options("replay", ReplayOptions, options)
         return await runs.replay(journal, partial(self._run_recorded, **_pop_launch_options(asked)), **asked)
 
     @overload
@@ -482,10 +482,10 @@ class Engine:
             from stepengine.journal.recorded_forks import fork_from_record
 
             tools: ForkTools = options.pop("tools")
-            asked = read_options("fork", RecordedForkOptions, options)
+            asked = validate_options("fork", RecordedForkOptions, options)
             launch = partial(self._run_recorded, **_pop_launch_options(asked))
             return await fork_from_record(journal, launch, tools=tools, **asked)
-        asked = read_options("fork", ForkOptions, options)
+        asked = validate_options("fork", ForkOptions, options)
         source = as_journal(journal)
         launch = partial(self._run_recorded, **_pop_launch_options(asked), forked=source)
         return await runs.fork(source, launch, now=self._launcher.services.clock.now(), **asked)
@@ -502,13 +502,13 @@ class Engine:
         require_event_loop("start_resume()", "resume_sync()")
         from stepengine.journal import runs
 
-        asked = read_options("start_resume", StartResumeOptions, options)
+        asked = validate_options("start_resume", StartResumeOptions, options)
         other = _pop_launch_options(asked)
         patience = asked.pop("wait_for_answers", 0.0)
         raises = asked.get("on_divergence", "raise") == "raise"
-        create_run = partial(self._launcher.create_recorded_run, **other)
+        create_run = partial(self._launcher.create_run_from_record, **other)
         launch = BackgroundLaunch(self._launcher.runs, create_run, raises=raises, patience=patience)
-        return await launch.handle(runs.resume(journal, launch, **asked))
+        return await launch.start_and_get_handle(runs.resume(journal, launch, **asked))
 
     async def start_fork(self, journal: JournalLike, **options: Unpack[StartForkOptions]) -> RunHandle:
         """
@@ -521,13 +521,15 @@ class Engine:
         require_event_loop("start_fork()", "fork_sync()")
         from stepengine.journal import as_journal, runs
 
-        asked = read_options("start_fork", StartForkOptions, options)
+        asked = validate_options("start_fork", StartForkOptions, options)
         source = as_journal(journal)
         other = _pop_launch_options(asked)
         patience = asked.pop("wait_for_answers", 0.0)
-        create_run = partial(self._launcher.create_recorded_run, **other, forked=source)
+        create_run = partial(self._launcher.create_run_from_record, **other, forked=source)
         launch = BackgroundLaunch(self._launcher.runs, create_run, raises=True, patience=patience)
-        return await launch.handle(runs.fork(source, launch, now=self._launcher.services.clock.now(), **asked))
+        return await launch.start_and_get_handle(
+            runs.fork(source, launch, now=self._launcher.services.clock.now(), **asked)
+        )
 
     def resume_sync(self, journal: JournalLike, **options: Unpack[ResumeOptions]) -> RunResult:
         """Call ``resume`` from synchronous code."""
@@ -549,8 +551,8 @@ class Engine:
         return forked
 
     async def _run_recorded(self, session: JournaledRun, **changes: Any) -> RunResult:
-        """Run the session of a recorded run to its end; *changes* are those of ``Launcher.create_recorded_run``."""
-        return await self._launcher.create_recorded_run(session, **changes)()
+        """Run the session of a recorded run to its end; *changes* are those of ``Launcher.create_run_from_record``."""
+        return await self._launcher.create_run_from_record(session, **changes)()
 
     def stepper(
         self, journal: JournalLike | Tape, *, agent: AgentLike | None = None, leeway: AllowedDifferences | None = None
@@ -648,11 +650,11 @@ class Engine:
         """
         from stepengine.permissions import Policy
 
-        return Policy.from_json({"rules": thaw(self._launcher.rules.get_rules(session_id))}).rules
+        return Policy.from_json({"rules": thaw(self._launcher.rules.get_rules_as_json(session_id))}).rules
 
     def remove_rules(self, session_id: str, *ids: str) -> None:
         """Remove the rules that people set in a conversation: those with these ids, or all without ids."""
-        self._launcher.forget(session_id, ids)
+        self._launcher.remove_rules(session_id, ids)
 
     @contextmanager
     def override(
@@ -672,7 +674,7 @@ class Engine:
             dependency_overrides: Factories by the dependency that each replaces; by default ``None``.
             budget: US dollars that all these runs share, besides their own limits; by default ``None``, no bound.
         """
-        with self._launcher.replace_temporarily(models, dependency_overrides, budget):
+        with self._launcher.override_in_context(models, dependency_overrides, budget):
             yield self
 
     # --- by id --------------------------------------------------------------------------------------------------------
@@ -684,11 +686,11 @@ class Engine:
         Args:
             run: A session's id, or that of a run. Of several handles in a session it is the one that was made first.
         """
-        return next(iter(self._launcher.runs.find(run)[0]), None)
+        return next(iter(self._launcher.runs.find_by_id(run)[0]), None)
 
     def is_running(self, run: str) -> bool:
         """Return whether a session or run with this id exists in this process, running or idle."""
-        return any(self._launcher.runs.find(run))
+        return any(self._launcher.runs.find_by_id(run))
 
     def active(self) -> tuple[str, ...]:
         """Return the ids of the sessions that are running or idle here, and of runs without a session."""
@@ -712,36 +714,36 @@ class Engine:
         """
         import asyncio
 
-        from stepengine.engine.run import stop_and_wait, warn_after_close
+        from stepengine.engine.run import stop_runs_and_wait, warn_of_abandoned_runs
 
         if _find_running_loop() is None:  # under trio, where nothing of this engine runs in the loop that waits
             self.close()
             return
         runs = self._launcher.runs
-        forgotten = runs.find_unused()
+        forgotten = runs.find_runs_with_unused_handles()
         runs.request_shutdown()
-        left = await stop_and_wait(runs.active)
+        left = await stop_runs_and_wait(runs.active)
         await self._close_sources()
         if self._loop_thread.is_running:
             await asyncio.to_thread(self._loop_thread.close)
         await self._launcher.models.registry.close()
         self._threads.close()
-        warn_after_close(forgotten, left)
+        warn_of_abandoned_runs(forgotten, left)
 
     def close(self) -> None:
         """Call ``aclose`` from synchronous code; runs in the caller's event loop are stopped but not awaited."""
-        from stepengine.engine.run import stop_and_wait, warn_after_close
+        from stepengine.engine.run import stop_runs_and_wait, warn_of_abandoned_runs
 
         runs = self._launcher.runs
-        forgotten = runs.find_unused()
+        forgotten = runs.find_runs_with_unused_handles()
         runs.request_shutdown()
         here = _find_running_loop()
-        left = self._loop_thread.run(lambda: stop_and_wait(runs.active, here))
+        left = self._loop_thread.run(lambda: stop_runs_and_wait(runs.active, here))
         self._loop_thread.run(lambda: self._close_sources(here))
         self._loop_thread.run(self._launcher.models.registry.close)
         self._loop_thread.close()
         self._threads.close()
-        warn_after_close(forgotten, left)
+        warn_of_abandoned_runs(forgotten, left)
 
     async def _close_sources(self, blocked: asyncio.AbstractEventLoop | None = None) -> None:
         for source in self._launcher.catalog.sources:
@@ -775,5 +777,5 @@ def _find_running_loop() -> asyncio.AbstractEventLoop | None:
 
 
 def _pop_launch_options(asked: dict[str, Any]) -> dict[str, Any]:
-    """Remove the options of ``Launcher.create_recorded_run`` from *asked* and return them; the others are the journal's."""
+    """Remove the options of ``Launcher.create_run_from_record`` from *asked* and return them; the others are the journal's."""
     return {name: asked.pop(name) for name in ("agent", "limits", "agent_models") if name in asked}

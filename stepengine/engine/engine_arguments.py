@@ -24,8 +24,10 @@ if TYPE_CHECKING:
     from stepengine.engine.session_turns import EngineSessions
 
 
-def _list_check(of_what: str) -> FieldCheck:
-    return FieldCheck(lambda value: isinstance(value, Iterable) and not isinstance(value, str), f"a list of {of_what}")
+def _make_list_check(item_text: str) -> FieldCheck:
+    return FieldCheck(
+        lambda value: isinstance(value, Iterable) and not isinstance(value, str), f"a list of {item_text}"
+    )
 
 
 def _is_policy(value: object) -> bool:
@@ -41,8 +43,8 @@ def _is_store(value: object) -> bool:
 
 
 ENGINE = {
-    "agents": _list_check("AgentDefinition objects"),
-    "tools": _list_check("Tool objects, and a model goes to Engine(agents, models=...)"),
+    "agents": _make_list_check("AgentDefinition objects"),
+    "tools": _make_list_check("Tool objects, and a model goes to Engine(agents, models=...)"),
     "hooks": allow_none(instance_check(Hooks, "Hooks(pre_step=[check])")),
     "permissions": allow_none(
         FieldCheck(
@@ -52,7 +54,7 @@ ENGINE = {
     ),
     "headless": allow_none(FLAG),
     "limits": LIMITS,
-    "observers": _list_check("functions of an event, or of objects with on_event"),
+    "observers": _make_list_check("functions of an event, or of objects with on_event"),
     "dependency_overrides": allow_none(
         FieldCheck(lambda value: isinstance(value, Mapping), "a mapping between functions")
     ),
@@ -92,7 +94,7 @@ ENGINE = {
 }
 
 
-def check_engine(arguments: Mapping[str, Any]) -> None:
+def check_engine_arguments(arguments: Mapping[str, Any]) -> None:
     """
     Raise ``DefinitionError`` for arguments that no engine can be created with.
 

@@ -9,29 +9,31 @@ import sys
 from stepengine.errors import StepEngineError
 
 
-def require_event_loop(what: str, instead: str = "") -> None:
+def require_event_loop(operation: str, alternative: str = "") -> None:
     """
-    Raise if no asyncio event loop runs here, before *what* creates anything; *instead* needs no loop.
+    Raise if no asyncio event loop runs here, before *operation* creates anything; *alternative* needs no loop.
 
     Raises:
-        StepEngineError: when no event loop runs here, or trio's; it names *instead*, which needs none.
+        StepEngineError: when no event loop runs here, or trio's; it names *alternative*, which needs none.
     """
     import asyncio
 
-    refuse_trio(what, instead)
+    refuse_trio(operation, alternative)
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        beside = f", or use {instead}, which needs none" if instead else ""
-        msg = f"{what} needs a running event loop: call it inside `async def`{beside}"
+        beside = f", or use {alternative}, which needs none" if alternative else ""
+        msg = f"{operation} needs a running event loop: call it inside `async def`{beside}"
         raise StepEngineError(msg) from None
 
 
-def refuse_trio(what: str, instead: str = "") -> None:
-    """Raise for *what* if trio's event loop runs here; without any loop it may be meant for a later one."""
+def refuse_trio(operation: str, alternative: str = "") -> None:
+    """Raise if trio's event loop runs here, and name *operation*; do nothing where no loop runs."""
     if _is_in_trio_task():
-        beside = f", or call {instead} in a thread, by anyio.to_thread.run_sync" if instead else ""
-        msg = f"{what} needs asyncio's event loop, and trio's runs here: let anyio use its backend 'asyncio'{beside}"
+        beside = f", or call {alternative} in a thread, by anyio.to_thread.run_sync" if alternative else ""
+        msg = (
+            f"{operation} needs asyncio's event loop, and trio's runs here: let anyio use its backend 'asyncio'{beside}"
+        )
         raise StepEngineError(msg)
 
 

@@ -129,7 +129,7 @@ def warn_about_agent_sources(
     """
     listed = f"tools=[...] of agent {definition.id!r}", f"spawnable_agents=[...] of agent {definition.id!r}"
     scope = None if is_shared else _FunctionScope(names, *listed)
-    _warn_about_function(definition.handle_steps, f"handle_steps of {definition.id!r}", scope)
+    _warn_about_function_source(definition.handle_steps, f"handle_steps of {definition.id!r}", scope)
     warn_about_hook_sources(f"agent {definition.id!r}", definition.hooks)
     for tool in tools:
         if isinstance(tool, Tool):
@@ -149,14 +149,14 @@ def _names_for_tool_body(
 
 
 def _warn_about_tool_source(tool: Tool[..., Any], names: AllowedNames) -> None:
-    name, function = tool.spec.name, _unwrap_function(tool.body.fn)
+    name, function = tool.spec.name, _find_python_function(tool.body.fn)
     remedy = f"uses=[...] of the tool {name!r}"
     # The body of a tool that does not yield calls no other tool.
     is_generator = isinstance(tool.binding().runs, Yielding)
-    _warn_about_function(
+    _warn_about_function_source(
         tool.body.fn, f"tool {name!r}", _FunctionScope(names, remedy, remedy) if is_generator else None
     )
-    if not tool.spec.description.strip() and function is not None and not _is_in_package(function):
+    if not tool.spec.description.strip() and function is not None and not _is_stepengine_function(function):
         text = (
             f"tool {name!r} has no description. Write a docstring: the model reads it to decide when to call the tool."
         )
@@ -167,23 +167,23 @@ def warn_about_hook_sources(owner: str, hooks: Hooks) -> None:
     """Warn about lines of hooks that have no effect."""
     for point in HOOK_POINTS:
         for hook in hooks.get_hooks(point):
-            _warn_about_function(hook, f"the {point} hook of {owner}", None)
+            _warn_about_function_source(hook, f"the {point} hook of {owner}", None)
 
 
-def _warn_about_function(fn: object, owner: str, scope: _FunctionScope | None) -> None:
+def _warn_about_function_source(fn: object, owner: str, scope: _FunctionScope | None) -> None:
     """Warn of each problem in the source of a function, and of its author's generator functions that it calls by name."""
-    waiting, met = [_unwrap_function(fn)], set[object]()
+    waiting, met = [_find_python_function(fn)], set[object]()
     for function in waiting:
-        if function is None or function.__code__ in met or _is_in_package(function):
+        if function is None or function.__code__ in met or _is_stepengine_function(function):
             continue
         met.add(function.__code__)
-        for line, text in _find_problems(function, owner, scope):
+        for line, text in _find_source_problems(function, owner, scope):
             _emit_source_warning(text, function.__code__.co_filename, line)
         called = [_resolve_name(function, one.name) for one in _find_name_uses(function) if one.is_call]
-        waiting += [_unwrap_function(one) for one in called if inspect.isgeneratorfunction(one)]
+        waiting += [_find_python_function(one) for one in called if inspect.isgeneratorfunction(one)]
 
 
-def _is_in_package(function: FunctionType) -> bool:
+def _is_stepengine_function(function: FunctionType) -> bool:
     return function.__code__.co_filename.startswith(PACKAGE)
 
 
@@ -192,36 +192,38 @@ def _emit_source_warning(text: str, file: str, line: int) -> None:
     warnings.warn_explicit(text, SourceWarning, file, line, registry=SHOWN.setdefault(file, {}))
 
 
-def _find_problems(function: FunctionType, owner: str, scope: _FunctionScope | None) -> Iterator[tuple[int, str]]:
+def _find_source_problems(
+    function: FunctionType, owner: str, scope: _FunctionScope | None
+) -> Iterator[tuple[int, str]]:
     for one in _find_name_uses(function):
         value = _resolve_name(function, one.name)
-        problems = [_unused_value_problem(one, value) if one.is_statement else ""]
+        problems = [_find_unused_value_problem(one, value) if one.is_statement else ""]
         if scope is not None and one.is_call:
             named = _resolve_name(function, one.first) if isinstance(one.first, tuple) else one.first
-            if _contains_identity(value, CALLS_A_TOOL):
+            if _is_identical_to_any(value, CALLS_A_TOOL):
                 is_kept = one.is_kept and (value is not ToolCall or one.count <= ARGUMENTS_BEFORE_INCLUDE)
-                problems.append(_tool_problem(named, scope, is_kept=is_kept))
-            elif _contains_identity(value, CALLS_AN_AGENT):
-                problems.append(_agent_problem(named, scope))
+                problems.append(_find_tool_name_problem(named, scope, is_kept=is_kept))
+            elif _is_identical_to_any(value, CALLS_AN_AGENT):
+                problems.append(_find_agent_name_problem(named, scope))
         yield from [(one.line, f"{owner}: {problem}") for problem in problems if problem]
 
 
-def _contains_identity(value: object, known: Collection[object]) -> bool:
+def _is_identical_to_any(value: object, known: Collection[object]) -> bool:
     # By identity: a value of the author's may be compared by code of the author's.
     return any(value is one for one in known)
 
 
-def _unused_value_problem(one: _NameUse, value: object) -> str:
+def _find_unused_value_problem(one: _NameUse, value: object) -> str:
     """Return why a statement that consists of one call or name has no effect; ``""`` if it may have one."""
     written = ".".join(one.name)
-    if one.is_call and (_contains_identity(value, INERT) or inspect.isgeneratorfunction(value)):
+    if one.is_call and (_is_identical_to_any(value, INERT) or inspect.isgeneratorfunction(value)):
         return f"{written}(...) has no effect by itself. Write `yield from {written}(...)`."
     if not one.is_call and isinstance(value, Sentinel):
         return f"{written} has no effect by itself. Write `yield {written}`."
     return ""
 
 
-def _tool_problem(tool: Any, scope: _FunctionScope, *, is_kept: bool) -> str:
+def _find_tool_name_problem(tool: Any, scope: _FunctionScope, *, is_kept: bool) -> str:
     try:
         name = tool_name_of(tool)
     except BadYield:
@@ -239,7 +241,7 @@ def _tool_problem(tool: Any, scope: _FunctionScope, *, is_kept: bool) -> str:
     )
 
 
-def _agent_problem(agent: object, scope: _FunctionScope) -> str:
+def _find_agent_name_problem(agent: object, scope: _FunctionScope) -> str:
     if not isinstance(agent, str) or find_matching_id(agent, dict.fromkeys(scope.names.agents)) is not None:
         return ""
     near = did_you_mean(agent, scope.names.agents) or f". List it in {scope.for_agents}."
@@ -249,7 +251,7 @@ def _agent_problem(agent: object, scope: _FunctionScope) -> str:
 # --- source text ------------------------------------------------------------------------------------------------------
 
 
-def _unwrap_function(fn: object) -> FunctionType | None:
+def _find_python_function(fn: object) -> FunctionType | None:
     """Return the function whose code runs when *fn* is called, ``None`` where that is not Python code."""
     found: Any = unwrap_function(fn)
     found = inspect.unwrap(found) if callable(found) else None
@@ -260,7 +262,7 @@ def _unwrap_function(fn: object) -> FunctionType | None:
 def _find_name_uses(function: FunctionType) -> tuple[_NameUse, ...]:
     code = function.__code__
     if code not in PARSED:
-        found = _parse_file(_source_of_file(function)).get((code.co_firstlineno, code.co_name), ())
+        found = _parse_name_uses(_read_function_file(function)).get((code.co_firstlineno, code.co_name), ())
         # Only a run could tell what a name means that the function binds itself.
         own = _locally_bound_names(code)
         PARSED[code] = tuple(
@@ -273,7 +275,7 @@ def _find_name_uses(function: FunctionType) -> tuple[_NameUse, ...]:
     return PARSED[code]
 
 
-def _source_of_file(function: FunctionType) -> str:
+def _read_function_file(function: FunctionType) -> str:
     """Return the text that the file of a function had when it was loaded, as far as that is known."""
     loader: Any = function.__globals__.get("__loader__")
     file = function.__code__.co_filename
@@ -287,7 +289,7 @@ def _source_of_file(function: FunctionType) -> str:
 
 
 @lru_cache(KEPT_FILES)
-def _parse_file(text: str) -> Mapping[tuple[int, str], tuple[_NameUse, ...]]:
+def _parse_name_uses(text: str) -> Mapping[tuple[int, str], tuple[_NameUse, ...]]:
     """Return the name uses of each function in a file, by first line and name; none for text that does not parse."""
     try:
         tree = ast.parse(text)

@@ -36,7 +36,7 @@ class EngineRuns:
         register_renewable(self)
 
     def renew(self) -> None:
-        """Forget the running runs in a forked child: they belong to the parent, and nothing of them moves here."""
+        """Forget the running runs in a forked child, because they belong to the parent process."""
         # After a fork the child has copies of objects whose threads, sockets and locks are the parent's. They are left
         # and not closed: closing would close the parent's connections.
         keep_referenced(list(self.active), list(self.handles))
@@ -50,7 +50,7 @@ class EngineRuns:
         handle.on_end(lambda: self.handles.pop(handle, None))
         return handle
 
-    def find(self, run: str) -> tuple[list[RunHandle], list[EngineRun]]:
+    def find_by_id(self, run: str) -> tuple[list[RunHandle], list[EngineRun]]:
         """Return the handles and the running runs whose session or run has the id *run*."""
         roots = [(live, live.tree.root) for live in list(self.active)]
         lives = [live for live, root in roots if run in (root.plan.info.session_id, root.state.run_id)]
@@ -71,14 +71,14 @@ class EngineRuns:
 
     def request_shutdown(self, run: str | None = None) -> tuple[list[RunHandle], list[EngineRun]]:
         """Request the end of the session or run with this id, or of all without one; return the handles and the running runs."""
-        handles, lives = (list(self.handles), list(self.active)) if run is None else self.find(run)
+        handles, lives = (list(self.handles), list(self.active)) if run is None else self.find_by_id(run)
         for handle in handles:
             handle.send(Shutdown())
         for live in lives:
             live.tree.root.stop(Stop("shutdown"))
         return handles, lives
 
-    def find_unused(self) -> list[EngineRun]:
+    def find_runs_with_unused_handles(self) -> list[EngineRun]:
         """Return the running runs in the background whose handles were never used."""
         return [live for live in list(self.active) if live.handle and not (live.handle.done or live.handle.is_used)]
 
@@ -112,8 +112,8 @@ class BackgroundLaunch:
         self._started.set_result(handle)
         return await handle.wait()
 
-    async def handle(self, run: Coroutine[object, Any, RunResult]) -> RunHandle:
-        """Return the handle once the run has started; raise the error if it did not."""
+    async def start_and_get_handle(self, run: Coroutine[object, Any, RunResult]) -> RunHandle:
+        """Start *run* as a task and return its handle once it has started; raise its error if it did not start."""
         task = asyncio.create_task(run)
         task.add_done_callback(_retrieve_exception)
         await asyncio.wait((task, self._started), return_when=asyncio.FIRST_COMPLETED)

@@ -35,7 +35,7 @@ from stepengine.engine.run_plans import (
     Planner,
     RecordedModels,
     RunRequest,
-    new_run_id,
+    make_random_run_id,
     pop_run_info,
     resolve_system_prompt,
     separate_earlier_answers,
@@ -94,7 +94,7 @@ class Launcher:
         return overrides.get().get(id(self)) or Override()
 
     @contextmanager
-    def replace_temporarily(
+    def override_in_context(
         self, models: ModelsLike, dependencies: Overrides | None, budget: SharedBudget | None
     ) -> Iterator[None]:
         """Replace models or dependencies, or limit the cost together, of the runs that this context starts."""
@@ -115,11 +115,11 @@ class Launcher:
         """Return the run for a caller's options, those of ``RunOptions``; *hub* is an event stream to continue."""
         journal = options.pop("journal", None)
         info = pop_run_info(options)
-        request = RunRequest(agent=self.catalog.find(agent), prompt=prompt, info=info, hub=hub, **options)
+        request = RunRequest(agent=self.catalog.get_agent(agent), prompt=prompt, info=info, hub=hub, **options)
         request = self.follow_handoff(request, request.previous)
         if self.sessions is None:
             return self.create_new_run(request, journal)
-        return self._in_session(self.sessions, request, journal)
+        return self._create_session_run(self.sessions, request, journal)
 
     def follow_handoff(self, request: RunRequest, previous: object) -> RunRequest:
         """
@@ -131,32 +131,34 @@ class Launcher:
         agent_id = previous.handed_to if isinstance(previous, AgentState) else None
         if agent_id is None or agent_id == normalised_id(request.agent.definition.id):
             return request
-        known = {normalised_id(one.definition.id): one for one in request.agent.family}
-        target = known.get(agent_id) or self.catalog.find(agent_id)
+        known = {normalised_id(one.definition.id): one for one in request.agent.known_agents}
+        target = known.get(agent_id) or self.catalog.get_agent(agent_id)
         return attrs.evolve(request, agent=target, predecessors=request.agent.find_path_to(agent_id))
 
-    def _in_session(self, sessions: EngineSessions, request: RunRequest, journal: JournalLike | None) -> EngineRun:
+    def _create_session_run(
+        self, sessions: EngineSessions, request: RunRequest, journal: JournalLike | None
+    ) -> EngineRun:
         """Return a run that loads its start state at its turn in the session; an invalid request raises at once."""
         from stepengine.engine.session_turns import Turn
         from stepengine.sessions.session import check_session_id
 
         info = request.info
         info = attrs.evolve(
-            info, session_id=check_session_id(new_run_id() if info.session_id is None else info.session_id)
+            info, session_id=check_session_id(make_random_run_id() if info.session_id is None else info.session_id)
         )
         request = attrs.evolve(request, info=info)
         # Planned twice: now, so that a wrong prompt or a missing key is told to who calls and not in the background;
         # and again when its turn has come, when it is known what the conversation has become. What does not depend on
         # that is taken over (`replan`).
-        planned = self.plan(attrs.evolve(request, answers=None))
-        live = self.make_engine_run(planned)
+        planned = self.plan_root_run(attrs.evolve(request, answers=None))
+        live = self.make_or_fill_engine_run(planned)
         live.turn = Turn(
             sessions,
             # The id and the events are the caller's already, also if another agent has the conversation by then.
             attrs.evolve(request, planned=planned, hub=planned.hub, run_id=planned.plan.run_id),
             journal,
             start_new=self.create_new_run,
-            start_recorded=self.create_recorded_run,
+            start_recorded=self.create_run_from_record,
             follow_handoff=self.follow_handoff,
             now=self.services.clock.now,
         )
@@ -176,7 +178,7 @@ class Launcher:
         answers = request.answers
         request = separate_earlier_answers(request)
         if journal is None:
-            return self.prepare_run(self.plan(request), waiting_run=waiting_run)
+            return self.create_planned_run(self.plan_root_run(request), waiting_run=waiting_run)
         # Here and not at the top: an engine that never records does not load `journal`.
         from stepengine.journal.runs import open_recording
 
@@ -193,7 +195,7 @@ class Launcher:
         )
         return self.make_journaled_run(session, request, read_recorded_models(session, None), waiting_run)
 
-    def create_recorded_run(
+    def create_run_from_record(
         self,
         session: JournaledRun,
         waiting_run: EngineRun | None = None,
@@ -210,7 +212,7 @@ class Launcher:
         # could try again until the process ends.
         try:
             request = RunRequest(
-                agent=self.catalog.find(opening.agent_id if agent is None else agent),
+                agent=self.catalog.get_agent(opening.agent_id if agent is None else agent),
                 prompt=opening.prompt,
                 params=opening.params,
                 previous=opening.previous,
@@ -243,15 +245,15 @@ class Launcher:
         try:
             # An agent whose tools may read the folder of the signing key could sign anything (reliability:JR47).
             if session.writer.source.signing is not None:
-                self.catalog.check_key_access(request.agent, session.writer.source.signing)
-            live = self.prepare_run(
-                self.plan(request, recorded),
+                self.catalog.refuse_signing_key_access(request.agent, session.writer.source.signing)
+            live = self.create_planned_run(
+                self.plan_root_run(request, recorded),
                 prepare=partial(
                     start_run,
                     session,
                     limits=request.limits,
                     models=self.models.by_agent,
-                    own_models=self.models.choose_for_run(request, recorded),
+                    own_models=self.models.get_models_chosen_for_run(request, recorded),
                     workspace="" if place is None or place.system is None else place.name,
                 ),
                 wrap=session.wrap_services,
@@ -265,7 +267,7 @@ class Launcher:
         live.tree.hub.root.is_resumed = session.mode.resumes
         return live
 
-    def plan(self, request: RunRequest, recorded: RecordedModels = NOTHING_RECORDED) -> PlannedRun:
+    def plan_root_run(self, request: RunRequest, recorded: RecordedModels = NOTHING_RECORDED) -> PlannedRun:
         """
         Return the planned run of *request*; *recorded* has the models of its record.
 
@@ -278,7 +280,7 @@ class Launcher:
             return earlier.replan(request, self.services.clock.now())
         # Read once, here, where the caller's context still holds: the run itself may begin in another task.
         override = self.override
-        models = self.models.for_run(request, recorded, override)
+        models = self.models.make_run_models(request, recorded, override)
         hub = request.hub or Hub(self.watchers, self.logger)
         planner = Planner(
             self.catalog,
@@ -292,17 +294,17 @@ class Launcher:
         services = attrs.evolve(
             self.services,
             models=models.registry,
-            tools=override.apply_to(self.services.tools),
+            tools=override.replace_tool_dependencies(self.services.tools),
             window=models.window,
             output_limit=models.registry.output_limit,
             planner=planner.plan_child,
-            remembered=self.rules.for_session(plan.info.session_id),
+            remembered=self.rules.get_or_create_rules(plan.info.session_id),
             seed=planner.seed,
         )
-        services = override.pay_for_calls(services)
+        services = override.charge_calls_to_budget(services)
         return PlannedRun(request=request, hub=hub, plan=plan, state=state, services=services)
 
-    def prepare_run(
+    def create_planned_run(
         self,
         planned: PlannedRun,
         *,
@@ -333,13 +335,13 @@ class Launcher:
         # itself into the services, which know both.
         if prepare is not None:
             plan, state = prepare(plan, state)
-        plan = _with_session_of_hooks(plan)
+        plan = _with_hook_session_id(plan)
         if wrap is not None:
             services = wrap(services)
         ready = attrs.evolve(planned, plan=plan, state=state, services=services)
-        return self.make_engine_run(ready, shows=shows, waiting_run=waiting_run)
+        return self.make_or_fill_engine_run(ready, shows=shows, waiting_run=waiting_run)
 
-    def make_engine_run(
+    def make_or_fill_engine_run(
         self, planned: PlannedRun, *, shows: Callable[[Event], bool] | None = None, waiting_run: EngineRun | None = None
     ) -> EngineRun:
         """
@@ -359,20 +361,20 @@ class Launcher:
             waiting_run = EngineRun(tree, self.runs.active)
         else:
             if waiting_run.turn is not None:
-                services = waiting_run.turn.children.watch(services, waiting_run.tree)
+                services = waiting_run.turn.children.with_collected_children(services, waiting_run.tree)
             waiting_run.tree.set_plan(services, planned.plan, planned.state, request.answers, earlier=request.earlier)
         waiting_run.tree.questions.headless = self.headless
         return waiting_run
 
-    def forget(self, session_id: str, ids: Collection[str]) -> None:
+    def remove_rules(self, session_id: str, ids: Collection[str]) -> None:
         """Remove the rules with these *ids*, or all if *ids* is empty, from a conversation and its running runs."""
-        self.rules.forget(session_id, ids)
+        self.rules.remove_rules(session_id, ids)
         for tree in [live.tree for live in list(self.runs.active)]:
             if tree.root.plan.info.session_id == session_id:
                 tree.questions.remembered.forget(ids)
 
 
-def _with_session_of_hooks(plan: RunPlan) -> RunPlan:
+def _with_hook_session_id(plan: RunPlan) -> RunPlan:
     """Return *plan* with the session that its own ``session_hooks`` start, which the run id names, if it has no other one."""
     if plan.info.session_id is not None or not plan.hooks.pre_run:
         return plan
@@ -383,7 +385,7 @@ def _with_session_of_hooks(plan: RunPlan) -> RunPlan:
     return attrs.evolve(plan, info=attrs.evolve(plan.info, session_id=plan.run_id))
 
 
-def check_state(state: object) -> None:
+def require_agent_state(state: object) -> None:
     """Raise ``InputError`` unless *state* is one that a step can start from."""
     if not isinstance(state, AgentState):
         msg = f"step() takes an AgentState such as AgentState.from_messages([UserMessage('Hi')]), not {state!r}"
@@ -404,11 +406,11 @@ class StepRun:
         self._step: StepResult | None = None
         # One step is run as a whole run whose handler yields one `STEP`: a second way through the machine would have to
         # be kept equal to the first.
-        definition = attrs.evolve(agent.definition, handle_steps=self._handler, instructions_prompt="")
+        definition = attrs.evolve(agent.definition, handle_steps=self._yield_one_step, instructions_prompt="")
         hooks = attrs.evolve(agent.hooks, pre_run=agent.openings, post_run=()) if agent.hooks else Hooks()
         self.agent = attrs.evolve(agent, definition=definition, hooks=hooks)
 
-    def start(self, plan: RunPlan, fresh: AgentState) -> tuple[RunPlan, AgentState]:
+    def with_given_state(self, plan: RunPlan, fresh: AgentState) -> tuple[RunPlan, AgentState]:
         """Return the plan and state of the step: the given state under its own run id, if it has one."""
         before = self._before
         run_id = before.run_id or fresh.run_id
@@ -422,7 +424,7 @@ class StepRun:
         )
         return attrs.evolve(plan, run_id=run_id), state
 
-    def result(self, ended: RunResult) -> StepResult:
+    def make_step_result(self, ended: RunResult) -> StepResult:
         """
         Return the state after the step and whether the turn ended.
 
@@ -451,7 +453,7 @@ class StepRun:
         )
         return attrs.evolve(step, agent_state=state)
 
-    def _handler(self, _: object) -> Generator[object, StepResult, None]:
+    def _yield_one_step(self, _: object) -> Generator[object, StepResult, None]:
         self._step = yield STEP
 
 
@@ -472,13 +474,13 @@ def _increase_limits_to_record(limits: Limits, session: JournaledRun) -> Limits:
     spent = {"max_steps": sum(i.type == "model_call" for i in own), "max_actions": len(asked)}
     given = {name: getattr(limits, name) for name in spent}
     limits = attrs.evolve(limits, **{n: max(v, spent[n]) for n, v in given.items() if v is not None})
-    steps = _first_reached_step_limit(
+    steps = _find_first_reached_step_limit(
         question for i in own if i.type == "ask" for question in questions_of(history.form(i))
     )
     return limits if steps is None else attrs.evolve(limits, max_steps=steps, ask=True)
 
 
-def _first_reached_step_limit(questions: Iterable[Question]) -> int | None:
+def _find_first_reached_step_limit(questions: Iterable[Question]) -> int | None:
     """Return how many steps a run had when it first asked for more of them; ``None`` when it never did."""
     for question in questions:
         details: Any = question.details

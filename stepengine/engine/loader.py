@@ -21,7 +21,7 @@ from stepengine.data.definition import AgentDefinition, ToolSource, name_of_publ
 from stepengine.data.messages import to_tuple
 from stepengine.data.tools import ToolLike
 from stepengine.engine import packages, trust
-from stepengine.engine.modules import EXPECTED, find_agents, load_sandboxed
+from stepengine.engine.modules import EXPECTED, get_module_agents, load_sandboxed_agents
 from stepengine.engine.neighbour_imports import load_module_at, load_module_from_source
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import add_location, find_raise_line
@@ -60,15 +60,15 @@ class AgentLocation:
         return f"{IN_SANDBOX}{name}" if self.sandboxed else name
 
     @classmethod
-    def of_text(cls, text: str | Path) -> Self | None:
+    def from_text(cls, text: str | Path) -> Self | None:
         """
-        Return the place that ``FILE`` or ``FILE#id`` names, whether there is such a file or not; ``None`` for an id.
+        Return the location that ``FILE`` or ``FILE#id`` names, even if the file is missing; ``None`` for an id.
 
         A file ends in ``.py``: a folder that somebody else made could hold one that is called like an id. ``sandboxed:FILE`` is a
         file whose handler runs in the sandbox.
         """
         if str(text).startswith(IN_SANDBOX):
-            inner = cls.of_text(str(text).removeprefix(IN_SANDBOX))
+            inner = cls.from_text(str(text).removeprefix(IN_SANDBOX))
             return None if inner is None else attrs.evolve(inner, sandboxed=True)
         path = to_path(text, "an agent file")
         if path.suffix == ".py":
@@ -77,17 +77,17 @@ class AgentLocation:
         return cls(Path(file), normalised_id(agent_id)) if separator and file.endswith(".py") else None
 
     def with_root(self, root: Path) -> Self:
-        """Return the same place with its file joined to *root*."""
+        """Return the same location with its file joined to *root*."""
         return attrs.evolve(self, file=root / self.file)
 
-    def agents(self) -> tuple[AgentDefinition, ...]:
+    def load_all(self) -> tuple[AgentDefinition, ...]:
         """
         Return the agents of the file.
 
         Raises:
             DefinitionError: naming the file and what it should hold.
         """
-        return load_sandboxed(self.file) if self.sandboxed else load_agents_of_file(self.file)
+        return load_sandboxed_agents(self.file) if self.sandboxed else load_agents_of_file(self.file)
 
     def load(self) -> AgentDefinition:
         """
@@ -96,7 +96,7 @@ class AgentLocation:
         Raises:
             DefinitionError: when the file holds no such agent, or several and it is not said which.
         """
-        found = self.agents()
+        found = self.load_all()
         chosen = [agent for agent in found if normalised_id(agent.id) == self.id] if self.id else found
         if len(chosen) == 1:
             return chosen[0]
@@ -130,7 +130,7 @@ def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = (), sandboxe
     """
     if (member := find_packaged_agent(path_or_id)) is not None:
         return member.load()
-    is_named = AgentLocation.of_text(path_or_id) is not None
+    is_named = AgentLocation.from_text(path_or_id) is not None
     if sandboxed and not is_named:
         msg = f"an agent that runs in the sandbox is named by its file, such as './agents/{path_or_id}.py', not {str(path_or_id)!r}"
         raise DefinitionError(msg)
@@ -144,23 +144,23 @@ def load_agent(path_or_id: str | Path, *, folders: Iterable[Path] = (), sandboxe
 
 def find_packaged_agent(path_or_id: str | Path) -> packages.PackagedAgent | None:
     """
-    Return the agent of an installed package that is named; ``None`` for all others.
+    Return the named agent of an installed package; ``None`` for a file or any other agent.
 
     Raises:
         DefinitionError: as ``load_agent`` does.
     """
-    is_file = isinstance(path_or_id, Path) or AgentLocation.of_text(path_or_id) is not None
-    return None if is_file else packages.find_agent(str(path_or_id))
+    is_file = isinstance(path_or_id, Path) or AgentLocation.from_text(path_or_id) is not None
+    return None if is_file else packages.find_published_agent(str(path_or_id))
 
 
 def locate_agent(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> AgentLocation:
     """
-    Return where an agent is, which is named as for ``load_agent``.
+    Return the location of the agent that is named as for ``load_agent``.
 
     Raises:
         DefinitionError: when there is none.
     """
-    place = AgentLocation.of_text(path_or_id)
+    place = AgentLocation.from_text(path_or_id)
     if place is not None:
         if not place.file.is_file():
             msg = f"there is no agent file {str(place.file)!r}{find_similar_path(place.file)}"
@@ -175,29 +175,29 @@ def locate_agent(path_or_id: str | Path, *, folders: Iterable[Path] = ()) -> Age
             f"{str(path_or_id)!r} is a folder; name a file in it, such as {example!r}; load_agents(...) loads them all"
         )
         raise DefinitionError(msg)
-    return _locate_by_id(str(path_or_id), agent_folders(folders))
+    return _locate_by_id(str(path_or_id), find_agent_folders(folders))
 
 
 def find_agent_location(agent_id: str, *, folders: Iterable[Path] = ()) -> AgentLocation | None:
-    """Return where ``load_agent`` finds the agent of an id; ``None`` where it finds none."""
-    return _search_folders(normalised_id(_strip_publisher(agent_id)), agent_folders(folders), [])
+    """Return the location where ``load_agent`` finds the agent with this id, or ``None``."""
+    return _find_agent_in_folders(normalised_id(_strip_versioned_publisher(agent_id)), find_agent_folders(folders), [])
 
 
-def _search_folders(wanted: str, places: Iterable[Path], broken: list[str]) -> AgentLocation | None:
+def _find_agent_in_folders(wanted: str, places: Iterable[Path], broken: list[str]) -> AgentLocation | None:
     for folder in places:
-        found = _find_in_folder(folder, wanted, broken)
+        found = _find_agent_in_folder(folder, wanted, broken)
         if found is not None:
             for said in broken:
                 warn_of_skipped_file(said)
-            _report_shadowed_agent(found, wanted)
+            _report_shadowed_bundled_agent(found, wanted)
             return found
     return None
 
 
 def _locate_by_id(agent_id: str, places: tuple[Path, ...]) -> AgentLocation:
-    wanted = normalised_id(_strip_publisher(agent_id))
+    wanted = normalised_id(_strip_versioned_publisher(agent_id))
     broken: list[str] = []
-    if (found := _search_folders(wanted, places, broken)) is not None:
+    if (found := _find_agent_in_folders(wanted, places, broken)) is not None:
         return found
     names = [normalised_id(file.stem) for folder in places for file in _agent_files(folder)]
     searched = ", ".join([str(f) for f in places]) or "no folder: there is no ./agents"
@@ -206,24 +206,26 @@ def _locate_by_id(agent_id: str, places: tuple[Path, ...]) -> AgentLocation:
         f"; did you mean ./{beside.as_posix()}?" if beside.is_file() else did_you_mean(wanted, names, alike=NEAR_RATIO)
     )
     having = " and ".join(
-        [f"{p.publisher}/{wanted}" for p in packages.find_installed_packages().packages if wanted in p.agents]
+        [f"{p.publisher}/{wanted}" for p in packages.find_installed_agent_packages().packages if wanted in p.agents]
     )
     having = f". An installed package has {having}: name it so" if having else ""
     msg = f"no agent has the id {agent_id!r}; searched: {searched}{having}. Give a path such as './agents/reviewer.py', or an id{near}"
     foreign = trust.find_untrusted_folder(trust.LOCAL) if trust.LOCAL not in places else None
     if foreign is not None:
-        msg = f"{msg}. Not searched, because nobody trusts it: {foreign}; `{foreign.how}` does"
+        msg = f"{msg}. Not searched, because nobody trusts it: {foreign}; `{foreign.trust_command}` does"
     raise DefinitionError("\n  not read: ".join([msg, *broken]))
 
 
-def _report_shadowed_agent(found: AgentLocation, wanted: str) -> None:
-    """Report that an agent of the working folder hides the bundled agent of the same id."""
+def _report_shadowed_bundled_agent(found: AgentLocation, wanted: str) -> None:
+    """Report it if an agent of the working folder hides the bundled agent with the same id."""
     if (
         found.file.parent == trust.LOCAL
         and find_bundled_id(wanted)
-        and found.file.resolve().parent not in _resolved_own_folders()
+        and found.file.resolve().parent not in _resolved_bundled_folders()
     ):
-        trust.print_message(f"the agent {wanted!r} is that of {found.file}, and not the one that comes with stepengine")
+        trust.print_or_log_message(
+            f"the agent {wanted!r} is that of {found.file}, and not the one that comes with stepengine"
+        )
 
 
 @frozen
@@ -252,11 +254,11 @@ def load_agents(path: str | Path, *, sandboxed: bool = False) -> tuple[AgentDefi
     """
     if sandboxed:
         return _load_all_sandboxed(Path(path))
-    place = AgentLocation.of_text(path)
+    place = AgentLocation.from_text(path)
     if place is not None:
         if not place.sandboxed:
             trust.mark_folder_as_run(place.file)
-        return (place.load(),) if place.id else locate_agent(path).agents()
+        return (place.load(),) if place.id else locate_agent(path).load_all()
     loaded = load_folder(Path(path))
     for said in loaded.problems:
         warn_of_skipped_file(said)
@@ -264,10 +266,10 @@ def load_agents(path: str | Path, *, sandboxed: bool = False) -> tuple[AgentDefi
 
 
 def _load_all_sandboxed(path: Path) -> tuple[AgentDefinition, ...]:
-    place = AgentLocation.of_text(path)
+    place = AgentLocation.from_text(path)
     if place is not None:
         place = attrs.evolve(place, sandboxed=True)
-        return (place.load(),) if place.id else place.agents()
+        return (place.load(),) if place.id else place.load_all()
     if not path.is_dir():
         msg = f"there is no file or folder {str(path)!r} with agents{find_similar_path(path)}"
         raise DefinitionError(msg)
@@ -275,7 +277,7 @@ def _load_all_sandboxed(path: Path) -> tuple[AgentDefinition, ...]:
     broken: dict[Path, DefinitionError] = {}
     for file in _agent_files(path):
         try:
-            found += load_sandboxed(file)
+            found += load_sandboxed_agents(file)
         except DefinitionError as error:
             broken[file] = error
     if not found:
@@ -294,7 +296,7 @@ def load_schedules(path: str | Path) -> tuple[Schedule, ...]:
     Raises:
         DefinitionError: when there is no such file or folder, nothing of it can be loaded, or two schedules have one id.
     """
-    place = AgentLocation.of_text(path)
+    place = AgentLocation.from_text(path)
     if place is not None:
         if place.sandboxed:
             return ()
@@ -345,15 +347,15 @@ def load_folder(folder: Path) -> LoadedFolder:
     return LoadedFolder(tuple(agents), problems, tuple([schedule for schedule, _ in schedules.values()]), tuple(tools))
 
 
-def agent_folders(more: Iterable[Path] = ()) -> tuple[Path, ...]:
+def find_agent_folders(more: Iterable[Path] = ()) -> tuple[Path, ...]:
     """
-    Return the folders in which an id is looked for, in order, *more* of them after ``./agents``; only those that exist.
+    Return the existing folders in which ids are looked up, in order; report and omit untrusted ones.
 
     ``./agents`` is one of them where its files may run; at the command line that holds for every relative folder.
     """
     given = to_tuple(more)
     named = {f.resolve() for f in given if f.is_absolute() or trust.GATE.get() is None}
-    known = {*named, *_resolved_own_folders()}
+    known = {*named, *_resolved_bundled_folders()}
     searched = [
         f for f in (trust.LOCAL, *given) if f.is_dir() and (f.resolve() in known or trust.may_run_agent_files(f))
     ]
@@ -387,7 +389,7 @@ def list_agents(folders: Iterable[Path] = ()) -> list[ListedAgent]:
     """
     listed: list[ListedAgent] = []
     seen: dict[str, Path] = {}
-    for folder in dict.fromkeys([f.resolve() for f in agent_folders(folders)]):
+    for folder in dict.fromkeys([f.resolve() for f in find_agent_folders(folders)]):
         for file in _agent_files(folder):
             try:
                 found = load_agents_of_file(file)
@@ -400,7 +402,7 @@ def list_agents(folders: Iterable[Path] = ()) -> list[ListedAgent]:
     return listed
 
 
-def _resolved_own_folders() -> set[Path]:
+def _resolved_bundled_folders() -> set[Path]:
     return {folder.resolve() for folder in _bundled_folders()}
 
 
@@ -422,8 +424,8 @@ def find_bundled_agent(agent_id: str) -> AgentDefinition | None:
     return next((AgentLocation(file, wanted).load() for file in places if wanted and file.is_file()), None)
 
 
-def _strip_publisher(agent_id: str) -> str:
-    """Return the name in ``publisher/name@version``, else *agent_id*: without a version it may be a path."""
+def _strip_versioned_publisher(agent_id: str) -> str:
+    """Return the name in ``publisher/name@version`` and log the substitution; return any other *agent_id* unchanged."""
     name = name_of_published(agent_id) if "@" in agent_id else None
     if name is None:
         return agent_id
@@ -446,7 +448,7 @@ def load_agents_of_file(file: Path) -> tuple[AgentDefinition, ...]:
     Raises:
         DefinitionError: naming the file and what it should hold.
     """
-    return load_sandboxed(file) if trust.is_sandboxed(file) else find_agents(load_module(file), str(file))
+    return load_sandboxed_agents(file) if trust.is_sandboxed(file) else get_module_agents(load_module(file), str(file))
 
 
 def load_agents_from_source(file: Path, source: bytes) -> tuple[AgentDefinition, ...]:
@@ -456,7 +458,9 @@ def load_agents_from_source(file: Path, source: bytes) -> tuple[AgentDefinition,
     Raises:
         DefinitionError: naming the file, when loading that fails or it holds no agent.
     """
-    return find_agents(_load_or_raise(file, lambda: load_module_from_source(file, source)), str(file))
+    return get_module_agents(
+        _load_with_definition_errors(file, lambda: load_module_from_source(file, source)), str(file)
+    )
 
 
 def find_schedules(module: ModuleType, name: str) -> tuple[Schedule, ...]:
@@ -470,7 +474,7 @@ def find_schedules(module: ModuleType, name: str) -> tuple[Schedule, ...]:
     if one is None and several is None:
         return ()
     # Most modules have none, and need not wait for what schedules are made of.
-    from stepengine.engine.schedules import Schedule, check_unique_ids
+    from stepengine.engine.schedules import Schedule, require_unique_ids
 
     if not isinstance(one, Schedule) and not (
         isinstance(several, list | tuple) and any(isinstance(member, Schedule) for member in several)
@@ -481,7 +485,7 @@ def find_schedules(module: ModuleType, name: str) -> tuple[Schedule, ...]:
         msg = f"{name}: holds both 'schedule' and 'schedules'; one of them would be fine"
         raise DefinitionError(msg)
     try:
-        return check_unique_ids([one] if isinstance(one, Schedule) else several or ())
+        return require_unique_ids([one] if isinstance(one, Schedule) else several or ())
     except DefinitionError as error:
         msg = f"{name}: {error.message}"
         raise DefinitionError(msg) from None
@@ -498,7 +502,7 @@ def load_tools_of_file(file: Path) -> tuple[ToolLike | ToolSource, ...]:
 
 
 def find_tools(module: ModuleType) -> tuple[ToolLike | ToolSource, ...]:
-    """Return the tools in ``tools`` of a module. Names in it are for its agents; a list without any tool is something else."""
+    """Return the tool objects in the ``tools`` list of a module; none if the list holds only names."""
     given = getattr(module, "tools", ())
     has_tools = isinstance(given, list | tuple) and any(isinstance(one, ToolLike | ToolSource) for one in given)
     return tuple([one for one in given if not isinstance(one, str)]) if has_tools else ()
@@ -533,10 +537,10 @@ def load_module(file: Path) -> ModuleType:
     if trust.is_sandboxed(file):
         msg = f"{file}: is not imported, since it is set to run in the sandbox alone"
         raise DefinitionError(msg)
-    return _load_or_raise(file, lambda: load_module_at(file))
+    return _load_with_definition_errors(file, lambda: load_module_at(file))
 
 
-def _load_or_raise(file: Path, load: Callable[[], ModuleType]) -> ModuleType:
+def _load_with_definition_errors(file: Path, load: Callable[[], ModuleType]) -> ModuleType:
     try:
         return load()
     except DefinitionError as error:
@@ -555,8 +559,8 @@ def _agent_files(folder: Path) -> Iterator[Path]:
     return (f for f in sorted(folder.glob("*.py")) if not f.name.startswith("_"))
 
 
-def _find_in_folder(folder: Path, wanted: str, broken: list[str]) -> AgentLocation | None:
-    """Return where a folder has an agent; why other files of it cannot be loaded is added to *broken*."""
+def _find_agent_in_folder(folder: Path, wanted: str, broken: list[str]) -> AgentLocation | None:
+    """Return the location of an agent in a folder, or ``None``; append load errors of other files to *broken*."""
     named = folder / f"{wanted.replace('-', '_')}.py"
     if named.is_file():
         return AgentLocation(named, wanted if len(load_agents_of_file(named)) > 1 else "")
@@ -576,6 +580,6 @@ def _load_error_text(file: Path, error: DefinitionError) -> str:
     return error.message if error.message.startswith(f"{file}:") else f"{file}: {error.message}"
 
 
-def warn_of_skipped_file(said: str) -> None:
+def warn_of_skipped_file(problem: str) -> None:
     """Warn that a file of a folder cannot be loaded, with a ``BrokenFile`` warning that says why."""
-    warnings.warn(f"{said}; this file is left out", BrokenFile, stacklevel=3)
+    warnings.warn(f"{problem}; this file is left out", BrokenFile, stacklevel=3)

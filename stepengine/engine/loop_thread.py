@@ -62,15 +62,15 @@ class LoopThread:
         if here is not None:
             blocked |= {id(here)}
         if id(self) not in blocked:
-            return self._run(make, blocked)
+            return self._run_and_wait(make, blocked)
         other = LoopThread()
         try:
-            return other._run(make, blocked)
+            return other._run_and_wait(make, blocked)
         finally:
             other.close()
 
     def close(self) -> None:
-        """End what still runs in the loop, then the thread; the next ``run`` starts another one."""
+        """Stop the loop and wait for its thread to end; the next ``run`` starts another one."""
         with self._lock:
             thread, loop = self._thread, self._loop
             self._thread = self._loop = None
@@ -81,7 +81,7 @@ class LoopThread:
         if thread is not threading.current_thread():
             thread.join(JOIN_SECONDS)
 
-    def _run(self, make: Callable[[], Coroutine[Any, Any, T]], blocked: frozenset[int]) -> T:
+    def _run_and_wait(self, make: Callable[[], Coroutine[Any, Any, T]], blocked: frozenset[int]) -> T:
         future: Future[T] = Future()
         tasks: list[asyncio.Task[None]] = []
         loop = self._ensure_started()
@@ -113,12 +113,14 @@ class LoopThread:
         with self._lock:
             if self._loop is None or self._thread is None or not self._thread.is_alive():
                 ready: Future[asyncio.AbstractEventLoop] = Future()
-                self._thread = threading.Thread(target=self._serve, args=(ready,), name="stepengine-loop", daemon=True)
+                self._thread = threading.Thread(
+                    target=self._run_loop, args=(ready,), name="stepengine-loop", daemon=True
+                )
                 self._thread.start()
                 self._loop = ready.result()
             return self._loop
 
-    def _serve(self, ready: Future[asyncio.AbstractEventLoop]) -> None:
+    def _run_loop(self, ready: Future[asyncio.AbstractEventLoop]) -> None:
         _own.thread = self
         with asyncio.Runner() as runner:
             loop = runner.get_loop()

@@ -11,7 +11,7 @@ from stepengine.errors import DefinitionError
 EXPECTED = "`agent = AgentDefinition(...)` or `agents = [AgentDefinition(...), ...]` at module level"
 
 
-def find_agents(module: ModuleType, name: str) -> tuple[AgentDefinition, ...]:
+def get_module_agents(module: ModuleType, name: str) -> tuple[AgentDefinition, ...]:
     """
     Return the agents of a module, which is called *name* in messages; at least one.
 
@@ -42,7 +42,7 @@ def find_agents(module: ModuleType, name: str) -> tuple[AgentDefinition, ...]:
     return tuple(several)
 
 
-def load_sandboxed(file: Path) -> tuple[AgentDefinition, ...]:
+def load_sandboxed_agents(file: Path) -> tuple[AgentDefinition, ...]:
     """
     Return the agents of a file, which is not imported and whose handlers run in the sandbox.
 

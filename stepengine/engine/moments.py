@@ -156,10 +156,10 @@ EFFECT_TEXTS: Mapping[type[Leaf], Callable[[Any], str]] = {
     EndRuns: lambda effect: f"the end of the children at {', '.join(effect.children)}",
     RunInBackground: lambda effect: f"the end of agent {effect.agent_id} in the background",
 }
-"""Texts for ``effect_text``; an effect without an entry is described by its row."""
+"""Texts for ``describe_effect``; an effect without an entry is described by its row."""
 
 
-def effect_text(effect: Leaf) -> str:
+def describe_effect(effect: Leaf) -> str:
     """Return the request of an effect in one line, with nothing redacted."""
     return EFFECT_TEXTS.get(type(effect), summarize_effect)(effect)
 
@@ -169,7 +169,7 @@ def _shorten_json(value: object) -> str:
     return cut_after(text, SHOWN_CHARS)
 
 
-def _delegation_chain(generator: object) -> Iterator[object]:
+def _iterate_delegation_chain(generator: object) -> Iterator[object]:
     """Yield a generator, the one that it delegates to, and so on; the last may be any object."""
     for _ in range(MAX_FRAMES):
         if generator is None:
@@ -185,7 +185,7 @@ def iterate_frames(machine: object) -> Iterator[Frame]:
     author = machine.authors[-1]
     top: FrameKind = author.by
     program = author.program
-    for generator in _delegation_chain(author.steps):
+    for generator in _iterate_delegation_chain(author.steps):
         frame: FrameType | None = getattr(generator, "gi_frame", None)
         if frame is None:
             yield Frame(function=type(generator).__name__, kind="opaque")

@@ -40,13 +40,13 @@ def load_module_at(file: Path) -> ModuleType:
     if not resolved.stem.isidentifier():
         msg = f"{file}: an agent file is called like a Python module, such as 'code_reviewer.py'"
         raise DefinitionError(msg)
-    name = f"{_ensure_package(resolved.parent)}.{resolved.stem}"
+    name = f"{_register_folder_package(resolved.parent)}.{resolved.stem}"
     if name not in sys.modules:
         _clear_finder_caches()
     return importlib.import_module(name)
 
 
-def _ensure_package(folder: Path) -> str:
+def _register_folder_package(folder: Path) -> str:
     """Return the name of the package that the modules of a folder are loaded below."""
     package = f"{PREFIX}{sha256(str(folder).encode()).hexdigest()[:8]}"  # a process loads some dozen folders
     if package not in sys.modules:
@@ -90,7 +90,7 @@ def load_fresh_module(file: Path) -> ModuleType:
         Exception: whatever the code raises, ``SyntaxError`` included.
     """
     resolved = file.resolve()
-    package = _ensure_package(resolved.parent)
+    package = _register_folder_package(resolved.parent)
     _clear_finder_caches()
     module = _execute_source(package, resolved, resolved.read_bytes())
     # Nothing finds it by its name later, and what it holds (scripted errors with their frames) is released with it.

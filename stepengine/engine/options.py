@@ -36,7 +36,7 @@ __all__ = (
     "StartForkOptions",
     "StartOptions",
     "StartResumeOptions",
-    "read_options",
+    "validate_options",
 )
 
 AgentLike: TypeAlias = str | AgentDefinition
@@ -294,9 +294,9 @@ RUN = {
 MODEL_HINT = "; a model is set with AgentDefinition(model=...), Engine(default_model=...), or for one run with agent_models={id: model}"
 
 
-def read_options(method: str, kind: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def validate_options(method: str, kind: type[Any], options: Mapping[str, Any]) -> dict[str, Any]:
     """
-    Return the options of one of the engine's methods; *kind* is the ``TypedDict`` that has them.
+    Return a copy of an engine method's options after validating names and values; *kind* is the ``TypedDict`` with the valid names.
 
     Raises:
         InputError: for one that does not exist, or that is of another kind.

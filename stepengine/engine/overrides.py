@@ -34,13 +34,13 @@ class Override(NamedTuple):
     dependencies: Overrides = MappingProxyType({})
     budget: SharedBudget | None = None
 
-    def apply_to(self, tools: ToolSetting) -> ToolSetting:
+    def replace_tool_dependencies(self, tools: ToolSetting) -> ToolSetting:
         """Return *tools* with the dependencies replaced."""
         if not self.dependencies:
             return tools
         return attrs.evolve(tools, overrides={**tools.overrides, **self.dependencies})
 
-    def pay_for_calls(self, services: Services) -> Services:
+    def charge_calls_to_budget(self, services: Services) -> Services:
         """Return *services* whose model calls the budget pays for, if there is one."""
         budget = self.budget
         if budget is None:

@@ -26,7 +26,7 @@ from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition, normalised_id, split_agent_id
 from stepengine.data.tools import ToolLike
 from stepengine.engine import trust
-from stepengine.engine.modules import find_agents, load_sandboxed
+from stepengine.engine.modules import get_module_agents, load_sandboxed_agents
 from stepengine.errors import DefinitionError
 from stepengine.machine.author import find_raise_line
 from stepengine.tools.agent_tools import BUILT_IN, agents_of_tools, with_called_tools
@@ -162,18 +162,18 @@ class PackagedAgent:
             DefinitionError: when nobody agreed, its code fails, or has other agents or tools than its metadata says.
         """
         gate = trust.GATE.get()
-        if gate is not None and not gate.agrees(self.package.access_request):
+        if gate is not None and not gate.approves_access(self.package.access_request):
             msg = f"{self} was not loaded: nobody agreed to what its package wants"
             raise DefinitionError(msg)
-        held = _load_agents(self.package)
+        held = _load_and_verify_agents(self.package)
         known = held.agents.get(self.declared.id)
         if known is None:
-            problem = find_mismatches(self.package, held)
+            problem = find_declaration_mismatches(self.package, held)
             msg = f"{self.package}: {'; '.join(problem)}"
             raise DefinitionError(msg)
         return known
 
-    def find_sibling(self, agent_id: str) -> AgentDefinition | None:
+    def load_sibling(self, agent_id: str) -> AgentDefinition | None:
         """Return the agent of the same package with this id, or ``None``."""
         declared = self.package.agents.get(normalised_id(agent_id))
         return None if declared is None else PackagedAgent(self.package, declared).load()
@@ -182,8 +182,8 @@ class PackagedAgent:
 # --- which there are --------------------------------------------------------------------------------------------------
 
 
-def find_installed_packages() -> InstalledPackages:
-    """Return the packages with agents; nothing of them is imported."""
+def find_installed_agent_packages() -> InstalledPackages:
+    """Return the installed agent packages from their metadata; none of them is imported."""
     from importlib import metadata
 
     packages: list[Package] = []
@@ -215,7 +215,7 @@ def approve_package(name: str) -> trust.AccessRequest:
             stored; in a command that a tool runs.
     """
     trust.refuse_inside_tool("approve_package")
-    found, plain = find_installed_packages(), trust.normalise_package_name(name)
+    found, plain = find_installed_agent_packages(), trust.normalise_package_name(name)
     package = next((one for one in found.packages if trust.normalise_package_name(one.name) == plain), None)
     if package is None:
         said = [said for (_, theirs), said in found.problems.items() if trust.normalise_package_name(theirs) == plain]
@@ -226,43 +226,43 @@ def approve_package(name: str) -> trust.AccessRequest:
     return package.access_request
 
 
-def list_agent_versions() -> dict[str, str]:
+def list_agent_package_versions() -> dict[str, str]:
     """Return ``name==version`` of each agent of an installed package, by ``publisher/name``."""
     return {
         f"{p.publisher}/{agent_id}": f"{p.name}=={p.version}"
-        for p in find_installed_packages().packages
+        for p in find_installed_agent_packages().packages
         for agent_id in p.agents
     }
 
 
-def list_version_changes(history: History) -> list[str]:
+def describe_package_version_changes(history: History) -> list[str]:
     """Return a sentence for each package of recorded agents that has another version now, or is missing."""
     from stepengine.journal.history import describe_package_changes
 
     head = history.head
     if head is None or not head.packages:
         return []
-    return [*describe_package_changes(head, list_agent_versions(), history.name)]
+    return [*describe_package_changes(head, list_agent_package_versions(), history.name)]
 
 
-def find_agent(wanted: str) -> PackagedAgent | None:
+def find_published_agent(agent_id: str) -> PackagedAgent | None:
     """
-    Return the agent of a package that ``publisher/name`` or ``publisher/name@version`` means; ``None`` where there is none.
+    Return the packaged agent with the id ``publisher/name`` or ``publisher/name@version``, or ``None``.
 
     Raises:
         DefinitionError: when another version is installed, two packages have an agent of that id, or the package that could
             have it cannot be used.
     """
-    publisher, name, version = split_agent_id(wanted)
+    publisher, name, version = split_agent_id(agent_id)
     if publisher is None or name is None:
         return None
-    found = find_installed_packages()
+    found = find_installed_agent_packages()
     members = [
         PackagedAgent(p, p.agents[name]) for p in found.packages if p.publisher == publisher and name in p.agents
     ]
     if not members:
         if problem := next((said for (theirs, _), said in found.problems.items() if theirs == publisher), None):
-            msg = f"{wanted!r}: {problem}"
+            msg = f"{agent_id!r}: {problem}"
             raise DefinitionError(msg)
         return None
     if len(members) > 1:
@@ -270,9 +270,9 @@ def find_agent(wanted: str) -> PackagedAgent | None:
         msg = f"{members[0].id!r} is an agent of {both}, and neither is taken; uninstall one of them"
         raise DefinitionError(msg)
     (member,) = members
-    if version is not None and not _matches_version(version, member, wanted):
+    if version is not None and not _matches_version(version, member, agent_id):
         msg = (
-            f"{wanted!r} was asked for, and {member.package} is installed; install {member.package.name}=={version}, "
+            f"{agent_id!r} was asked for, and {member.package} is installed; install {member.package.name}=={version}, "
             f"or ask for {member.id!r}"
         )
         raise DefinitionError(msg)
@@ -384,7 +384,7 @@ def parse_declaration(content: bytes, where: str = FILE) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         msg = f"{where} is not JSON: {error}"
         raise DefinitionError(msg) from None
-    _check_object(told, where, "format", "agents", "reads", "writes", "hosts")
+    _require_object(told, where, "format", "agents", "reads", "writes", "hosts")
     _require(
         told.get("format") == FORMAT,
         f"{where}: its format is {_short_repr(told.get('format'))}; {FORMAT!r} would be fine",
@@ -394,8 +394,11 @@ def parse_declaration(content: bytes, where: str = FILE) -> dict[str, Any]:
         isinstance(agents, dict) and 0 < len(agents) <= MAX_AGENTS,
         f"{where}: agents are an object with 1 to {MAX_AGENTS} members",
     )
-    found = [_read_declared(str(key), value, f"{where}: agents.{str(key)[:ID_CHARS]}") for key, value in agents.items()]
-    lists = {name: _check_texts(told.get(name, []), f"{where}: {name}") for name in ("reads", "writes", "hosts")}
+    found = [
+        _parse_declared_agent(str(key), value, f"{where}: agents.{str(key)[:ID_CHARS]}")
+        for key, value in agents.items()
+    ]
+    lists = {name: _require_texts(told.get(name, []), f"{where}: {name}") for name in ("reads", "writes", "hosts")}
     lists["hosts"] = tuple([_ascii_host(host, f"{where}: hosts") for host in lists["hosts"]])
     declared = {"agents": {each.id: each for each in found}, **lists}
     wanted = len({name for each in found for name in (*each.tools, *each.spawns)}) + sum(map(len, lists.values()))
@@ -426,12 +429,12 @@ def _ascii_host(host: str, where: str) -> str:
     return found
 
 
-def _read_declared(agent_id: str, value: object, where: str) -> DeclaredAgent:
+def _parse_declared_agent(agent_id: str, value: object, where: str) -> DeclaredAgent:
     _require(
         ID.fullmatch(agent_id) is not None and len(agent_id) <= ID_CHARS,
         f"{where} is not an id such as 'code-reviewer'",
     )
-    told = _check_object(value, where, "description", "tools", "spawns")
+    told = _require_object(value, where, "description", "tools", "spawns")
     description, tools = told.get("description", ""), told.get("tools", {})
     _require(
         isinstance(description, str) and len(description) <= DESCRIPTION_CHARS,
@@ -441,7 +444,7 @@ def _read_declared(agent_id: str, value: object, where: str) -> DeclaredAgent:
         isinstance(tools, dict) and len(tools) <= MAX_MEMBERS,
         f"{where}.tools are an object of at most {MAX_MEMBERS} tools",
     )
-    _check_texts(
+    _require_texts(
         [*tools, *[kind or "none" if isinstance(kind, str) else kind for kind in tools.values()]], f"{where}.tools"
     )
     for name, kind in tools.items():
@@ -453,10 +456,10 @@ def _read_declared(agent_id: str, value: object, where: str) -> DeclaredAgent:
             is_plain,
             f"{where}.tools has {_short_repr(name)}: {_short_repr(kind)}; names and categories have the letters a to z, digits, '_' and '-'",
         )
-    return DeclaredAgent(agent_id, description, tools, _check_texts(told.get("spawns", []), f"{where}.spawns"))
+    return DeclaredAgent(agent_id, description, tools, _require_texts(told.get("spawns", []), f"{where}.spawns"))
 
 
-def _check_object(value: object, where: str, *known: str) -> dict[str, Any]:
+def _require_object(value: object, where: str, *known: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         msg = f"{where} is {_short_repr(value)}, and no object"
         raise DefinitionError(msg)
@@ -468,7 +471,7 @@ def _check_object(value: object, where: str, *known: str) -> dict[str, Any]:
     return value
 
 
-def _check_texts(value: object, where: str) -> tuple[str, ...]:
+def _require_texts(value: object, where: str) -> tuple[str, ...]:
     texts = value if isinstance(value, list) else [value]
     fits = [
         isinstance(one, str) and 0 < len(one) <= TEXT_CHARS and one.isprintable() for one in texts[: 2 * MAX_MEMBERS]
@@ -503,33 +506,33 @@ _HELD: dict[tuple[str, str, str, Path, bool], PackageAgents] = {}
 _MEMBERS: dict[int, tuple[AgentDefinition, PackagedAgent]] = {}
 
 
-def find_package_member(definition: AgentDefinition) -> PackagedAgent | None:
-    """Return which agent of a package *definition* is; ``None`` for one that was not loaded from a package."""
+def packaged_agent_from_definition(definition: AgentDefinition) -> PackagedAgent | None:
+    """Return the packaged agent from which *definition* was loaded; ``None`` for one that is not of a package."""
     found = _MEMBERS.get(id(definition))
     return None if found is None else found[1]
 
 
-def register_variant(made: AgentDefinition, original: AgentDefinition) -> None:
+def register_in_same_package(made: AgentDefinition, original: AgentDefinition) -> None:
     """Register *made*, evolved from *original*, as an agent of the same package, if that is of one."""
-    member = find_package_member(original)
+    member = packaged_agent_from_definition(original)
     if member is not None:
         _MEMBERS[id(made)] = made, member
 
 
 def published_id(definition: AgentDefinition) -> str:
     """Return the id by which an agent is found: its own, or ``publisher/name`` for a package's agent."""
-    member = find_package_member(definition)
+    member = packaged_agent_from_definition(definition)
     return definition.id if member is None else member.id
 
 
-def _load_agents(package: Package) -> PackageAgents:
+def _load_and_verify_agents(package: Package) -> PackageAgents:
     """Return the agents of a package, imported and compared with its metadata once."""
     key = (package.name, package.version, package.value, package.folder, package.name in trust.SANDBOXED.get())
     if key not in _HELD:
         held = (
             _load_sandboxed_agents(package) if package.name in trust.SANDBOXED.get() else import_agents(package.value)
         )
-        if problems := find_mismatches(package, held):
+        if problems := find_declaration_mismatches(package, held):
             msg = f"{package} is not as its {FILE} says: {'; '.join(problems)}. Nothing of it is used"
             raise DefinitionError(msg)
         _HELD[key] = held
@@ -544,7 +547,7 @@ def _load_sandboxed_agents(package: Package) -> PackageAgents:
     for file in sorted(package.folder.glob("*.py")):
         if not file.name.startswith("_"):
             try:
-                agents += load_sandboxed(file)
+                agents += load_sandboxed_agents(file)
             except DefinitionError as error:
                 problems.append(error.message)
     if not agents:
@@ -553,18 +556,18 @@ def _load_sandboxed_agents(package: Package) -> PackageAgents:
     return PackageAgents(_index_by_id(agents, str(package)), tuple(problems))
 
 
-def import_agents(value: str) -> PackageAgents:
+def import_agents(entry_point: str) -> PackageAgents:
     """
     Import the module of an entry point, and return its agents.
 
     Args:
-        value: A module with ``agent`` or ``agents``, a package whose modules have them, or ``module:attribute`` of an agent, a
+        entry_point: A module with ``agent`` or ``agents``, a package whose modules have them, or ``module:attribute`` of an agent, a
             list of agents or such a module.
 
     Raises:
         DefinitionError: when the module cannot be imported, or names no agent.
     """
-    module, _, attribute = value.partition(":")
+    module, _, attribute = entry_point.partition(":")
     held: Any = _import_module(module)
     for name in filter(None, attribute.split(".")):
         held = getattr(held, name, None)
@@ -572,21 +575,21 @@ def import_agents(value: str) -> PackageAgents:
         return _load_agents_of_module(held)
     agents = [held] if isinstance(held, AgentDefinition) else held
     if not isinstance(agents, list | tuple) or not agents or not all(isinstance(a, AgentDefinition) for a in agents):
-        msg = f"{value!r} is {_short_repr(held)}; an agent, a list of agents, or a module with `agent` or `agents` would be fine"
+        msg = f"{entry_point!r} is {_short_repr(held)}; an agent, a list of agents, or a module with `agent` or `agents` would be fine"
         raise DefinitionError(msg)
-    return PackageAgents(_index_by_id(agents, value))
+    return PackageAgents(_index_by_id(agents, entry_point))
 
 
 def _load_agents_of_module(module: ModuleType) -> PackageAgents:
     """Return the agents of a module, or those of all modules in a package; modules without agents are skipped."""
     if hasattr(module, "agent") or hasattr(module, "agents") or not hasattr(module, "__path__"):
-        return PackageAgents(_index_by_id(find_agents(module, module.__name__), module.__name__))
+        return PackageAgents(_index_by_id(get_module_agents(module, module.__name__), module.__name__))
     agents, problems = list[AgentDefinition](), list[str]()
     files = [file for folder in module.__path__ for file in sorted(Path(folder).glob("*.py"))]
     for file in [file for file in files if file.stem.isidentifier() and not file.name.startswith("_")]:
         try:
             found = _import_module(f"{module.__name__}.{file.stem}")
-            agents += find_agents(found, file.name) if {"agent", "agents"} & {*vars(found)} else ()
+            agents += get_module_agents(found, file.name) if {"agent", "agents"} & {*vars(found)} else ()
         except DefinitionError as error:
             problems.append(error.message)
     return PackageAgents(_index_by_id(agents, module.__name__), tuple(problems))
@@ -635,7 +638,7 @@ def _tools_with_categories(agent: AgentDefinition) -> Iterator[tuple[str, str]]:
         yield tool.spec.name, tool.spec.category
 
 
-def find_mismatches(package: Package, held: PackageAgents) -> list[str]:
+def find_declaration_mismatches(package: Package, held: PackageAgents) -> list[str]:
     """Return a sentence for each difference between a package's code and its declaration."""
     problems: list[str] = []
     for agent_id in sorted({*package.agents} - {*held.agents}):

@@ -45,7 +45,7 @@ def make_project(folder: Path, *, package: bool = False) -> list[str]:
     Raises:
         DefinitionError: when one of its files exists already, or *folder* cannot be written; no file is overwritten.
     """
-    name, module = make_project_names(folder)
+    name, module = derive_project_and_module_names(folder)
     words = {NAME: name, MODULE: module} | (
         {"from agents.todos import": f"from {module}.todos import", '"agents/todos.py"': f'"src/{module}/todos.py"'}
         if package
@@ -83,13 +83,13 @@ def _find_templates(*, package: bool) -> Iterator[tuple[str, Path]]:
         yield str(file.relative_to(PACKAGE)).removesuffix(SAMPLE), file
 
 
-def _fill_template(text: str, words: Mapping[str, str]) -> str:
-    for word, meant in words.items():
+def _fill_template(text: str, replacements: Mapping[str, str]) -> str:
+    for word, meant in replacements.items():
         text = text.replace(word, meant)
     return text
 
 
-def make_project_names(folder: Path) -> tuple[str, str]:
+def derive_project_and_module_names(folder: Path) -> tuple[str, str]:
     """Return the name of a project in *folder*, and of its module."""
     name = ODD.sub("-", folder.resolve().name.lower()).strip("-") or "agent"
     module = name.replace("-", "_")

@@ -129,16 +129,16 @@ class ReplayedTree:
         self._recorded_part = cast("RecordedPart", session.recorded_part)
         self._resources: dict[str, RunResources] = {}
 
-    def start(self, plan: RunPlan, state: AgentState, path: str) -> ReplayedRun:
+    def start_run(self, plan: RunPlan, state: AgentState, path: str) -> ReplayedRun:
         """Start a run, and let its machine continue to its first effect."""
         run = self.runs[path] = ReplayedRun(path, plan, state)
         if plan.hooks:
             run.plan = plan = attrs.evolve(plan, hooks=_with_recorded_calls(plan.hooks, run.hooks.append))
         run.machine = self._services.machine(plan, state)
-        self._send(run, None)
+        self._send_to_machine(run, None)
         return run
 
-    def get_or_start(self, path: str) -> ReplayedRun:
+    def get_or_start_run(self, path: str) -> ReplayedRun:
         """Return the run at a path; a child starts when its first result or its state is needed."""
         # Started late, when its first result is due or somebody looks: a run of thousands of children is stepped
         # through with those alone that are under way.
@@ -146,10 +146,10 @@ class ReplayedTree:
         if known is not None:
             return known
         above, seq = get_starter_address(path)
-        parent = self.get_or_start(above)
+        parent = self.get_or_start_run(above)
         item = parent.waits.get(seq)
         if item is None:
-            raise self._error_for_absent(parent, (above, seq))
+            raise self._make_unexpected_result_error(parent, (above, seq))
         plan, state = self._services.planner(parent.plan, item.effect, path)
         known_end = self._history.results.get((above, seq))
         if isinstance(item.effect, Spawn) and item.effect.is_background:
@@ -157,7 +157,7 @@ class ReplayedTree:
         elif known_end is not None and isinstance(self._history.outcome(known_end), Failure):
             # Another member of its race won: nothing that it asks for then is recorded.
             self._replayer.ends.mark_race_loser(path)
-        return self.start(plan, state, path)
+        return self.start_run(plan, state, path)
 
     def apply_results_until(self, position: int) -> None:
         """
@@ -174,9 +174,9 @@ class ReplayedTree:
             # Effects with an applied result were compared before.
             tape.verified = max(tape.verified, self.position)
 
-    def find_unused_record(self) -> ReplayDivergence | None:
+    def find_unused_record_error(self) -> ReplayDivergence | None:
         """Return the error for records that the ended root run did not reach; ``None`` before its end, or if it reached all."""
-        if self.position < self._tape.last or not self._history.is_complete:
+        if self.position < self._tape.last_position or not self._history.is_complete:
             return None
         root = self.runs[""]
         return (
@@ -185,11 +185,11 @@ class ReplayedTree:
             else self._recorded_part.make_unused_error(root.plan.definition.id, root.finished.error)
         )
 
-    def list_accepted(self) -> list[str]:
+    def list_accepted_addresses(self) -> list[str]:
         """Return the addresses of the effects that differ from the record and got its outcome, as ``AllowedDifferences`` permits."""
         return [format_address(note.path, note.seq) for note in self._replayer.acceptance.notes]
 
-    def get_variables(self, path: str) -> dict[str, str]:
+    def get_program_variables(self, path: str) -> dict[str, str]:
         """Return the variables that programs have left in a run, as texts by name."""
         found = [one for one in self._resources.get(path, ()) if isinstance(one, ProgramVariables)]
         return {name: text for one in found for name, text in one.variables().items()}
@@ -211,22 +211,22 @@ class ReplayedTree:
     # --- results ------------------------------------------------------------------------------------------------------
 
     def _apply_result(self, path: str, seq: int) -> None:
-        run = self.get_or_start(path)
+        run = self.get_or_start_run(path)
         known = self._history.results[run.path, seq]
         if seq == -1:
             self._apply_background_end(run, known)
-            self._count(known)
+            self._advance_position(known)
             return
         item = run.waits.get(seq)
         if item is None:
-            raise self._error_for_absent(run, (run.path, seq))
+            raise self._make_unexpected_result_error(run, (run.path, seq))
         outcome = self._replay_outcome(run, item, known)
-        self._count(known)
+        self._advance_position(known)
         run.slots[seq] = outcome
         if len(run.slots) == len(run.waits):
-            self._answer(run)
+            self._send_outcomes(run)
 
-    def _count(self, known: Result) -> None:
+    def _advance_position(self, known: Result) -> None:
         self.position += 1
         self.at = max(self.at, known.at)
 
@@ -234,14 +234,14 @@ class ReplayedTree:
         """Return the recorded outcome of an effect; replay the child runs that it starts or waits for."""
         effect = item.effect
         if isinstance(effect, Spawn) and effect.is_background:
-            return self._start_in_background(run, item, known)
+            return self._replay_background_start(run, item, known)
         if isinstance(effect, RUNS):
             return self._replay_child_end(item, known)
         outcome = self._replayer.answer(known, item)
         return self._add_child_results(run, item, outcome) if isinstance(effect, (AwaitRuns, EndRuns)) else outcome
 
-    def _error_for_absent(self, run: ReplayedRun, address: Address) -> StepEngineError:
-        """Return the error for a recorded result that a run does not wait for, because it has ended or does something else."""
+    def _make_unexpected_result_error(self, run: ReplayedRun, address: Address) -> StepEngineError:
+        """Return the error for a recorded result that a run does not wait for."""
         unused = self._recorded_part.make_unused_error(
             run.plan.definition.id, None if run.finished is None else run.finished.error
         )
@@ -251,14 +251,14 @@ class ReplayedTree:
             unused = make_divergence_error(self._history, address, "unused", asked=said, location=location)
         return self._writer.record_fatal_error(unused)
 
-    def _answer(self, run: ReplayedRun) -> None:
+    def _send_outcomes(self, run: ReplayedRun) -> None:
         """Send the outcomes of all waiting effects to the machine of a run."""
         run.hooks.clear()
         effect = run.effect
         outcomes = [run.slots[seq] for seq in run.waits]
-        self._send(run, Gathered(tuple(outcomes)) if isinstance(effect, Gather) else outcomes[0])
+        self._send_to_machine(run, Gathered(tuple(outcomes)) if isinstance(effect, Gather) else outcomes[0])
 
-    def _send(self, run: ReplayedRun, outcome: Outcome | None) -> None:
+    def _send_to_machine(self, run: ReplayedRun, outcome: Outcome | None) -> None:
         """Send an outcome to a machine, and let it continue to its next effect or its end."""
         run.effect, run.waits, run.slots = None, {}, {}
         try:
@@ -302,27 +302,27 @@ class ReplayedTree:
 
     # --- children -----------------------------------------------------------------------------------------------------
 
-    def _start_in_background(self, run: ReplayedRun, item: Item, known: Result) -> Single:
-        """Return the outcome of a background start, a reference to the child; start the child for its plan."""
+    def _replay_background_start(self, run: ReplayedRun, item: Item, known: Result) -> Single:
+        """Start a recorded background child and return the outcome of its start, a reference to it."""
         refused = self._replayer.find_refused_outcome(item.address, item)
         if refused is not None:
             return refused
         path = child_path(item.path, item.effect.seq)
         if path not in run.background:
             try:
-                self.get_or_start(path)
+                self.get_or_start_run(path)
             except ReplayDivergence:
                 raise
             except StepEngineError as error:
-                return self._confirm(known, Failure(error, known.at), item)
+                return self._confirm_child_outcome(known, Failure(error, known.at), item)
         return self._replayer.answer(known, item)
 
     def _apply_background_end(self, run: ReplayedRun, known: Result) -> None:
         """Apply the end of a background child, which is recorded at the child's own path."""
         parent = self.runs.get(get_starter_address(run.path)[0])
         if parent is None or run.path not in parent.background:
-            raise self._error_for_absent(run, (run.path, -1))
-        ended = self._confirm(known, Value(self._finish_run(run).as_child(), known.at), run.end)
+            raise self._make_unexpected_result_error(run, (run.path, -1))
+        ended = self._confirm_child_outcome(known, Value(self._finish_run(run).as_child(), known.at), run.end)
         parent.background[run.path] = ended.value  # type: ignore[union-attr]  # how a run ended is a value
         self.close(run.path)
 
@@ -334,24 +334,24 @@ class ReplayedTree:
         for path in outcome.value.done:
             child = run.background.get(path) or run.reported.get(path)
             if child is None:
-                raise self._error_for_absent(run, item.address)
+                raise self._make_unexpected_result_error(run, item.address)
             ended[path] = run.reported[path] = child
             run.background.pop(path, None)
         return attrs.evolve(outcome, value=attrs.evolve(outcome.value, ended=ended))
 
     def _replay_child_end(self, item: Item, known: Result) -> Single:
-        """Replay a child, or a tool's body, to its end, and return its outcome, which is the recorded one."""
+        """Replay a child or tool body to its end, and return its recorded outcome."""
         effect, address = item.effect, item.address
         path = child_path(*address)
         refused = self._replayer.find_refused_outcome(address, item)
         if refused is not None:
             if (path, 0) in self._history.intents:
                 # It had begun when another member of its race won, and did no more.
-                self.get_or_start(path)
+                self.get_or_start_run(path)
                 self.close(path)
             return refused
         try:
-            run = self.get_or_start(path)
+            run = self.get_or_start_run(path)
         except ReplayDivergence:
             raise
         except StepEngineError as error:
@@ -362,9 +362,9 @@ class ReplayedTree:
         else:
             given = _outcome_of_run(self._finish_run(run), item, known.at)
             del self.runs[path]
-        return self._confirm(known, given, item)
+        return self._confirm_child_outcome(known, given, item)
 
-    def _confirm(self, known: Result, outcome: Value | Failure, item: Item) -> Single:
+    def _confirm_child_outcome(self, known: Result, outcome: Value | Failure, item: Item) -> Single:
         """Return the recorded outcome of a child run, if *outcome* is the same; raise ``ReplayDivergence`` if not."""
         confirmed = self._replayer.confirm_child_end(known, outcome, item)
         assert confirmed is not None  # noqa: S101 - nothing is performed, so nothing can be new
@@ -375,16 +375,16 @@ class ReplayedTree:
         while run.finished is None:
             for seq, item in run.waits.items():
                 if seq not in run.slots:
-                    run.slots[seq] = self._make_stop(item)
-            self._answer(run)
+                    run.slots[seq] = self._make_recorded_stop(item)
+            self._send_outcomes(run)
         finished = run.finished
         if run.background:
-            finished = finished.add_children([self._end_unreceived_child(path, run) for path in run.background])
+            finished = finished.add_children([self._finish_unreceived_child(path, run) for path in run.background])
         run.background.clear()
         run.finished = finished
         return finished
 
-    def _end_unreceived_child(self, path: str, run: ReplayedRun) -> ChildResult:
+    def _finish_unreceived_child(self, path: str, run: ReplayedRun) -> ChildResult:
         """Return the end or suspension of a background child that its parent never received."""
         child = run.background[path]
         if child is not None:
@@ -393,7 +393,7 @@ class ReplayedTree:
         del self.runs[path]
         return ended
 
-    def _make_stop(self, item: Item) -> Stop:
+    def _make_recorded_stop(self, item: Item) -> Stop:
         address = item.address
         if isinstance(item.effect, AskPerson):
             return self._replayer.ends.make_record_end_stop(item.path, render_questions(item))
@@ -402,7 +402,7 @@ class ReplayedTree:
             stop = self._replayer.ends.make_record_end_stop(item.path, (), waits=isinstance(item.effect, WAITS))
             return attrs.evolve(stop, begun=self._replayer.find_stopped_call_usage(item))
         path = child_path(*address)
-        ended = self._finish_run(self.get_or_start(path))
+        ended = self._finish_run(self.get_or_start_run(path))
         del self.runs[path]
         if isinstance(item.effect, CallBody):
             return attrs.evolve(
@@ -424,10 +424,11 @@ def _outcome_of_run(ended: Finished, item: Item, at: int) -> Value:
 # --- recorded hooks -------------------------------------------------------------------------------------------------
 
 
-def _with_recorded_calls(hooks: Hooks, note: Callable[[HookCall], None]) -> Hooks:
-    """Return hooks that behave like *hooks* and report each call with its return value to *note*."""
+def _with_recorded_calls(hooks: Hooks, record_call: Callable[[HookCall], None]) -> Hooks:
+    """Return hooks that behave like *hooks* and report each call with its return value to *record_call*."""
     points = {
-        point: tuple([_RecordedHook(hook, point, note) for hook in hooks.get_hooks(point)]) for point in HOOK_POINTS
+        point: tuple([_RecordedHook(hook, point, record_call) for hook in hooks.get_hooks(point)])
+        for point in HOOK_POINTS
     }
     return Hooks(**points)
 

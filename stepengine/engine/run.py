@@ -73,17 +73,17 @@ class EngineRun:
         """Run in the background of the running event loop; *turns* makes the turns that follow in a kept-open handle."""
         self.handle = handle = RunHandle(self.tree, self, turns=turns)
         self._mark_active()
-        handle.on_end(self._leave)  # also where its task is cancelled before it begins
+        handle.on_end(self._mark_ended)  # also where its task is cancelled before it begins
         return handle
 
     def _mark_active(self) -> None:
         self.loop = asyncio.get_running_loop()
         self._active.add(self)
 
-    def _leave(self) -> None:
+    def _mark_ended(self) -> None:
         self._active.discard(self)
         self.handle = None
-        self.close_if_unstarted()
+        self.close_journal_if_unstarted()
         while self._callbacks:
             with contextlib.suppress(RuntimeError):  # that loop is closed: nobody waits any more
                 self._callbacks.pop()()
@@ -115,7 +115,11 @@ class EngineRun:
         self._is_started = True
         self._mark_active()
         try:
-            result = self._result(await self._drive()) if self.turn is None else await self._in_session(self.turn)
+            result = (
+                self._make_result(await self._run_and_record_end())
+                if self.turn is None
+                else await self._run_in_session(self.turn)
+            )
             if tree.hub.is_kept_open:
                 tree.hub.emit(PhaseChanged(phase=RunPhase.IDLE))
             tree.hub.finish(result)
@@ -124,7 +128,7 @@ class EngineRun:
             tree.hub.end_subscriptions()
             if self.journaled_run is not None:
                 self.journaled_run.writer.close()
-            self._leave()
+            self._mark_ended()
         crash = tree.leftovers.reraise or tree.hub.failures.crash
         if crash is not None:
             raise crash
@@ -134,18 +138,18 @@ class EngineRun:
             raise asyncio.CancelledError
         return result
 
-    async def _drive(self, *, begins: bool = True) -> Finished:
+    async def _run_and_record_end(self, *, records_end: bool = True) -> Finished:
         finished = self._add_tree_warnings(await self.tree.run())
         self.began = finished.began
         # What never began or was broken off has no end that could be written down: who resumes it goes on where it was.
-        if self.journaled_run is None or not (begins and self.tree.root.has_ended):
+        if self.journaled_run is None or not (records_end and self.tree.root.has_ended):
             return finished
         from stepengine.journal.run_end import finish_run  # a run that is not recorded loads no journal
 
         recorded = finish_run(self.journaled_run, finished, self._find_waits(finished))
         return await self._await_despite_cancel(recorded)
 
-    async def _in_session(self, turn: Turn) -> RunResult:
+    async def _run_in_session(self, turn: Turn) -> RunResult:
         tree = self.tree
         try:
             if not await tree.wait_for(turn.access.enter):
@@ -153,9 +157,11 @@ class EngineRun:
                 error = tree.root.stopping.error
                 machine = make_failing_machine(error if isinstance(error, StepEngineError) else None)
                 tree.services = attrs.evolve(tree.services, machine=machine)
-                return attrs.evolve(self._result(await self._drive(begins=False)), session_saved=False)
+                return attrs.evolve(
+                    self._make_result(await self._run_and_record_end(records_end=False)), session_saved=False
+                )
             await turn.start_run(self)
-            result = self._result(await self._drive())
+            result = self._make_result(await self._run_and_record_end())
             return await self._await_despite_cancel(turn.save_result(result, tree.root.plan, began=self.began))
         finally:
             turn.access.leave()
@@ -182,12 +188,12 @@ class EngineRun:
         waits = [one for _, known in standing for one in known if one.kind != "question"]
         return (*asks, *waits)
 
-    def close_if_unstarted(self) -> None:
+    def close_journal_if_unstarted(self) -> None:
         """Close the journal if the run never started, because its stream was not iterated."""
         if self.journaled_run is not None and not self._is_started:
             self.journaled_run.writer.close()
 
-    def _result(self, finished: Finished) -> RunResult:
+    def _make_result(self, finished: Finished) -> RunResult:
         tree, waits = self.tree, self._find_waits(finished)
         return finished.as_result(
             pending_questions=tuple([one.question for one in waits if one.question is not None]),
@@ -202,7 +208,7 @@ class EngineRun:
         tree = self.tree
         texts = [*tree.hub.failures.warnings, *tree.questions.given.unused]
         if tree.inboxes.root and not tree.hub.is_kept_open:
-            texts.append(undelivered_warning(len(tree.inboxes.root)))
+            texts.append(undelivered_messages_warning(len(tree.inboxes.root)))
         return finished.add_warnings(texts) if texts else finished
 
 
@@ -214,7 +220,7 @@ def raise_at_step_limit(result: RunResult, limits: Limits) -> None:
         raise error
 
 
-def undelivered_warning(count: int) -> str:
+def undelivered_messages_warning(count: int) -> str:
     """Return the warning about messages that did not reach a run."""
     return f"the run ended before {count} of the messages that were sent to it were delivered"
 
@@ -258,34 +264,36 @@ def make_failing_machine(error: StepEngineError | None) -> MachineMaker:
     return machine
 
 
-def warn_after_close(forgotten: Sequence[EngineRun], left: Sequence[EngineRun]) -> None:
+def warn_of_abandoned_runs(unused: Sequence[EngineRun], still_running: Sequence[EngineRun]) -> None:
     """Warn of background runs that were ended without a use of their handles, and of runs that could not be ended."""
-    if forgotten:
-        ids = ", ".join([live.tree.root.state.run_id for live in forgotten])
+    if unused:
+        ids = ", ".join([live.tree.root.state.run_id for live in unused])
         msg = f"the engine was closed while nobody had asked for the result of {ids}; await handle.result() or use `async with`"
         warnings.warn(msg, ResourceWarning, stacklevel=3)
-    if left:
-        msg = f"the engine was closed, but these runs could not be ended and go on: {', '.join(map(str, left))}"
+    if still_running:
+        msg = (
+            f"the engine was closed, but these runs could not be ended and go on: {', '.join(map(str, still_running))}"
+        )
         LOGGER.warning(msg)
         warnings.warn(msg, ResourceWarning, stacklevel=3)
 
 
-async def stop_and_wait(
-    active: Collection[EngineRun], blocked: asyncio.AbstractEventLoop | None = None
+async def stop_runs_and_wait(
+    active: Collection[EngineRun], blocked_loop: asyncio.AbstractEventLoop | None = None
 ) -> list[EngineRun]:
     """
     Stop runs, wait for them at most ten seconds, and return those that are left.
 
     Args:
         active: The running runs; each removes itself when it has ended.
-        blocked: An event loop that cannot continue during this wait; its runs are not stopped and not waited for.
+        blocked_loop: An event loop that cannot continue during this wait; its runs are not stopped and not waited for.
 
     Returns:
-        The runs that could not be ended, without those of *blocked*.
+        The runs that could not be ended, without those of *blocked_loop*.
     """
 
     def list_running() -> list[EngineRun]:
-        return [live for live in list(active) if live.loop is not blocked and live.loop and live.loop.is_running()]
+        return [live for live in list(active) if live.loop is not blocked_loop and live.loop and live.loop.is_running()]
 
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(CLOSE_SECONDS):
@@ -294,4 +302,4 @@ async def stop_and_wait(
                     live.tree.root.stop(Stop("shutdown"))
                 for live in runs:
                     await live.wait_until_ended()
-    return [live for live in list(active) if live.loop is not blocked]
+    return [live for live in list(active) if live.loop is not blocked_loop]

@@ -25,7 +25,7 @@ async def send_message(
     if isinstance(run, RunHandle):
         return await asyncio.to_thread(run.send_message, topic, value, id=id, path=path)
     message = Message(secrets.token_hex(MESSAGE_ID_BYTES) if id is None else id, path, check_topic(topic), value)
-    if isinstance(run, str) and (running := runs.find(run)[1]):
+    if isinstance(run, str) and (running := runs.find_by_id(run)[1]):
         return await asyncio.to_thread(running[0].tree.send, message)
     try:
         return await asyncio.to_thread(messages.send_message, run, topic, message.value, id=message.id, path=path)

@@ -16,7 +16,7 @@ import attrs
 from stepengine.data.alike import list_names
 from stepengine.data.definition import normalised_id
 from stepengine.engine.overrides import Override
-from stepengine.engine.run_plans import RecordedModels, RunModels, RunRequest, format_model
+from stepengine.engine.run_plans import RecordedModels, RunModels, RunRequest, normalise_model_name
 from stepengine.errors import InputError, UnknownModel
 
 if TYPE_CHECKING:
@@ -68,31 +68,31 @@ class EngineModels:
     )
 
     def __attrs_post_init__(self) -> None:
-        self.by_agent = self._canonical_choice(self.by_agent)
+        self.by_agent = self._normalise_agent_models(self.by_agent)
 
-    def _canonical_choice(self, models: Mapping[str, str]) -> dict[str, str]:
+    def _normalise_agent_models(self, models: Mapping[str, str]) -> dict[str, str]:
         # Ids are written with `-` or `_`, and a model with or without its provider; both are brought into one form
         # here, once, or a choice for `code_searcher` would silently not hold for `code-searcher`.
         return {
-            normalised_id(agent): model if self.keep_names else format_model(self.registry, model)
+            normalised_id(agent): model if self.keep_names else normalise_model_name(self.registry, model)
             for agent, model in models.items()
         }
 
-    def for_run(self, request: RunRequest, recorded: RecordedModels, override: Override) -> RunModels:
-        """Return the models of a root run; *override* has a registry in place of the engine's. Raises as ``choose_for_run``."""
+    def make_run_models(self, request: RunRequest, recorded: RecordedModels, override: Override) -> RunModels:
+        """Return the models of a root run; *override* has a registry in place of the engine's. Raises as ``get_models_chosen_for_run``."""
         registry = (override.models or self.registry).for_run()
         return RunModels(
             registry=registry,
-            default=self._default_of_root(registry, recorded),
-            chosen={**(self.by_agent or recorded.chosen), **self.choose_for_run(request, recorded)},
+            default=self._choose_root_default(registry, recorded),
+            chosen={**(self.by_agent or recorded.chosen), **self.get_models_chosen_for_run(request, recorded)},
             recorded=recorded,
             keep_names=override.keep_names if override.models else self.keep_names,
-            window=partial(self._context_window, registry, offline=recorded.is_whole),
+            window=partial(self._find_context_window, registry, offline=recorded.is_whole),
         )
 
-    def choose_for_run(self, request: RunRequest, recorded: RecordedModels) -> Mapping[str, str]:
+    def get_models_chosen_for_run(self, request: RunRequest, recorded: RecordedModels) -> Mapping[str, str]:
         """
-        Return the models that were chosen for a run alone, by agent id: now, or when it was recorded.
+        Return the models chosen for this run alone, by agent id: by the caller, or else in the record.
 
         Args:
             request: The request of the caller, with its agent and choice.
@@ -103,8 +103,8 @@ class EngineModels:
         """
         if not request.agent_models:
             return recorded.own
-        own = self._canonical_choice(request.agent_models)
-        known = {"", *[normalised_id(one.definition.id) for one in (request.agent, *request.agent.family)]}
+        own = self._normalise_agent_models(request.agent_models)
+        known = {"", *[normalised_id(one.definition.id) for one in (request.agent, *request.agent.known_agents)]}
         for agent_id in own:
             if agent_id not in known:
                 msg = f"agent_models names {agent_id!r}, which does not run here; {list_names(sorted(known - {''}), agent_id)} would"
@@ -112,16 +112,16 @@ class EngineModels:
         # A model for all is for those, too, that had one of their own when the run was recorded.
         return own if "" in own else {**recorded.own, **own}
 
-    def _default_of_root(self, models: Models, recorded: RecordedModels) -> str | None:
+    def _choose_root_default(self, models: Models, recorded: RecordedModels) -> str | None:
         """Return the model of roots that name none: of a recorded run the one that it had, else the only provider's."""
         # A recorded run keeps the model that it had, though the engine's default is another one today: it is to be
         # repeated, not improved. Only a default that the record knows itself is taken.
         own = self.default
         if own is None or not recorded.models or own in recorded.models:
             return own or recorded.default or (None if recorded.is_whole else models.default_model)
-        return own if format_model(models, own) in recorded.models else recorded.default or own
+        return own if normalise_model_name(models, own) in recorded.models else recorded.default or own
 
-    def _context_window(self, models: Models, model: str, *, offline: bool) -> int | None:
+    def _find_context_window(self, models: Models, model: str, *, offline: bool) -> int | None:
         """Return a model's context length; without pricing no price data are loaded for it."""
         if not self.has_pricing:
             return None

@@ -30,7 +30,7 @@ from stepengine.data.record_sizes import find_length_problem
 from stepengine.data.state import AgentState, RunInfo, find_suspended_reply
 from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
-from stepengine.engine.catalog import Agent, Catalog, ToolUses, instructions_note, remove_instructions_notes
+from stepengine.engine.catalog import Agent, Catalog, ToolUses, make_instructions_note, remove_instructions_notes
 from stepengine.errors import (
     AgentError,
     AnswerRejected,
@@ -61,7 +61,7 @@ NO_STATE = AgentState()
 """What a run without a previous state continues from."""
 
 
-def _check_answers(_: Any, __: Any, answers: Any) -> None:
+def _require_answers_mapping(_: Any, __: Any, answers: Any) -> None:
     if answers is not None and not isinstance(answers, Mapping):
         msg = f"answers go by the question's id or text, such as {{'q3': 'yes'}}, and not in a {type(answers).__name__}"
         raise InputError(msg, issues=("answers should be a mapping",))
@@ -105,7 +105,7 @@ class RunRequest:
     previous: AgentState | None = None
     info: RunInfo = NO_INFO
     limits: Limits | None = None
-    answers: Mapping[str, AnswerLike] | None = attrs.field(default=None, validator=_check_answers)
+    answers: Mapping[str, AnswerLike] | None = attrs.field(default=None, validator=_require_answers_mapping)
     earlier: tuple[tuple[Question, AnswerLike], ...] = ()
     run_id: str | None = None
     hub: Hub | None = None
@@ -236,7 +236,7 @@ class RunModels:
     keep_names: bool
     window: Callable[[str], int | None]
 
-    def find_for(self, agent: AgentDefinition) -> str | None:
+    def find_agent_model(self, agent: AgentDefinition) -> str | None:
         """
         Return the model of an agent: the one chosen for its id, else the one chosen for all, else its own.
 
@@ -247,26 +247,26 @@ class RunModels:
         model = agent.model
         if chosen := self.chosen:
             model = chosen.get(normalised_id(agent.id)) or chosen.get("") or model
-        return self._check(model) if model else None
+        return self._resolve_model_string(model) if model else None
 
-    def find_default(self) -> str | None:
-        """Return the model of a root that names none; raises as ``find_for``."""
-        return None if self.default is None else self._check(self.default)
+    def find_default_model(self) -> str | None:
+        """Return the model of a root that names none; raises as ``find_agent_model``."""
+        return None if self.default is None else self._resolve_model_string(self.default)
 
-    def _check(self, model: str) -> str:
+    def _resolve_model_string(self, model: str) -> str:
         """Return a model string as requests have it; raise if its provider cannot be used."""
         recorded = self.recorded
         # Nothing will be performed, so no key is needed and a provider may be unknown here: a journal of somebody else
         # can be looked at without being set up as they were.
         if recorded.is_whole:
-            return model if self.keep_names or model in recorded.models else format_model(self.registry, model)
+            return model if self.keep_names or model in recorded.models else normalise_model_name(self.registry, model)
         # A string that is in the record stays as it was written there, also when this version would spell it in another
         # way: the request has to be equal to the recorded one, byte for byte.
         canonical = self.registry.check(model)
         return model if self.keep_names or model in recorded.models else canonical
 
 
-def format_model(models: Models, model: str) -> str:
+def normalise_model_name(models: Models, model: str) -> str:
     """Return *model* as requests name it; unchanged if no provider serves it, which is reported when a run asks for it."""
     try:
         return str(models.parse(model))
@@ -324,13 +324,13 @@ class Planner:
         """
         # An agent that was handed a conversation has the model now that it had in the run in which that happened.
         named = [one.definition for one in (request.agent, *reversed(request.predecessors))]
-        model = next(filter(None, map(self._models.find_for, named)), None) or self._models.find_default()
-        agent, run_id = request.agent, request.run_id or new_run_id()
-        if why := find_length_problem((request.info, request.previous and _list_recorded_parts(request.previous))):
+        model = next(filter(None, map(self._models.find_agent_model, named)), None) or self._models.find_default_model()
+        agent, run_id = request.agent, request.run_id or make_random_run_id()
+        if why := find_length_problem((request.info, request.previous and _collect_long_state_parts(request.previous))):
             msg = f"metadata and previous state of agent {agent.definition.id!r} are too long: {why}; start a new conversation"
             raise InputError(msg, issues=(why,))
         if agent.at_provider is not None:
-            agent = _choose_variant(agent, agent.at_provider, model)
+            agent = _choose_provider_variant(agent, agent.at_provider, model)
         # From the id where none is given, so that a run which is repeated from its journal, where the id stands, draws
         # the same numbers.
         self.seed = self.seed or run_id
@@ -358,14 +358,14 @@ class Planner:
             msg = f"it would be more than {MAX_LEVELS} levels below the root run, and no more are allowed; let one of its callers start it"
             raise LimitExceeded(msg, kind="depth", limit=MAX_LEVELS)
         if isinstance(effect, CallBody):
-            return self._plan_body(parent, effect, path)
+            return self._plan_tool_body(parent, effect, path)
         assert isinstance(effect, Spawn)  # noqa: S101 - the second of two
-        agent = self._find_allowed_child(parent, effect)
+        agent = self._get_allowed_child(parent, effect)
         # The parent's model before the engine's default: a caller that chose a model for the root means what the root
         # starts as well.
-        model = self._models.find_for(agent.definition) or parent.model or self._models.find_default()
+        model = self._models.find_agent_model(agent.definition) or parent.model or self._models.find_default_model()
         if agent.at_provider is not None:
-            agent = _choose_variant(agent, agent.at_provider, model)
+            agent = _choose_provider_variant(agent, agent.at_provider, model)
         definition, inherited = agent.definition, effect.parent()
         inherits = not effect.is_hand_off and (definition.inherit_parent_system_prompt or effect.is_inline)
         plan = self._make_plan(
@@ -375,11 +375,11 @@ class Planner:
             prompt=effect.prompt,
             params=effect.params,
             model=model,
-            limits=_cap_to_parent(agent.limits, parent.given, parent.limits.max_depth),
+            limits=_cap_limits_to_parent(agent.limits, parent.given, parent.limits.max_depth),
             created=parent.created,
             starts_at=effect.at,
             info=parent.info,
-            shown=self._inherited_tools(agent, inherited.tool_definitions) if inherits else None,
+            shown=self._get_inherited_tools(agent, inherited.tool_definitions) if inherits else None,
             is_inline=effect.is_inline,
             provenance=effect.provenance,
         )
@@ -435,11 +435,11 @@ class Planner:
             tools=agent.tools.copy() if agent.hooks.pre_run else agent.tools,
             offered=agent.offered,
             sent=None if shown is None else shown.specs,
-            agents=agent.children,
-            repair_params=partial(self._repair_params, agent),
+            agents=agent.child_names,
+            repair_params=partial(self._repair_child_params, agent),
             planned_from=agent,
             is_inline=is_inline,
-            note=agent.note if shown is None else shown.note,
+            note=agent.instructions_note if shown is None else shown.note,
             placeholders=agent.placeholders,
             agent_info=self._catalog.describe,
             hooks=agent.hooks,
@@ -456,13 +456,13 @@ class Planner:
             here=self._here,
             watched=self._watched,
             opened=None if path else self._opened,
-            published=agent.published,
-            packages=NO_PACKAGES if path else agent.packages,
+            published=agent.packaged_id,
+            packages=NO_PACKAGES if path else agent.package_versions,
             provenance=provenance,
             notes=agent.notes,
         )
 
-    def _plan_body(self, parent: RunPlan, effect: CallBody, path: str) -> tuple[RunPlan, AgentState]:
+    def _plan_tool_body(self, parent: RunPlan, effect: CallBody, path: str) -> tuple[RunPlan, AgentState]:
         """Return plan and state of a tool's body: it sees its caller's conversation, adds nothing to it, and may call the tools of ``uses=``."""
         binding, agent = parent.tools[effect.tool_name], cast("Agent", parent.planned_from)
         runs = cast("Yielding", binding.runs)
@@ -496,7 +496,7 @@ class Planner:
             repair_params=parent.repair_params,
             planned_from=agent,
             agent_info=parent.agent_info,
-            hooks=agent.body_hooks,
+            hooks=agent.tool_body_hooks,
             limits=_without_time_limit(parent.given),
             validate_output=parent.validate_output,
             decode_output=parent.decode_output,
@@ -509,41 +509,41 @@ class Planner:
         )
         return plan, _make_body_state(plan, effect.state())
 
-    def _inherited_tools(self, agent: Agent, definitions: Mapping[str, ToolSpec]) -> _InheritedTools:
+    def _get_inherited_tools(self, agent: Agent, definitions: Mapping[str, ToolSpec]) -> _InheritedTools:
         """Return the tool definitions that a child inherits, with their note; cached, since siblings inherit the same."""
         last = self._inherited.get(agent)
         if last is None or last.definitions is not definitions:
             specs = tuple(definitions.values())
-            last = self._inherited[agent] = _InheritedTools(definitions, specs, instructions_note(agent, specs))
+            last = self._inherited[agent] = _InheritedTools(definitions, specs, make_instructions_note(agent, specs))
         return last
 
-    def _repair_params(self, spawner: Agent, asked: str | AgentDefinition, params: JsonValue) -> JsonValue:
+    def _repair_child_params(self, spawner: Agent, asked: str | AgentDefinition, params: JsonValue) -> JsonValue:
         """Return params with corrected names and values; unchanged if the agent is unknown or not allowed."""
         try:
             if not isinstance(asked, str):
-                agent = self._catalog.find(asked)
+                agent = self._catalog.get_agent(asked)
             else:
-                key = find_matching_id(asked, spawner.children)
+                key = find_matching_id(asked, spawner.child_names)
                 if key is None:
                     return params
-                agent = spawner.child(key)
+                agent = spawner.get_child(key)
             repaired: JsonValue = agent.schemas.repair_params(params)
         # A later check refuses the agent with an error for the model. An error here would blame the params.
         except StepEngineError:
             return params
         return repaired
 
-    def _find_allowed_child(self, parent: RunPlan, effect: Spawn) -> Agent:
+    def _get_allowed_child(self, parent: RunPlan, effect: Spawn) -> Agent:
         given = effect.definition
         # The author of the tool decides what it spawns, and put the definition into it; the list of the agent is about
         # what its model and handler may name.
         if isinstance(given, AgentDefinition) and _is_spawned_by_tool(parent, effect):
-            return self._catalog.find(given)  # a tool of the parent carries it
+            return self._catalog.get_agent(given)  # a tool of the parent carries it
         agents = parent.agents or {}
         key = find_matching_id(effect.agent_id, agents)
         carried = _find_carried_agent(parent, effect) if key is None and _is_spawned_by_tool(parent, effect) else None
         if carried is not None:
-            return self._catalog.find(carried)
+            return self._catalog.get_agent(carried)
         if key is None:
             hint = "" if effect.tool_call_id else f"; list it in spawnable_agents=[...] of {parent.definition.id!r}"
             if parent.body is not None:
@@ -553,18 +553,18 @@ class Planner:
                 hint = f"{meant} list it in uses=[...] of the tool {parent.body.tool_name!r}"
             raise spawn_not_allowed_error(parent.definition.id, effect.agent_id, agents, hint)
         spawner: Agent = parent.planned_from
-        listed = spawner.child(key)
+        listed = spawner.get_child(key)
         if not isinstance(given, AgentDefinition) or given is listed.definition:
             return listed
-        _check_variant(parent.definition.id, given, listed.definition)
-        return self._catalog.find(given)
+        _require_listed_variant(parent.definition.id, given, listed.definition)
+        return self._catalog.get_agent(given)
 
 
 OVERRIDDEN = frozenset({"model", "tools", "settings", "limits"})
 """In what the agent of an ``AgentCall`` may differ from the listed one (requirements:A5). Another handler or prompt is another agent."""
 
 
-def _check_variant(parent_id: str, given: AgentDefinition, listed: AgentDefinition) -> None:
+def _require_listed_variant(parent_id: str, given: AgentDefinition, listed: AgentDefinition) -> None:
     """
     Raise unless *given* is the listed agent, with another model, tools, settings or limits at most.
 
@@ -581,7 +581,7 @@ def _check_variant(parent_id: str, given: AgentDefinition, listed: AgentDefiniti
         raise AgentError(msg)
 
 
-def _choose_variant(agent: Agent, at_provider: Agent, model: str | None) -> Agent:
+def _choose_provider_variant(agent: Agent, at_provider: Agent, model: str | None) -> Agent:
     """Return *at_provider* if the provider of *model* runs the programs that call tools; else *agent*."""
     # Imported here: the adapters of providers are loaded by who uses one.
     from stepengine.models._programs import supports_programs
@@ -611,7 +611,7 @@ class _InheritedTools(NamedTuple):
     note: str
 
 
-def new_run_id() -> str:
+def make_random_run_id() -> str:
     """Return a short random id of letters, digits, hyphens and underscores."""
     return secrets.token_hex(6)  # 48 bits: of a million runs, two share an id with a probability of 0.2 %
 
@@ -725,16 +725,16 @@ def _freeze_metadata(given: Mapping[str, object]) -> JsonDict:
 
 
 @lru_cache(KEPT_LIMITS)
-def _cap_to_parent(limits: Limits, given: Limits, depth: int | None) -> Limits:
+def _cap_limits_to_parent(limits: Limits, parent_limits: Limits, depth: int | None) -> Limits:
     """
     Return *limits* with tree-wide limits capped to those of the parent; cached, since siblings have the same.
 
     Args:
         limits: The child's.
-        given: Those of the parent that somebody set.
+        parent_limits: Those of the parent that somebody set.
         depth: The parent's depth in force: it has a default that binds all.
     """
-    return limits.cap({name: depth if name == "max_depth" else getattr(given, name) for name in TREE_WIDE})
+    return limits.cap({name: depth if name == "max_depth" else getattr(parent_limits, name) for name in TREE_WIDE})
 
 
 @lru_cache(KEPT_LIMITS)
@@ -761,7 +761,7 @@ def _make_body_state(plan: RunPlan, caller: AgentState) -> AgentState:
     )
 
 
-def _list_recorded_parts(state: AgentState) -> object:
+def _collect_long_state_parts(state: AgentState) -> object:
     """Return the parts of a previous state that may be long, as the start of a run records them."""
     if not isinstance(state, AgentState):
         return None  # refused elsewhere
@@ -776,7 +776,7 @@ def make_root_state(plan: RunPlan, agent: Agent, previous: AgentState | None) ->
         raise InputError(msg, issues=("previous should be an AgentState",))
     before = NO_STATE if previous is None else previous
     own = before.agent_id in ("", plan.definition.id)
-    history, view = _inherited_history(before, is_same=own)
+    history, view = _inherited_history(before, has_same_prompt=own)
     # The next run of the conversation keeps it as the first one does, which took it from a history from elsewhere.
     keeps_prompt = own and not agent.definition.system_prompt
     return AgentState(
@@ -802,11 +802,11 @@ def _constant_system_prompt(agent: Agent) -> str:
     return prompt if isinstance(prompt, str) else ""
 
 
-def _inherited_history(parent: AgentState, *, is_same: bool) -> tuple[Transcript, Transcript]:
-    """Return record and view as a child inherits them; *is_same* where it sends its parent's prompt as well."""
+def _inherited_history(parent: AgentState, *, has_same_prompt: bool) -> tuple[Transcript, Transcript]:
+    """Return record and view as a child inherits them; *has_same_prompt* where it sends its parent's prompt as well."""
     # Byte for byte with the parent's prompt, for the provider's cache. Without it nothing is cached, and the child would
     # take its parent's agents for its own.
-    if is_same:
+    if has_same_prompt:
         return parent.message_history, parent.view
     record = remove_instructions_notes(parent.message_history)
     return record, record if parent.view is parent.message_history else remove_instructions_notes(parent.view)
@@ -816,7 +816,7 @@ def _make_child_state(plan: RunPlan, agent: Agent, parent: AgentState) -> AgentS
     definition = agent.definition
     inherits = definition.include_message_history or plan.is_inline
     same_prompt = plan.sent is not None
-    history, view = _inherited_history(parent, is_same=same_prompt) if inherits else (NO_HISTORY, NO_HISTORY)
+    history, view = _inherited_history(parent, has_same_prompt=same_prompt) if inherits else (NO_HISTORY, NO_HISTORY)
     return AgentState(
         run_id=plan.run_id,
         agent_id=definition.id,

@@ -114,7 +114,7 @@ class ScheduleBook:
         if not lines:
             return {}
         moment, found = seconds_from_time(now), dict[str, int]()
-        with self._writing() as database:
+        with self._write_transaction() as database:
             for id_, line in lines.items():
                 row = database.execute("SELECT line, passed FROM schedules WHERE id = ?", (id_,)).fetchone()
                 if row is not None and row[0] == line and row[1] <= moment:
@@ -128,9 +128,9 @@ class ScheduleBook:
                 )
         return {id_: time_from_seconds(number) for id_, number in found.items()}
 
-    def claim(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
+    def claim_time(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
         """Claim a time; return whether it was unclaimed. Earlier times are decided with it."""
-        with self._writing() as database:
+        with self._write_transaction() as database:
             begun = database.execute(
                 # Whoever is slow comes with a time that another has reported as missed meanwhile.
                 "INSERT INTO schedule_times (schedule, at, run, missed, status) SELECT ?, ?, ?, ?, ? "
@@ -145,20 +145,20 @@ class ScheduleBook:
             )
             return bool(begun.rowcount)
 
-    def pass_over(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
+    def skip_times_until(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
         """Skip all times up to *until*; return whether this had not been decided before."""
-        with self._writing() as database:
+        with self._write_transaction() as database:
             return _advance_passed_time(database, schedule, until, missed)
 
-    def load_claimed_times(self) -> tuple[ClaimedTime, ...]:
+    def load_unstarted_claims(self) -> tuple[ClaimedTime, ...]:
         """Return the times that were claimed but have no reported journal."""
-        with self._reading() as database:
+        with self._read_transaction() as database:
             rows = database.execute(f"SELECT {ROW} FROM schedule_times WHERE status = 'claimed' ORDER BY at")  # noqa: S608 - constants
             return tuple([claimed_time_from_row(row) for row in rows])
 
-    def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
+    def set_run_status(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
         """Record the status of a claimed time: that of its run."""
-        with self._writing() as database:
+        with self._write_transaction() as database:
             database.execute(
                 "UPDATE schedule_times SET status = ?, error = ? WHERE schedule = ? AND at = ?",
                 (status, error, schedule, seconds_from_time(at)),
@@ -168,7 +168,7 @@ class ScheduleBook:
         """Return the recorded state of each schedule by id, deleted ones included. No file is created."""
         if not self.path.exists():
             return {}
-        with self._reading() as database:
+        with self._read_transaction() as database:
             known = database.execute("SELECT id, passed, missed, newest_missed FROM schedules").fetchall()
             newest = f"SELECT {ROW} FROM schedule_times WHERE schedule = ? ORDER BY at DESC LIMIT 1"  # noqa: S608 - constants
             lasts = {row[0]: database.execute(newest, (row[0],)).fetchone() for row in known}
@@ -183,13 +183,13 @@ class ScheduleBook:
         }
 
     @contextmanager
-    def _writing(self) -> Iterator[sqlite3.Connection]:
+    def _write_transaction(self) -> Iterator[sqlite3.Connection]:
         with self._open_database() as known, known.lock, known.writing() as database:
             _create_tables(database)
             yield database
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
+    def _read_transaction(self) -> Iterator[sqlite3.Connection]:
         with self._open_database() as known:
             with known.reading() as database:
                 found = database.execute("SELECT 1 FROM sqlite_master WHERE name = 'schedule_times_open'").fetchone()

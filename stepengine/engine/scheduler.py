@@ -21,7 +21,7 @@ from attrs import frozen
 
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.engine.schedule_book import CLAIMED, STARTED, ClaimedTime, KnownSchedule, ScheduleBook
-from stepengine.engine.schedules import Schedule, check_unique_ids, make_run_metadata, newest_times_between
+from stepengine.engine.schedules import Schedule, make_run_metadata, newest_times_between, require_unique_ids
 from stepengine.engine.waker import LEASE
 from stepengine.errors import (
     DefinitionError,
@@ -70,7 +70,7 @@ class DueTime:
 
     @property
     def run(self) -> str:
-        """What the run of this time is called."""
+        """The name of the run of this time."""
         return f"{self.schedule.id}-{self.at:%Y%m%dT%H%M%SZ}"
 
 
@@ -116,16 +116,16 @@ class AnyScheduleBook(Protocol):
     def register_schedules(self, lines: Mapping[str, str], now: datetime) -> dict[str, datetime]:
         """Return up to when each schedule's times are decided; for a new or changed schedule that is *now*."""
 
-    def claim(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
+    def claim_time(self, schedule: str, at: datetime, *, run: str, missed: tuple[datetime, ...] = ()) -> bool:
         """Claim a time; return whether it was unclaimed."""
 
-    def pass_over(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
+    def skip_times_until(self, schedule: str, until: datetime, *, missed: tuple[datetime, ...] = ()) -> bool:
         """Skip all times up to *until*; return whether this had not been decided before."""
 
-    def load_claimed_times(self) -> tuple[ClaimedTime, ...]:
+    def load_unstarted_claims(self) -> tuple[ClaimedTime, ...]:
         """Return the times that were claimed but have no reported journal."""
 
-    def mark(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
+    def set_run_status(self, schedule: str, at: datetime, status: str, error: str = "") -> None:
         """Record the status of a claimed time: that of its run."""
 
     def load_known_schedules(self) -> dict[str, KnownSchedule]:
@@ -184,8 +184,8 @@ class Scheduler:
         return tuple(self._schedules.values())
 
     def replace(self, schedules: Iterable[Schedule]) -> None:
-        """Go on with these schedules; errors are those of making a scheduler, and leave everything as it was."""
-        found = check_unique_ids(schedules)
+        """Use these schedules from now on; raise as the constructor does, and change nothing then."""
+        found = require_unique_ids(schedules)
         for schedule in found:
             if isinstance(schedule.agent, str):
                 self.engine.agent(schedule.agent)
@@ -203,12 +203,13 @@ class Scheduler:
         """
         passed = self.book.register_schedules({s.id: f"{s.line} {s.timezone}" for s in self.schedules}, now)
         return sorted(
-            [due for s in self.schedules for due in self._find_due_times(s, passed[s.id], now)], key=lambda due: due.at
+            [due for s in self.schedules for due in self._find_due_and_skip_missed(s, passed[s.id], now)],
+            key=lambda due: due.at,
         )
 
-    def _find_due_times(self, schedule: Schedule, passed: datetime, now: datetime) -> Sequence[DueTime]:
+    def _find_due_and_skip_missed(self, schedule: Schedule, passed: datetime, now: datetime) -> Sequence[DueTime]:
         if not schedule.enabled:
-            self.book.pass_over(schedule.id, now)
+            self.book.skip_times_until(schedule.id, now)
             return ()
         times = newest_times_between(schedule, passed, now)
         if not times:
@@ -217,7 +218,7 @@ class Scheduler:
             return [DueTime(schedule, at) for at in times]
         is_late = now - times[-1] > timedelta(seconds=MAX_LATE_SECONDS)
         if schedule.catch_up == "none" and is_late:
-            if self.book.pass_over(schedule.id, times[-1], missed=times):
+            if self.book.skip_times_until(schedule.id, times[-1], missed=times):
                 _log_missed_times(schedule, times)
             return ()
         return [DueTime(schedule, times[-1], times[:-1])]
@@ -236,30 +237,30 @@ class Scheduler:
         """
         async with self._ticking:
             moment = now or self._clock.now()
-            begun = [await self._start_due_run(due) for due in await asyncio.to_thread(self._find_orphaned_times)]
+            begun = [await self._start_due_run(due) for due in await asyncio.to_thread(self._recover_unstarted_claims)]
             for due in await asyncio.to_thread(self.list_due, moment):
                 if len(self._under_way) >= self._at_once:
                     break
-                claim = asyncio.to_thread(self.book.claim, due.schedule.id, due.at, run=due.run, missed=due.missed)
+                claim = asyncio.to_thread(self.book.claim_time, due.schedule.id, due.at, run=due.run, missed=due.missed)
                 if await claim:
                     _log_missed_times(due.schedule, due.missed)
                     begun.append(await self._start_due_run(due))
             return [started for started in begun if started is not None]
 
-    def _find_orphaned_times(self) -> list[DueTime]:
+    def _recover_unstarted_claims(self) -> list[DueTime]:
         """Return claimed times without a started journal; those with a journal are marked as started."""
         found: list[DueTime] = []
-        for ran in self.book.load_claimed_times():
+        for ran in self.book.load_unstarted_claims():
             schedule = self._schedules.get(ran.schedule)
             if ran.run in self._under_way or schedule is None:
                 continue
             try:
-                is_begun = _recorded_run_id(_make_journal(self._runs, ran.run)) != ""
+                is_begun = _read_run_id(_make_run_journal(self._runs, ran.run)) != ""
             except JournalError as error:  # whether there is a run is not known: the next look says so
                 LOGGER.warning("schedule %r: %s", ran.schedule, error)
                 continue
             if is_begun:
-                self.book.mark(ran.schedule, ran.at, STARTED)
+                self.book.set_run_status(ran.schedule, ran.at, STARTED)
             elif len(found) + len(self._under_way) < self._at_once:
                 found.append(DueTime(schedule, ran.at))
         return found
@@ -268,8 +269,8 @@ class Scheduler:
 
     async def _start_due_run(self, due: DueTime) -> ScheduledRun | None:
         # While it is under way its journal is locked, and a waker that comes too early puts it off.
-        await asyncio.to_thread(self._update_wake_index, due, self._clock.now() + LEASE)
-        schedule, journal = due.schedule, _make_journal(self._runs, due.run)
+        await asyncio.to_thread(self._store_or_remove_wake_time, due, self._clock.now() + LEASE)
+        schedule, journal = due.schedule, _make_run_journal(self._runs, due.run)
         metadata = make_run_metadata(schedule, due.at, len(due.missed))
         started: ScheduledRun | None = None
         try:
@@ -279,16 +280,16 @@ class Scheduler:
             if self._tell is not None:
                 await self._tell(due.run, handle.agent_id, handle)
         except Exception as error:  # noqa: BLE001 - whatever one schedule is wrong about, the others go on
-            watch = self._report_start_error(due, journal, "", error)
+            watch = self._report_run_error(due, journal, "", error)
         else:
             started = ScheduledRun(due, journal, handle)
-            watch = self._watch(started)
+            watch = self._record_run_end(started)
         self._under_way[due.run] = asyncio.create_task(watch)
         self._under_way[due.run].add_done_callback(lambda _: self._forget_run(due.run))
         return started
 
-    def _update_wake_index(self, due: DueTime, wakes_at: datetime | None) -> None:
-        """Store when other processes may resume this run, should this one die; ``None`` removes it, as it ended."""
+    def _store_or_remove_wake_time(self, due: DueTime, wakes_at: datetime | None) -> None:
+        """Store from when other processes may resume this run; ``None`` removes the entry of an ended run."""
         is_database = parse_database_path(str(self._runs)) is not None
         run, agent = due.run if is_database else f"{due.run}.jsonl", due.schedule.agent
         try:
@@ -306,36 +307,36 @@ class Scheduler:
         self._under_way.pop(run, None)
         self._changed.set()
 
-    async def _watch(self, started: ScheduledRun) -> None:
+    async def _record_run_end(self, started: ScheduledRun) -> None:
         due = started.due
         try:
             result: RunResult = await started.handle.result()
         except Exception as error:  # noqa: BLE001 - as in `_start_due_run`
-            await self._report_start_error(due, started.journal, started.handle.run_id, error)
+            await self._report_run_error(due, started.journal, started.handle.run_id, error)
             return
         if isinstance(result.error, JournalError):
-            await self._report_start_error(due, started.journal, started.handle.run_id, result.error)
+            await self._report_run_error(due, started.journal, started.handle.run_id, result.error)
             return
         if result.status is not RunStatus.SUSPENDED:
-            await asyncio.to_thread(self._update_wake_index, due, None)
+            await asyncio.to_thread(self._store_or_remove_wake_time, due, None)
         if result.error is not None:
             LOGGER.error("the run %s of schedule %r failed: %s", due.run, due.schedule.id, result.error)
-        await self._mark(due, result.status.value, "" if result.error is None else str(result.error))
+        await self._store_run_status(due, result.status.value, "" if result.error is None else str(result.error))
 
-    async def _report_start_error(self, due: DueTime, journal: Journal, run_id: str, error: Exception) -> None:
-        """Log and store the error of a start, unless another process has this journal or is about to start it."""
+    async def _report_run_error(self, due: DueTime, journal: Journal, run_id: str, error: Exception) -> None:
+        """Log an error and store it as the status ``failed``, unless another process has this journal."""
         if isinstance(error, JournalLocked):
             return
         if isinstance(error, JournalError):
             with contextlib.suppress(JournalError):
-                if await asyncio.to_thread(_recorded_run_id, journal) not in ("", run_id):
+                if await asyncio.to_thread(_read_run_id, journal) not in ("", run_id):
                     return
         LOGGER.error("schedule %r could not start its run of %s: %s", due.schedule.id, due.at.isoformat(), error)
-        await self._mark(due, "failed", str(error))
+        await self._store_run_status(due, "failed", str(error))
 
-    async def _mark(self, due: DueTime, status: str, error: str = "") -> None:
+    async def _store_run_status(self, due: DueTime, status: str, error: str = "") -> None:
         try:
-            await asyncio.to_thread(self.book.mark, due.schedule.id, due.at, status, error)
+            await asyncio.to_thread(self.book.set_run_status, due.schedule.id, due.at, status, error)
         except JournalError as problem:  # the journal says the same
             LOGGER.warning("%s", problem)
 
@@ -412,7 +413,7 @@ def make_schedule_statuses(
 ) -> list[ScheduleStatus]:
     """Return schedules' statuses from a book's records; *update* returns a time with the status in its run's journal."""
     found: list[ScheduleStatus] = []
-    for schedule in check_unique_ids(schedules):
+    for schedule in require_unique_ids(schedules):
         comes = schedule.next_after(now) if schedule.enabled else None
         known = records.get(schedule.id, KnownSchedule(now))
         last = known.last and update(known.last)
@@ -422,22 +423,22 @@ def make_schedule_statuses(
 
 def _with_journal_status(ran: ClaimedTime, runs: Path) -> ClaimedTime:
     """Return a time with the status in its journal: a run that waited for a person may have been resumed."""
-    journal = _make_journal(runs, ran.run)
+    journal = _make_run_journal(runs, ran.run)
     try:
-        if ran.status not in LIVE or not _recorded_run_id(journal):
+        if ran.status not in LIVE or not _read_run_id(journal):
             return ran
         return attrs.evolve(ran, status=status_of(journal.history()))
     except JournalError as error:
         return attrs.evolve(ran, status="unreadable", error=error.message)
 
 
-def _make_journal(runs: Path, run: str) -> Journal:
+def _make_run_journal(runs: Path, run: str) -> Journal:
     """Return the journal of a run in the folder or SQLite file *runs*, new or not."""
     is_database = parse_database_path(str(runs)) is not None
     return SqliteJournal(runs, run) if is_database else FileJournal(runs / f"{run}.jsonl")
 
 
-def _recorded_run_id(journal: Journal) -> str:
+def _read_run_id(journal: Journal) -> str:
     """
     Return the run id in a journal: ``""`` for none or a first line being written, ``"?"`` if unreadable.
 

@@ -63,7 +63,7 @@ LOOKED_FROM = datetime(2001, 1, 1)  # noqa: DTZ001 - a time of the wall clock
 SECOND, WEEK = timedelta(seconds=1), timedelta(days=7)
 
 
-def _frozen_params(given: Any) -> JsonDict | None:
+def _freeze_params(given: Any) -> JsonDict | None:
     if given is None:
         return None
     try:
@@ -105,7 +105,7 @@ class Schedule:
     cron: str = attrs.field(validator=make_validator(TEXT))
     timezone: str = attrs.field(default="UTC", validator=make_validator(TEXT))
     prompt: str = attrs.field(default="", validator=make_validator(TEXT))
-    params: JsonDict | None = attrs.field(default=None, converter=_frozen_params)
+    params: JsonDict | None = attrs.field(default=None, converter=_freeze_params)
     catch_up: CatchUp = attrs.field(default="one", validator=make_validator(word_check("one", "all", "none")))
     id: str = attrs.field(default="", validator=make_validator(TEXT))
     enabled: bool = attrs.field(default=True, validator=make_validator(FLAG))
@@ -115,7 +115,7 @@ class Schedule:
     def __attrs_post_init__(self) -> None:
         fill = object.__setattr__
         fill(self, "line", _parse_cron(self.cron))
-        fill(self, "_zone", _find_time_zone(self.timezone))
+        fill(self, "_zone", _load_time_zone(self.timezone))
         if not self.id:
             fill(self, "id", self._make_id())
         elif ID.fullmatch(self.id) is None:
@@ -154,7 +154,7 @@ class Schedule:
             InputError: for a time without a zone, which is not a moment.
         """
         try:
-            return self._next(_to_utc(moment))
+            return self._find_next_time(_to_utc(moment))
         except (StopIteration, OverflowError):  # the calendar ends with the year 9999
             return None
 
@@ -172,12 +172,12 @@ class Schedule:
             comes = self.next_after(comes)
         return tuple(found)
 
-    def _next(self, moment: datetime) -> datetime:
+    def _find_next_time(self, moment: datetime) -> datetime:
         offset = self._utc_offset(moment)
         while True:
             wall = next(_iterate_times_after(self.line, (moment + offset).replace(tzinfo=None)))
             comes = wall.replace(tzinfo=UTC) - offset
-            turn = self._turn(moment, comes, offset)
+            turn = self._find_offset_change(moment, comes, offset)
             if turn is None:
                 if self._runs_in_both_passes or not self.local(comes).fold:
                     return comes
@@ -197,7 +197,7 @@ class Schedule:
     def _utc_offset(self, moment: datetime) -> timedelta:
         return self.local(moment).utcoffset() or timedelta()
 
-    def _turn(self, moment: datetime, until: datetime, offset: timedelta) -> datetime | None:
+    def _find_offset_change(self, moment: datetime, until: datetime, offset: timedelta) -> datetime | None:
         """Return the first second after *moment* up to *until* with another offset than *offset*, if there is one."""
         same, other = moment, min(moment + WEEK, until)
         while self._utc_offset(other) == offset:
@@ -231,9 +231,9 @@ def newest_times_between(schedule: Schedule, after: datetime, until: datetime) -
     return found[-MAX_TIMES:]
 
 
-def check_unique_ids(schedules: Iterable[Schedule]) -> tuple[Schedule, ...]:
+def require_unique_ids(schedules: Iterable[Schedule]) -> tuple[Schedule, ...]:
     """
-    Return schedules, each with an id of its own.
+    Return the schedules as a tuple; raise if two have the same id.
 
     Raises:
         DefinitionError: for what is not a schedule, and when two have one id.
@@ -301,7 +301,7 @@ def _cron_error_text(said: str, fields: Sequence[str]) -> str:
     return f"never comes, or cannot be read: {fields[2]!r} is no day of a month, or of none of the months {fields[3]!r}"
 
 
-def _find_time_zone(name: str) -> tzinfo:
+def _load_time_zone(name: str) -> tzinfo:
     if name == "UTC":
         return timezone.utc  # noqa: UP017 - `UTC` is a name of this module, too, and this says what is meant
     import zoneinfo

@@ -72,7 +72,7 @@ def compile_schemas(agent: AgentDefinition) -> CompiledSchemas:
         return CompiledSchemas(
             params, repair_params, _make_json_output_validator(agent.id, schema, where), None, JsonDict(schema)
         )
-    model = _check_model_class(schema, where)
+    model = _require_model_class(schema, where)
     return CompiledSchemas(
         params,
         repair_params,
@@ -105,7 +105,7 @@ def _make_params_repairer(agent: AgentDefinition) -> Callable[[Any], Any]:
     return repair_params
 
 
-def _check_model_class(schema: object, where: str) -> Any:
+def _require_model_class(schema: object, where: str) -> Any:
     if isinstance(schema, type) and hasattr(schema, "model_validate"):
         refuse_one_shot_fields(schema, where)
         return schema
@@ -130,7 +130,7 @@ def _make_params_validator(agent_id: str, schema: object) -> Callable[[Any], Par
     if schema is None or isinstance(schema, Mapping):
         issues = None if schema is None else _make_issue_finder(schema, where)
         return lambda given: _validate_json_params(agent_id, issues, given)
-    model = _check_model_class(schema, where)
+    model = _require_model_class(schema, where)
     return lambda given: _validate_model_params(agent_id, model, given)
 
 
@@ -140,10 +140,10 @@ def _params_as_json(agent_id: str, given: object) -> JsonDict:
     try:
         value = model_to_json(given) if is_model(given) else given
         if not isinstance(value, Mapping):
-            raise _params_error(agent_id, [f"params should be an object, not a {type(given).__name__}"])
+            raise _make_params_error(agent_id, [f"params should be an object, not a {type(given).__name__}"])
         frozen: JsonDict = freeze(value, "params")
     except DataError as error:
-        raise _params_error(agent_id, [error.message]) from error
+        raise _make_params_error(agent_id, [error.message]) from error
     return frozen
 
 
@@ -151,22 +151,22 @@ def _validate_json_params(agent_id: str, find_issues: Callable[[Any], list[str]]
     """Return params that fit a JSON Schema, or any JSON object where there is none."""
     value = _params_as_json(agent_id, given)
     if find_issues is not None and (found := find_issues(value)):
-        raise _params_error(agent_id, found)
+        raise _make_params_error(agent_id, found)
     return Params(value, None if given is None else value)
 
 
 def _validate_model_params(agent_id: str, model: Any, given: Any) -> Params:
     is_fresh = not isinstance(given, model)
-    value = _validate_with_model(model, _params_as_json(agent_id, given)) if is_fresh else given
+    value = _parse_or_list_problems(model, _params_as_json(agent_id, given)) if is_fresh else given
     if isinstance(value, list):
-        raise _params_error(agent_id, value)
+        raise _make_params_error(agent_id, value)
     try:
         return Params(value, None if given is None else model_to_json(value, kind=model, is_fresh=is_fresh))
     except DataError as error:
-        raise _params_error(agent_id, [error.message]) from error
+        raise _make_params_error(agent_id, [error.message]) from error
 
 
-def _validate_with_model(model: Any, value: JsonValue) -> Any:
+def _parse_or_list_problems(model: Any, value: JsonValue) -> Any:
     """Return the model, or the list of problems of *value*."""
     from pydantic import ValidationError
 
@@ -176,13 +176,13 @@ def _validate_with_model(model: Any, value: JsonValue) -> Any:
         return [f"{'.'.join(map(str, e['loc'])) or '(the whole)'}: {e['msg']}" for e in error.errors(include_url=False)]
 
 
-def _params_error(agent_id: str, issues: list[str]) -> InputError:
+def _make_params_error(agent_id: str, issues: list[str]) -> InputError:
     listed = "; ".join(issues)
     msg = f"the params of agent {agent_id!r} do not fit its input_schema: {listed}"
     return InputError(msg, issues=issues)
 
 
-def _output_error(agent_id: str, issues: list[str]) -> OutputMissing:
+def _make_output_error(agent_id: str, issues: list[str]) -> OutputMissing:
     listed = "; ".join(issues)
     msg = f"the output of agent {agent_id!r} does not fit its output_schema: {listed}"
     return OutputMissing(msg, issues=issues)
@@ -195,7 +195,7 @@ def _make_json_output_validator(agent_id: str, schema: Mapping[str, object], whe
         frozen = _freeze_output(agent_id, value)
         found = issues(frozen)
         if found:
-            raise _output_error(agent_id, found)
+            raise _make_output_error(agent_id, found)
         return frozen
 
     return validate
@@ -204,13 +204,13 @@ def _make_json_output_validator(agent_id: str, schema: Mapping[str, object], whe
 def _make_model_output_validator(agent_id: str, model: Any) -> Callable[[Any], JsonValue]:
     def validate(value: Any) -> JsonValue:
         is_fresh = not isinstance(value, model)
-        made = _validate_with_model(model, _freeze_output(agent_id, value)) if is_fresh else value
+        made = _parse_or_list_problems(model, _freeze_output(agent_id, value)) if is_fresh else value
         if isinstance(made, list):
-            raise _output_error(agent_id, made)
+            raise _make_output_error(agent_id, made)
         try:
             return model_to_json(made, kind=model, is_fresh=is_fresh)
         except DataError as error:
-            raise _output_error(agent_id, [error.message]) from error
+            raise _make_output_error(agent_id, [error.message]) from error
 
     return validate
 
@@ -219,5 +219,5 @@ def _freeze_output(agent_id: str, value: object) -> JsonValue:
     try:
         frozen: JsonValue = model_to_json(value) if is_model(value) else freeze(value, "output")
     except DataError as error:
-        raise _output_error(agent_id, [error.message]) from error
+        raise _make_output_error(agent_id, [error.message]) from error
     return frozen

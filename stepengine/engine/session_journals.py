@@ -28,7 +28,7 @@ class SessionJournals:
     def __init__(self, place: Any) -> None:
         self.place = place
 
-    def journal(self, name: str) -> Journal:
+    def get_journal(self, name: str) -> Journal:
         """Return the journal with a name, existing or new."""
         from stepengine.journal import FileJournal, MemoryJournal, SqliteJournal
 
@@ -40,7 +40,7 @@ class SessionJournals:
             return SqliteJournal(place.database, f"{place.prefix}{name}")
         return FileJournal(place.folder / f"{name}.jsonl")
 
-    def names(self) -> list[str]:
+    def list_journal_names(self) -> list[str]:
         """Return the names of the existing journals, sorted."""
         from stepengine.journal import SqliteJournal
 
@@ -51,28 +51,28 @@ class SessionJournals:
             return [run.removeprefix(place.prefix) for run in SqliteJournal(place.database).runs(place.prefix)]
         return sorted(path.stem for path in place.folder.glob("*.jsonl"))
 
-    def find_unsaved(self, session: Session) -> list[str]:
+    def list_unsaved_journals(self, session: Session) -> list[str]:
         """Return the names of the journals whose runs went further than *session* knows."""
         if session.journal is not None and session.state is not None:
             waiting = {question.id for question in session.state.pending}
-            history = load_history(self.journal(session.journal))
+            history = load_history_or_none(self.get_journal(session.journal))
             if history is not None and (history.is_complete or set(open_questions(history)) != waiting):
                 return [session.journal]
-        new = [name for name in self.names() if name.startswith(f"{session.turns + 1:06d}-")]
-        known = {name: load_history(self.journal(name)) for name in new}
+        new = [name for name in self.list_journal_names() if name.startswith(f"{session.turns + 1:06d}-")]
+        known = {name: load_history_or_none(self.get_journal(name)) for name in new}
         return [name for name, history in known.items() if history and (history.is_complete or _is_suspended(history))]
 
-    def reference(self, name: str) -> str:
+    def make_session_reference(self, name: str) -> str:
         """Return the text that the session stores in ``Session.journal`` for a journal: its name."""
         return name
 
-    def remove_old(self) -> None:
+    def remove_old_journals(self) -> None:
         """Remove all journals except the newest; the store sets their number."""
-        for name in self.names()[: -self.place.keep]:
+        for name in self.list_journal_names()[: -self.place.keep]:
             if self.place.memory is not None:
                 del self.place.memory[name]
             else:
-                self.journal(name).discard()
+                self.get_journal(name).discard()
 
 
 class EmbeddedJournals(SessionJournals):
@@ -83,26 +83,26 @@ class EmbeddedJournals(SessionJournals):
         self._kept = session.journal
         self._made: dict[str, Journal] = {}
 
-    def journal(self, name: str) -> Journal:
+    def get_journal(self, name: str) -> Journal:
         """Return the journal with a name; each time the same object."""
         known = name if name == self._kept else ""
         return self._made.setdefault(name, MemoryJournal(known))
 
-    def find_unsaved(self, _: Session) -> list[str]:
+    def list_unsaved_journals(self, _: Session) -> list[str]:
         """Return none: a journal that was not saved is lost with its process."""
         return []
 
-    def reference(self, name: str) -> str:
+    def make_session_reference(self, name: str) -> str:
         """Return the text that the session stores in ``Session.journal``: the whole journal."""
         return self._made[name].content().decode()
 
-    def remove_old(self) -> None:
+    def remove_old_journals(self) -> None:
         """Do nothing: each save replaces the journal before."""
 
 
-def find_waits_without_people(journal: Journal) -> list[Waits]:
+def find_non_question_waits(journal: Journal) -> list[Waits]:
     """Return the waits of a suspended run, without those for answers of people."""
-    history = load_history(journal)
+    history = load_history_or_none(journal)
     return [] if history is None else [one for one in find_waits(history) if one.kind != "question"]
 
 
@@ -112,7 +112,7 @@ def _is_suspended(history: History) -> bool:
     return bool(open_questions(history)) or (is_stopped and bool(find_waits(history)))
 
 
-def load_history(journal: Journal) -> History | None:
+def load_history_or_none(journal: Journal) -> History | None:
     """Return the history of a journal; ``None`` if it is empty or cannot be read."""
     try:
         history = journal.history()

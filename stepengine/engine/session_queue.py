@@ -100,7 +100,7 @@ def _reset_after_fork() -> None:
     _waiting.clear()
 
 
-def get_queue(store: object) -> SessionQueue:
+def get_session_queue(store: object) -> SessionQueue:
     """Return the queue of a session store, which all engines with this store share."""
     with _queues_lock:
         try:

@@ -26,8 +26,8 @@ from stepengine.data.state import AgentState, RunResult, RunStatus, find_suspend
 from stepengine.data.usage import Usage
 from stepengine.data.waits import Waits, describe_waits
 from stepengine.engine.run_plans import RunRequest, explain_unresumable_state
-from stepengine.engine.session_journals import EmbeddedJournals, SessionJournals, find_waits_without_people
-from stepengine.engine.session_queue import SessionAccess, get_queue
+from stepengine.engine.session_journals import EmbeddedJournals, SessionJournals, find_non_question_waits
+from stepengine.engine.session_queue import SessionAccess, get_session_queue
 from stepengine.errors import (
     AgentError,
     DefinitionError,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 NUMBERS = [field.name for field in attrs.fields(Usage) if field.type in (int, "int")]
 OPEN = Question("", "")
-"""A question of which nothing is known except that a call waits for its answer."""
+"""A question of which only the existence is known: a call waits for its answer."""
 
 
 class EngineSessions(SessionStoreAdapter):
@@ -75,9 +75,9 @@ class EngineSessions(SessionStoreAdapter):
             )
             raise DefinitionError(msg)
         # By store and not by engine: what must not be overwritten is the store's.
-        self.queue = get_queue(store)
+        self.queue = get_session_queue(store)
 
-    def journals(self, session: Session) -> SessionJournals | None:
+    def make_session_journals(self, session: Session) -> SessionJournals | None:
         """Return the journals of a session's runs; ``None`` where the store has no place for them."""
         if isinstance(self.store, TurnStore):
             return SessionJournals(self.store.get_journal_location(session.session_id))
@@ -109,7 +109,7 @@ class ChildSessions:
         self._is_kept = is_kept
         self._ended: list[EndedChild] = []
 
-    def watch(self, services: Services, tree: RunTree) -> Services:
+    def with_collected_children(self, services: Services, tree: RunTree) -> Services:
         """Return *services* with machines that behave like theirs and report how each child of *tree* ended."""
         if not self._is_kept:
             return services
@@ -125,29 +125,29 @@ class ChildSessions:
 
         return attrs.evolve(services, machine=machine)
 
-    def ids_below(self, run_id: str) -> tuple[str, ...]:
+    def list_child_session_ids(self, run_id: str) -> tuple[str, ...]:
         """Return the sessions of the children of a run, in the order in which they were spawned."""
         own = sorted([(c.place, c.state.run_id) for c in self._ended if c.state.parent_id == run_id])
-        return tuple([self._session_of(child) for _, child in own])
+        return tuple([self._make_child_session_id(child) for _, child in own])
 
-    async def save(self, sessions: SessionStoreAdapter) -> None:
+    async def save_children(self, sessions: SessionStoreAdapter) -> None:
         """Save each conversation as a session that names its parent's session and the call in which it began."""
         known = {child.state.run_id for child in self._ended}
         for child in self._ended:
             state, parent = child.state, child.state.parent_id
-            session = await sessions.load(self._session_of(state.run_id))
+            session = await sessions.load(self._make_child_session_id(state.run_id))
             info = attrs.evolve(
                 session.info,
                 agent_id=state.agent_id,
-                parent_session_id=self._session_of(parent) if parent in known else self._session_id,
+                parent_session_id=self._make_child_session_id(parent) if parent in known else self._session_id,
                 parent_tool_call_id=child.tool_call_id or None,
-                child_session_ids=self.ids_below(state.run_id),
+                child_session_ids=self.list_child_session_ids(state.run_id),
                 model=child.model,
                 status=child.status.value,
             )
             await sessions.save(attrs.evolve(session, info=info, messages=state.message_history, state=state))
 
-    def _session_of(self, run_id: str | None) -> str:
+    def _make_child_session_id(self, run_id: str | None) -> str:
         return f"{self._session_id}/{run_id}"
 
 
@@ -181,10 +181,10 @@ class LoadedSession:
         Raises:
             SessionError: when the store fails.
         """
-        self._replace(await self._sessions.load(self._session_id))
-        self.journals = self._sessions.journals(self.before)
+        self._replace_session(await self._sessions.load(self._session_id))
+        self.journals = self._sessions.make_session_journals(self.before)
 
-    def _replace(self, session: Session) -> None:
+    def _replace_session(self, session: Session) -> None:
         self.before = session
         self.warnings += [f"the session {self._session_id!r} was repaired: {repair}" for repair in session.repairs]
 
@@ -193,7 +193,9 @@ class LoadedSession:
         LOGGER.warning(text, exc_info=error)
         self.warnings.append(text)
 
-    async def save_unsaved(self, result: RunResult, plan: RunPlan, name: str, metadata: Mapping[str, object]) -> None:
+    async def save_earlier_run(
+        self, result: RunResult, plan: RunPlan, name: str, metadata: Mapping[str, object]
+    ) -> None:
         """
         Save the end of an earlier run that was recorded in the journal *name*, as ``save`` does.
 
@@ -201,9 +203,9 @@ class LoadedSession:
             SessionConflict: when another process saved the session since it was loaded, and the store detects that.
         """
         turns = self.before.turns + (name != self.before.journal)
-        self._replace(await self._sessions.save(self._session_after(result, plan, name, turns, metadata)))
+        self._replace_session(await self._sessions.save(self._make_saved_session(result, plan, name, turns, metadata)))
 
-    async def save(
+    async def save_run(
         self, result: RunResult, plan: RunPlan, name: str | None, metadata: Mapping[str, object], *, is_new: bool
     ) -> bool:
         """
@@ -218,21 +220,21 @@ class LoadedSession:
         """
         turns = self.before.turns + is_new
         try:
-            await self._sessions.save(self._session_after(result, plan, name, turns, metadata))
+            await self._sessions.save(self._make_saved_session(result, plan, name, turns, metadata))
         # A store that fails must not take away a result that was paid for: the result says that it was not saved
         # (reliability:SS03).
         except Exception as error:  # noqa: BLE001  (whatever the store does, the result is not lost)
-            if not await self._was_saved_elsewhere(error, result.state, turns):
+            if not await self._was_saved_elsewhere_or_warn(error, result.state, turns):
                 return False
-        await self._finish_saving()
+        await self._remove_old_and_save_children()
         return True
 
-    def _session_after(
+    def _make_saved_session(
         self, result: RunResult, plan: RunPlan, name: str | None, turns: int, metadata: Mapping[str, object]
     ) -> Session:
         before, journal = self.before, None
         if result.status is RunStatus.SUSPENDED and name is not None and self.journals is not None:
-            journal = self.journals.reference(name)
+            journal = self.journals.make_session_reference(name)
         # A run that continues has counted its usage before, and the session with it.
         counted = before.state.usage if turns == before.turns and before.state is not None else Usage()
         return make_next_session(
@@ -243,12 +245,12 @@ class LoadedSession:
             model=plan.model,
             user_id=plan.info.user_id,
             metadata={**plan.info.metadata, **metadata},
-            children=self._children.ids_below(result.state.run_id),
+            children=self._children.list_child_session_ids(result.state.run_id),
             turns=turns,
             journal=journal,
         )
 
-    async def _was_saved_elsewhere(self, error: Exception, state: AgentState, turns: int) -> bool:
+    async def _was_saved_elsewhere_or_warn(self, error: Exception, state: AgentState, turns: int) -> bool:
         """Return whether another process saved the session in spite of *error*; if not, add a warning."""
         # Another process may have found this run's journal and saved what it left, before this one came to it: then
         # nothing is lost, and the conflict is none.
@@ -263,12 +265,12 @@ class LoadedSession:
         self.add_warning(f"the session {self._session_id!r} was not saved: {type(error).__name__}: {error}", error)
         return False
 
-    async def _finish_saving(self) -> None:
+    async def _remove_old_and_save_children(self) -> None:
         """Remove old journals and save the sessions of children; the session itself is saved by now."""
         try:
             if self.journals is not None:
-                await asyncio.to_thread(self.journals.remove_old)
-            await self._children.save(self._sessions)
+                await asyncio.to_thread(self.journals.remove_old_journals)
+            await self._children.save_children(self._sessions)
         except Exception as error:  # noqa: BLE001  (whatever the store does, the result is not lost)
             self.add_warning(
                 f"not all of the session {self._session_id!r} was saved: {type(error).__name__}: {error}", error
@@ -294,7 +296,7 @@ class Turn:
         request: The request of the caller, with the id of the session.
         journal: The caller's journal for the run; ``None`` for one in the store.
         start_new: Starts the run from a request, as ``Launcher.create_new_run``.
-        start_recorded: Starts a run from its record, as ``Launcher.create_recorded_run``.
+        start_recorded: Starts a run from its record, as ``Launcher.create_run_from_record``.
         follow_handoff: Returns the request for the agent that has the conversation of a state, as ``Launcher.follow_handoff``.
         now: Returns the time of the engine's clock.
 
@@ -351,10 +353,12 @@ class Turn:
         recording = self._open_record_to_resume()
         if recording is not None:
             self._continues = True
-            if self._request.prompt and (self._request.answers or not self._waiting):
+            if self._request.prompt and (self._request.answers or not self._open_questions):
                 live.tree.inboxes.root.append(UserMessage(self._request.prompt))
             limits = self._request.limits
-            self._context.run(self._start_recorded, recording, live, agent=self._agent(recording), limits=limits)
+            self._context.run(
+                self._start_recorded, recording, live, agent=self._find_caller_definition(recording), limits=limits
+            )
         else:
             self._context.run(self._start_new, *self._make_new_request(), live)
 
@@ -363,14 +367,14 @@ class Turn:
         session, is_saved = self._session, False
         if (began or self._continues) and not isinstance(result.error, ReplayDivergence):
             metadata = self._request.info.metadata
-            is_saved = await session.save(result, plan, self._name, metadata, is_new=not self._continues)
+            is_saved = await session.save_run(result, plan, self._name, metadata, is_new=not self._continues)
         return attrs.evolve(result, session_saved=is_saved, warnings=(*result.warnings, *session.warnings))
 
     # --- how it starts ------------------------------------------------------------------------------------------------
 
     @property
-    def _waiting(self) -> tuple[Question, ...]:
-        """The questions that this run is the answer to, or may be: those that the same agent asked last."""
+    def _open_questions(self) -> tuple[Question, ...]:
+        """The open questions of the session's last run by the same agent, which this run may answer."""
         before, request = self._session.before, self._request
         if request.previous is not None:
             return ()
@@ -378,13 +382,13 @@ class Turn:
             return (OPEN,) if find_suspended_reply(before.messages) is not None else ()
         return before.state.pending if before.info.agent_id == request.agent.definition.id else ()
 
-    def _answers_by_question(self) -> Mapping[str, AnswerLike]:
+    def _get_answers_by_question(self) -> Mapping[str, AnswerLike]:
         """Return the answers by question; a message to a run that has asked something answers its first question."""
         given, said = self._request.answers, self._request.prompt
-        if given or not said or not self._waiting:
+        if given or not said or not self._open_questions:
             return given or {}
         # Where a question is open the next thing that somebody writes is its answer, as in any conversation.
-        return {self._waiting[0].id: said}
+        return {self._open_questions[0].id: said}
 
     def _open_record_to_resume(self) -> JournaledRun | None:
         """Return the record of the suspended run, with the answer, to continue it; ``None`` to start a new run."""
@@ -396,17 +400,17 @@ class Turn:
         name, state = before.journal, before.state
         if name is None or state is None or journals is None or self._request.previous is not None:
             return None
-        journal = journals.journal(name)
-        waits = find_waits_without_people(journal)
+        journal = journals.get_journal(name)
+        waits = find_non_question_waits(journal)
         # A state alone is enough where the agent has no handler: the open step stands in it. Going on so survives a
         # change of prompts and tools, which a journal would call a divergence.
         if not waits and (
-            not self._waiting or explain_unresumable_state(self._request.agent.definition, state) is None
+            not self._open_questions or explain_unresumable_state(self._request.agent.definition, state) is None
         ):
             return None
         if not journal.records():
             return None
-        if waits and not self._waiting:
+        if waits and not self._open_questions:
             self._refuse_while_asleep(journal, waits)
         if self._journal is not None:
             msg = (
@@ -417,7 +421,7 @@ class Turn:
         if not has_trusted_permissions(journal):
             remove_approvals(journal)
         asked = self._request.on_divergence
-        recording = JournaledRun.resume(journal, self._answers_by_question(), keep=asked == "keep")
+        recording = JournaledRun.resume(journal, self._get_answers_by_question(), keep=asked == "keep")
         recording.raises = asked != "stop"
         self._name = name
         return recording
@@ -438,16 +442,16 @@ class Turn:
         )
         raise SessionError(msg)
 
-    def _agent(self, recording: JournaledRun) -> AgentDefinition | None:
-        """Return the caller's definition if it is the recorded agent's; else ``None``: the engine finds it by id."""
+    def _find_caller_definition(self, recording: JournaledRun) -> AgentDefinition | None:
+        """Return the caller's agent definition if the record has the same id, else ``None``."""
         own, opening = self._request.agent.definition, recording.opening
         return own if opening is not None and opening.agent_id == own.id else None
 
     def _make_new_request(self) -> tuple[RunRequest, JournalLike | None]:
         """Return the request of a new run, and the journal that it is recorded in."""
-        request, waiting = self._request, self._waiting
+        request, waiting = self._request, self._open_questions
         before, journals = self._session.before, self._session.journals
-        answers = self._answers_by_question()
+        answers = self._get_answers_by_question()
         if answers and not request.answers:
             request = attrs.evolve(request, answers=answers, prompt="")
         if request.previous is None:
@@ -459,7 +463,7 @@ class Turn:
             return request, self._journal
         # Names sort by time, of up to a million turns; the end is random, since another process may start this turn, too.
         self._name = f"{before.turns + 1:06d}-{secrets.token_hex(4)}"  # two turns hardly start at once
-        return request, journals.journal(self._name)
+        return request, journals.get_journal(self._name)
 
     # --- what was not saved -------------------------------------------------------------------------------------------
 
@@ -468,9 +472,9 @@ class Turn:
         journals = self._session.journals
         if journals is None:
             return
-        for name in await asyncio.to_thread(journals.find_unsaved, self._session.before):
+        for name in await asyncio.to_thread(journals.list_unsaved_journals, self._session.before):
             try:
-                await self._save_unsaved_run(journals.journal(name), name)
+                await self._save_unsaved_run(journals.get_journal(name), name)
             except (AgentError, JournalError, SessionConflict, ReplayDivergence) as error:
                 self._session.add_warning(
                     f"the run {name!r} of the session {self._session_id!r} was not saved, and cannot be: {error.message}"
@@ -486,11 +490,11 @@ class Turn:
         if opening is None or (name != before.journal and list(start) != list(before.messages)):
             recording.writer.close()
             return
-        live = self._context.run(self._start_recorded, recording, agent=self._agent(recording))
+        live = self._context.run(self._start_recorded, recording, agent=self._find_caller_definition(recording))
         recording.raises = True
         result = await live.run()
         if live.began:
-            await self._session.save_unsaved(result, live.tree.root.plan, name, self._request.info.metadata)
+            await self._session.save_earlier_run(result, live.tree.root.plan, name, self._request.info.metadata)
 
 
 def _subtract_usage(usage: Usage, other: Usage) -> Usage:

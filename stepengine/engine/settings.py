@@ -76,25 +76,25 @@ class SettingDefinition(NamedTuple):
         return len(mine) == len(theirs) and all(m == t or m.startswith("<") for m, t in zip(mine, theirs, strict=True))
 
 
-def _check_text(value: object) -> str:
+def _require_text(value: object) -> str:
     if not isinstance(value, str) or not value.strip():
         raise ValueError
     return value
 
 
-def _check_bool(value: object) -> bool:
+def _require_bool(value: object) -> bool:
     if not isinstance(value, bool):
         raise ValueError  # noqa: TRY004  (one kind of refusal)
     return value
 
 
-def _parse_bool(text: str) -> object:
+def _parse_bool_or_keep(text: str) -> object:
     return {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}.get(
         text.strip().lower(), text
     )
 
 
-def _parse_number(text: str) -> object:
+def _parse_number_or_keep(text: str) -> object:
     for kind in (int, float):
         try:
             return kind(text)
@@ -103,13 +103,13 @@ def _parse_number(text: str) -> object:
     return text
 
 
-def _check_whole_number(value: object) -> int:
+def _require_positive_integer(value: object) -> int:
     if type(value) is not int or not 1 <= value <= MAX_INT:
         raise ValueError
     return value
 
 
-def _check_number(value: Any) -> float:
+def _require_positive_number(value: Any) -> float:
     if type(value) not in (int, float) or not 0 < value < float("inf"):
         raise ValueError
     return value  # type: ignore[no-any-return]
@@ -124,19 +124,19 @@ def _make_choice_check(*words: str) -> Callable[[Any], str]:
     return read
 
 
-def _check_key_variable(value: object) -> str:
+def _parse_key_variable(value: object) -> str:
     if not isinstance(value, dict) or list(value) != ["env"] or not VARIABLE.fullmatch(str(value["env"])):
         raise ValueError
     return str(value["env"])
 
 
-def _check_paths(value: object) -> tuple[str, ...]:
+def _parse_paths(value: object) -> tuple[str, ...]:
     if not isinstance(value, list) or not all(isinstance(p, str) and p for p in value):
         raise ValueError
     return tuple(value)
 
 
-def _check_policy(value: object) -> JsonDict:
+def _parse_policy(value: object) -> JsonDict:
     if not isinstance(value, dict):
         raise ValueError  # noqa: TRY004  (one kind of refusal)
     from stepengine.permissions import Policy
@@ -146,14 +146,24 @@ def _check_policy(value: object) -> JsonDict:
 
 
 LIMIT_VALUES: Mapping[FieldCheck, dict[str, Any]] = {
-    COUNT: {"kind": "a whole number from 1", "project": "lower", "read": _check_whole_number, "parse": _parse_number},
-    AMOUNT: {"kind": "a number above 0", "project": "lower", "read": _check_number, "parse": _parse_number},
-    FLAG: {"kind": "true or false", "read": _check_bool, "parse": _parse_bool},
+    COUNT: {
+        "kind": "a whole number from 1",
+        "project": "lower",
+        "read": _require_positive_integer,
+        "parse": _parse_number_or_keep,
+    },
+    AMOUNT: {
+        "kind": "a number above 0",
+        "project": "lower",
+        "read": _require_positive_number,
+        "parse": _parse_number_or_keep,
+    },
+    FLAG: {"kind": "true or false", "read": _require_bool, "parse": _parse_bool_or_keep},
 }
 """The members of a setting for each kind of limit."""
 
 
-def _make_limit_keys() -> Iterator[SettingDefinition]:
+def _make_limit_definitions() -> Iterator[SettingDefinition]:
     """Yield the keys of the limits that are settings."""
     for field in attrs.fields(Limits):
         if field.metadata["setting"]:
@@ -163,32 +173,32 @@ def _make_limit_keys() -> Iterator[SettingDefinition]:
 
 
 KEYS: tuple[SettingDefinition, ...] = (
-    SettingDefinition(name="model", kind="text", help="The model of runs that name none, such as anthropic/claude-sonnet-4-5.", read=_check_text),
-    SettingDefinition(name="models.<agent>", kind="text", help="The model of one agent.", read=_check_text),
-    SettingDefinition(name="aliases.<name>", kind="text", help="A short name for a model.", project="yes", read=_check_text),
-    *_make_limit_keys(),
+    SettingDefinition(name="model", kind="text", help="The model of runs that name none, such as anthropic/claude-sonnet-4-5.", read=_require_text),
+    SettingDefinition(name="models.<agent>", kind="text", help="The model of one agent.", read=_require_text),
+    SettingDefinition(name="aliases.<name>", kind="text", help="A short name for a model.", project="yes", read=_require_text),
+    *_make_limit_definitions(),
     SettingDefinition(name="display.color", kind="auto, always or never", default="auto", help="Colours on the terminal.", project="yes",
         read=_make_choice_check("auto", "always", "never")),
     SettingDefinition(name="display.plain", kind="true or false", default=False, help="Lines only, nothing that is drawn again.",
-        project="yes", read=_check_bool, parse=_parse_bool),
+        project="yes", read=_require_bool, parse=_parse_bool_or_keep),
     SettingDefinition(name="display.thinking", kind="fold, show or hide", default="fold", help="How thoughts of models are shown.",
         project="yes", read=_make_choice_check("fold", "show", "hide")),
     SettingDefinition(name="display.log", kind=f"one of {', '.join(LOGS)}", default="warning", help="The lowest level of log lines shown.",
         project="yes", read=_make_choice_check(*LOGS)),
     SettingDefinition(name="journal.record", kind="true or false", default=True, help="Record every run into the state folder.",
-        project="yes", read=_check_bool, parse=_parse_bool),
+        project="yes", read=_require_bool, parse=_parse_bool_or_keep),
     SettingDefinition(name="journal.keep_runs", kind="a whole number from 1", default=500, help="How many ended runs are kept.",
-        read=_check_whole_number, parse=_parse_number),
+        read=_require_positive_integer, parse=_parse_number_or_keep),
     SettingDefinition(name="journal.keep_bytes", kind="a whole number from 1", default=1024**3, help="How many bytes of ended runs are kept.",
-        read=_check_whole_number, parse=_parse_number),
-    SettingDefinition(name="base_urls.<prefix>", kind="text", help="The address of a provider's server.", read=_check_text),
-    SettingDefinition(name="providers.<prefix>.key", kind='{ env = "NAME" }', help="The variable that holds a provider's key.", read=_check_key_variable),
+        read=_require_positive_integer, parse=_parse_number_or_keep),
+    SettingDefinition(name="base_urls.<prefix>", kind="text", help="The address of a provider's server.", read=_require_text),
+    SettingDefinition(name="providers.<prefix>.key", kind='{ env = "NAME" }', help="The variable that holds a provider's key.", read=_parse_key_variable),
     SettingDefinition(name="agents", kind="a list of folders", help="Folders in which agents are looked for, after ./agents.",
-        read=_check_paths, parse=lambda text: text.split(os.pathsep)),
+        read=_parse_paths, parse=lambda text: text.split(os.pathsep)),
     SettingDefinition(name="sandboxed", kind="a list of files, folders and packages",
         help="Agent files, folders of them, and installed packages, whose code runs in the sandbox alone.",
-        read=_check_paths, parse=lambda text: text.split(os.pathsep)),
-    SettingDefinition(name="permissions", kind="a table", help="The policy: its mode and its rules, as `Policy.save` writes them.", read=_check_policy),
+        read=_parse_paths, parse=lambda text: text.split(os.pathsep)),
+    SettingDefinition(name="permissions", kind="a table", help="The policy: its mode and its rules, as `Policy.save` writes them.", read=_parse_policy),
 )  # fmt: skip
 """Everything that can be set."""
 FOREIGN = ("permissions", "mcp", "agents", "sandboxed", "hooks", "tools", "web", "memory", "base_urls", "providers")
@@ -314,7 +324,7 @@ class Settings:
             DefinitionError: for a file that cannot be read, an unknown key and a value of the wrong kind, with file and line.
         """
         given: list[_GivenValue] = []
-        user = _user_settings_file(environ)
+        user = _find_user_settings_file(environ)
         if user is not None and user.is_file():
             given += _load_settings_file(user, "user")
         project = _find_project_file(cwd)
@@ -322,7 +332,7 @@ class Settings:
             given += _load_settings_file(project, "project")
         if config is not None:
             given += _load_settings_file(config, "--config")
-        given += _load_environment(environ)
+        given += _load_environment_settings(environ)
         return _merge_values(given)
 
 
@@ -337,7 +347,7 @@ def _merge_values(given: Sequence[_GivenValue]) -> Settings:
             notes.append(f"{one.origin}: {one.name} may not be set by a project; pass --config {file} if you trust it")
             continue
         key = get_setting_definition(one.name, one.origin)
-        value = _check_value(key, one)
+        value = _parse_setting_value(key, one)
         if one.origin.source == "project" and key.project == "no":
             notes.append(
                 f"{one.origin}: {one.name} may not be set by a project; set it in your own file or environment"
@@ -369,7 +379,7 @@ def get_setting_definition(name: str, origin: SettingOrigin | None = None) -> Se
     raise DefinitionError(msg)
 
 
-def _check_value(key: SettingDefinition, given: _GivenValue) -> object:
+def _parse_setting_value(key: SettingDefinition, given: _GivenValue) -> object:
     try:
         return key.read(given.value)
     except DefinitionError as error:
@@ -446,7 +456,7 @@ def _make_cloud_provider(prefix: str, address: str | None, variable: str | None)
 # --- files and variables --------------------------------------------------------------------------------------------
 
 
-def _user_settings_file(environ: Mapping[str, str]) -> Path | None:
+def _find_user_settings_file(environ: Mapping[str, str]) -> Path | None:
     folder = environ.get("XDG_CONFIG_HOME", "")
     if folder.startswith("/"):
         return Path(folder, "stepengine", "config.toml")
@@ -458,7 +468,7 @@ def _find_project_file(cwd: Path) -> Path | None:
     """Return the project's file: in the working folder or above, up to the top of the repository."""
     folder = cwd.absolute()
     for place in (folder, *folder.parents):
-        found = [place / name for name in PROJECT_FILES if _has_stepengine_table(place / name)]
+        found = [place / name for name in PROJECT_FILES if _has_stepengine_settings(place / name)]
         if len(found) > 1:
             msg = f"{place} has a stepengine.toml and a [tool.stepengine] in pyproject.toml; keep one of them"
             raise DefinitionError(msg)
@@ -469,7 +479,7 @@ def _find_project_file(cwd: Path) -> Path | None:
     return None
 
 
-def _has_stepengine_table(path: Path) -> bool:
+def _has_stepengine_settings(path: Path) -> bool:
     if not path.is_file():
         return False
     return path.name != "pyproject.toml" or "[tool.stepengine" in _read_settings_file(path, strict=False)
@@ -547,7 +557,7 @@ def _make_line_finder(text: str) -> Callable[[str], int]:
     return line_of
 
 
-def _load_environment(environ: Mapping[str, str]) -> list[_GivenValue]:
+def _load_environment_settings(environ: Mapping[str, str]) -> list[_GivenValue]:
     """Return the settings in variables: ``STEPENGINE_LIMITS__MAX_STEPS`` is ``limits.max_steps``."""
     found: list[_GivenValue] = []
     for variable in sorted(environ):

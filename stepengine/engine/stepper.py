@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Self
 
 from stepengine.data.effects import Leaf
 from stepengine.data.outcomes import Failure, Value
-from stepengine.engine.moments import TOPS, Frame, Moment, describe_end, effect_text, iterate_frames
+from stepengine.engine.moments import TOPS, Frame, Moment, describe_effect, describe_end, iterate_frames
 from stepengine.engine.options import AgentLike
 from stepengine.engine.replayed_tree import ReplayedRun, ReplayedTree
 from stepengine.engine.tape import Tape
@@ -58,9 +58,9 @@ class Stepper:
         self.diverged: ReplayDivergence | None = None
         self._create_another = partial(Stepper, launcher, tape, agent, leeway=leeway)
         session = JournaledRun.open_for_stepping(tape.journal, tape.history, leeway=leeway)
-        planned = launcher.create_recorded_run(session, agent=agent).tree
+        planned = launcher.create_run_from_record(session, agent=agent).tree
         self._tree = ReplayedTree(tape, session, planned.services)
-        self._track_divergence(partial(self._tree.start, planned.root.plan, planned.root.state, ""))
+        self._call_and_store_divergence(partial(self._tree.start_run, planned.root.plan, planned.root.state, ""))
 
     def copy_at_start(self) -> Stepper:
         """
@@ -91,7 +91,7 @@ class Stepper:
     @property
     def accepted_changes(self) -> list[str]:
         """The addresses of changed model requests that got the recorded reply; see ``AllowedDifferences``."""
-        return self._tree.list_accepted()
+        return self._tree.list_accepted_addresses()
 
     @property
     def finished(self) -> Finished | None:
@@ -109,7 +109,7 @@ class Stepper:
         """
         if self.diverged is not None:
             raise self.diverged
-        if self.position >= self.tape.last:
+        if self.position >= self.tape.last_position:
             return False
         self.advance_to(self.position + 1)
         return True
@@ -118,14 +118,14 @@ class Stepper:
         """Apply results up to a position; raises as ``advance`` does."""
         if self.diverged is not None and self.position < position:
             raise self.diverged
-        if self.position < (end := min(position, self.tape.last)):
-            self._track_divergence(partial(self._tree.apply_results_until, end))
+        if self.position < (end := min(position, self.tape.last_position)):
+            self._call_and_store_divergence(partial(self._tree.apply_results_until, end))
 
-    def _track_divergence(self, act: Callable[[], object]) -> None:
+    def _call_and_store_divergence(self, act: Callable[[], object]) -> None:
         """Call *act*, and store the divergence that it raises, or that shows after it because records are left over."""
         try:
             act()
-            if (unused := self._tree.find_unused_record()) is not None:
+            if (unused := self._tree.find_unused_record_error()) is not None:
                 raise unused
         except ReplayDivergence as error:
             self.diverged = error
@@ -135,11 +135,11 @@ class Stepper:
 
     def moment(self) -> Moment:
         """Return the moment of the run whose outcome is next; raises as ``advance`` if its first effect differs."""
-        address = self._current_address()
+        address = self._get_address_and_start_run()
         run, known = self._get_run(address), self._find_result(address)
         effect, state = self.effect(), run.state
         if address is not None:
-            step, text = self.tape.step_of(address), "" if effect is None else effect_text(effect)
+            step, text = self.tape.get_step_number(address), "" if effect is None else describe_effect(effect)
             at = self._tree.at if known is None else known.at
         else:
             step, at, text = self.tape.count_steps(), self.tape.history.last_at, "nothing that is recorded"
@@ -170,21 +170,21 @@ class Stepper:
 
     def frames(self) -> tuple[Frame, ...]:
         """Return ``moment().frames`` without the rest of the moment; raises as ``moment``."""
-        return tuple(iterate_frames(self._get_run(self._current_address()).machine))
+        return tuple(iterate_frames(self._get_run(self._get_address_and_start_run()).machine))
 
-    def outermost(self) -> Frame | None:
+    def outermost_frame(self) -> Frame | None:
         """Return the frame of the waiting handler, hook or tool, without its helpers; raises as ``moment``."""
-        frames = iterate_frames(self._get_run(self._current_address()).machine)
+        frames = iterate_frames(self._get_run(self._get_address_and_start_run()).machine)
         return next((frame for frame in frames if frame.kind in TOPS), None)
 
     def variables(self) -> Mapping[str, str]:
         """Return the variables that programs left in the run of the moment, as texts; none while one waits; raises as ``moment``."""
-        address = self._current_address()
-        return self._tree.get_variables("" if address is None else address[0])
+        address = self._get_address_and_start_run()
+        return self._tree.get_program_variables("" if address is None else address[0])
 
     def effect(self) -> Leaf | None:
         """Return ``moment().effect`` without the rest of the moment; raises as ``moment``."""
-        address = self._current_address()
+        address = self._get_address_and_start_run()
         if address is None:
             return None
         run, seq = self._get_run(address), address[1]
@@ -193,17 +193,17 @@ class Stepper:
 
     def outcome(self) -> Value | Failure | None:
         """Return ``moment().outcome`` without the rest of the moment; raises as ``moment``."""
-        known = self._find_result(self._current_address())
+        known = self._find_result(self._get_address_and_start_run())
         return None if known is None else self.tape.history.outcome(known)
 
-    def _current_address(self) -> Address | None:
-        """Return the address of the effect with the next outcome; its run is started if it was not."""
-        address = self._divergence_address() or self.tape.address_at(self.position)
+    def _get_address_and_start_run(self) -> Address | None:
+        """Return the address of the effect with the next outcome; start its run if necessary."""
+        address = self._find_divergence_address() or self.tape.address_at(self.position)
         if address is not None and address[0] not in self._tree.runs:
-            self._track_divergence(partial(self._tree.get_or_start, address[0]))
+            self._call_and_store_divergence(partial(self._tree.get_or_start_run, address[0]))
         return address
 
-    def _divergence_address(self) -> Address | None:
+    def _find_divergence_address(self) -> Address | None:
         """Return the address at which a run differs from its record; ``None`` if no run does and waits there."""
         if self.diverged is None:
             return None

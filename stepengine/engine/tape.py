@@ -47,7 +47,7 @@ class Tape:
         self.verified = 0
 
     @property
-    def last(self) -> int:
+    def last_position(self) -> int:
         """The last position: the number of results in the journal, that of the root run apart."""
         return len(self.order)
 
@@ -56,7 +56,7 @@ class Tape:
         """Whether the results are stored by address, as in the journal of a test, so that siblings follow one another."""
         return self.journal.stable and any(path for path, _ in self.order)
 
-    def find_waiting(self) -> Address | None:
+    def find_waiting_effect(self) -> Address | None:
         """Return the first effect that waits where the record ends: an open question before all others; ``None`` without any."""
         history = self.history
         if history.is_complete:
@@ -68,28 +68,28 @@ class Tape:
 
     def address_at(self, position: int) -> Address | None:
         """Return the address of the next outcome at a position; at the last one that of the waiting effect, if there is one."""
-        return self.order[position] if position < self.last else self.find_waiting()
+        return self.order[position] if position < self.last_position else self.find_waiting_effect()
 
-    def position_of(self, path: str, seq: int) -> int | None:
+    def find_position(self, path: str, seq: int) -> int | None:
         """Return the position before the outcome of an effect is sent; ``None`` when the record has no such effect."""
         known = self.positions.get((path, seq))
-        return self.last if known is None and self.find_waiting() == (path, seq) else known
+        return self.last_position if known is None and self.find_waiting_effect() == (path, seq) else known
 
     def count_steps(self, path: str = "") -> int:
         """Return the number of model calls of a run."""
         return len(self._model_calls.get(path, ()))
 
-    def step_of(self, address: Address) -> int:
+    def get_step_number(self, address: Address) -> int:
         """Return the step of an effect, as ``stepengine show`` numbers them; the end of a child belongs to its last step."""
         path, seq = address
         return self.count_steps(path) if seq == -1 else bisect_right(self._model_calls.get(path, ()), seq)
 
-    def step_at(self, position: int) -> int:
+    def get_step_at(self, position: int) -> int:
         """Return the step of the run that waits at a position; 0 before its first."""
         address = self.address_at(position)
-        return self.count_steps() if address is None else self.step_of(address)
+        return self.count_steps() if address is None else self.get_step_number(address)
 
-    def position_of_step(self, step: int, path: str = "") -> int | None:
+    def find_step_position(self, step: int, path: str = "") -> int | None:
         """Return the position before the reply of a step of a run, from 1; ``None`` when it has no such step."""
         is_known = 0 < step <= self.count_steps(path)
-        return self.position_of(path, self._model_calls[path][step - 1]) if is_known else None
+        return self.find_position(path, self._model_calls[path][step - 1]) if is_known else None

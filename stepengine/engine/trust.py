@@ -65,7 +65,7 @@ class UntrustedFolder:
         return self.folder.parent
 
     @property
-    def how(self) -> str:
+    def trust_command(self) -> str:
         """The shell command that trusts it."""
         return f"stepengine agents trust {shlex.quote(str(self.project))}"
 
@@ -91,7 +91,7 @@ class AccessRequest:
         return f"{self.package} {self.version}, of which {self.publisher!r} says to be the publisher"
 
     @property
-    def how(self) -> str:
+    def approve_command(self) -> str:
         """The command that agrees to it."""
         return f"stepengine agents agree {self.package}"
 
@@ -102,7 +102,7 @@ class TrustGate(Protocol):
     def allows(self, foreign: UntrustedFolder) -> bool:
         """Return whether its files may run."""
 
-    def agrees(self, request: AccessRequest) -> bool:
+    def approves_access(self, request: AccessRequest) -> bool:
         """Return whether the requests of a package are approved."""
 
     def print_message(self, message: str) -> None:
@@ -151,18 +151,18 @@ def may_run_agent_files(folder: Path) -> bool:
         return gate.allows(foreign)
     if _is_running_code_of(foreign):
         return True
-    log_once(f"{foreign} was not run: nobody trusts it yet; `{foreign.how}` does")
+    log_once(f"{foreign} was not run: nobody trusts it yet; `{foreign.trust_command}` does")
     return False
 
 
-def print_message(message: str) -> None:
+def print_or_log_message(message: str) -> None:
     """Print a message on the command line; elsewhere log it. Repeated messages are skipped."""
     gate = GATE.get()
     (log_once if gate is None else gate.print_message)(message)
 
 
 def mark_folder_as_run(file: Path) -> None:
-    """Note that a file was named by its path: code of its folder runs in this process from now on."""
+    """Record that code of a file's folder runs in this process, so that the folder needs no more trust."""
     _RAN.add(file.resolve().parent)
 
 
@@ -177,9 +177,9 @@ def _is_running_code_of(foreign: UntrustedFolder) -> bool:
     return any(Path(entry).resolve() in (foreign.project, foreign.folder) for entry in sys.path)
 
 
-def refuse_inside_tool(what: str) -> None:
+def refuse_inside_tool(operation: str) -> None:
     """
-    Raise if a tool runs this process, since only a person may do *what*: a model could approve its own calls.
+    Raise if a tool runs this process, since only a person may do *operation*: a model could approve its own calls.
 
     Raises:
         DefinitionError: in a command that a tool runs.
@@ -187,9 +187,7 @@ def refuse_inside_tool(what: str) -> None:
     from stepengine.workspace.environment import MARKER
 
     if os.environ.get(MARKER):
-        msg = (
-            f"{what} is for people; here a tool of an agent runs it, so it is refused. Do it in a terminal of your own"
-        )
+        msg = f"{operation} is for people; here a tool of an agent runs it, so it is refused. Do it in a terminal of your own"
         raise DefinitionError(msg)
 
 
@@ -199,7 +197,7 @@ def refuse_inside_tool(what: str) -> None:
 def is_trusted(folder: Path) -> bool:
     """Return whether a person trusted a folder of agent files, at this real path and with this owner."""
     real = folder.resolve()
-    place = _find_trust_folder(real)
+    place = _find_trust_record_folder(real)
     record = None if place is None else _read_trust_record(place / _record_file_name(real))
     return record is not None and record == {"path": str(real), "owner": real.stat().st_uid}
 
@@ -216,10 +214,10 @@ def trust_folder(folder: Path) -> Path:
         msg = f"there is no folder {str(folder)!r} of agent files; create it, or name another one"
         raise DefinitionError(msg)
     real = folder.resolve()
-    place = _find_trust_folder(real)
+    place = _find_trust_record_folder(real)
     if place is None:
         msg = (
-            f"{str(real)!r} cannot be trusted: that is kept in your state folder, which is {_unsafe_state_reason(real)}; "
+            f"{str(real)!r} cannot be trusted: that is kept in your state folder, which is {_explain_unsafe_state_folder(real)}; "
             "set STEPENGINE_STATE_DIR to a folder of your own"
         )
         raise DefinitionError(msg)
@@ -230,7 +228,7 @@ def trust_folder(folder: Path) -> Path:
 def untrust_folder(folder: Path) -> bool:
     """Withdraw the trust in a folder of agent files, also one that is gone; return whether it was trusted."""
     real = folder.resolve()
-    return _remove_record(_find_trust_folder(real), _record_file_name(real))
+    return _remove_record(_find_trust_record_folder(real), _record_file_name(real))
 
 
 def list_trusted_folders() -> list[Path]:
@@ -244,13 +242,13 @@ def _record_file_name(real: Path) -> str:
     return f"{sha256(os.fsencode(real)).hexdigest()}.json"
 
 
-def _find_trust_folder(real: Path) -> Path | None:
-    """Return where trust in a folder is stored; ``None`` if others may write there, or it is in the same project."""
+def _find_trust_record_folder(real: Path) -> Path | None:
+    """Return the state folder with the trust records; ``None`` if it is not safe for a record of *real*."""
     state = state_folder()
-    return None if state is None or _unsafe_state_reason(real) else state / TRUSTED
+    return None if state is None or _explain_unsafe_state_folder(real) else state / TRUSTED
 
 
-def _unsafe_state_reason(real: Path) -> str:
+def _explain_unsafe_state_folder(real: Path) -> str:
     from stepengine.workspace.skills import find_project_root
 
     state = state_folder()

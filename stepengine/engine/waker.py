@@ -121,11 +121,11 @@ class Waker:
                 for one in new:
                     await self._wait_until_fewer_than(self._at_once)
                     seen.add(one.run)
-                    self._begin(one)
+                    self._start_resuming(one)
                 # Those that begun have put themselves off before the next look, or are in `seen`.
             await self._wait_until_fewer_than(1)
         finally:
-            await self._end()
+            await self._cancel_and_close()
 
     async def watch(self, every: float = 1.0) -> None:
         """
@@ -138,7 +138,7 @@ class Waker:
             while True:
                 pause = every
                 try:
-                    pause = await self._look(every)
+                    pause = await self._resume_due_runs(every)
                 except StepEngineError as error:
                     self._tell(WakeResult(run="", agent_id="", state="failed", error=error))
                 if self._under_way:
@@ -147,9 +147,9 @@ class Waker:
                 else:
                     await asyncio.sleep(pause)
         finally:
-            await self._end()
+            await self._cancel_and_close()
 
-    async def _look(self, every: float) -> float:
+    async def _resume_due_runs(self, every: float) -> float:
         """Resume due runs up to the limit; return the seconds until the next look."""
         room = self._at_once - len(self._under_way)
         if room <= 0:
@@ -160,13 +160,13 @@ class Waker:
                 # It takes long, or something came for it that it takes in by itself.
                 await self._set_wake_time(one.run, LEASE)
             elif len(self._under_way) < self._at_once:
-                self._begin(one)
+                self._start_resuming(one)
         next_at = await asyncio.to_thread(self._index.find_next_wake_time)
         if next_at is None or len(self._under_way) >= self._at_once:
             return every
         return min(every, max(MIN_PAUSE_SECONDS, (next_at - self._clock.now()).total_seconds()))
 
-    def _begin(self, one: Sleeping) -> None:
+    def _start_resuming(self, one: Sleeping) -> None:
         task = asyncio.create_task(self._resume_run(one), name=f"wakes {one.run}")
         self._under_way[one.run] = task
         task.add_done_callback(lambda _: self._under_way.pop(one.run, None))
@@ -177,7 +177,7 @@ class Waker:
             await asyncio.wait(list(self._under_way.values()), return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
 
-    async def _end(self) -> None:
+    async def _cancel_and_close(self) -> None:
         """End the running resumes, and close the index."""
         for task in list(self._under_way.values()):
             task.cancel()
@@ -192,7 +192,9 @@ class Waker:
             await self._set_wake_time(one.run, LEASE)
             journal = await asyncio.to_thread(open_journal, self._place, one.run, self._journals)
             result = await self._resume(journal, one)
-            self._tell(attrs.evolve(about, result=result, again_at=await self._update_wake_index(one, journal, result)))
+            self._tell(
+                attrs.evolve(about, result=result, again_at=await self._update_index_after_resume(one, journal, result))
+            )
         except asyncio.CancelledError:
             # This waker ends, and not the run: the next one resumes it.
             await asyncio.to_thread(self._record_as_due_now, one)
@@ -202,12 +204,12 @@ class Waker:
             self._tell(attrs.evolve(about, state="gone"))
         except JournalLocked as error:
             # Whoever has it may be killed at any time, and then it is due within the time that he was given himself.
-            again_at = await self._postpone(one.run, LEASE.total_seconds())
+            again_at = await self._postpone_run(one.run, LEASE.total_seconds())
             self._tell(attrs.evolve(about, state="held", error=error, again_at=again_at))
         except Exception as error:  # noqa: BLE001 - an agent file, a hook, whatever: it stops no other run
-            self._tell(attrs.evolve(about, state="failed", error=error, again_at=await self._postpone(one.run)))
+            self._tell(attrs.evolve(about, state="failed", error=error, again_at=await self._postpone_run(one.run)))
 
-    async def _update_wake_index(self, one: Sleeping, journal: Journal, result: RunResult) -> datetime | None:
+    async def _update_index_after_resume(self, one: Sleeping, journal: Journal, result: RunResult) -> datetime | None:
         """Update the index after a run was resumed; return when it is retried, ``None`` if it made progress."""
         if result.status is RunStatus.SUSPENDED:
             stands_still = result.wakes_at is not None and result.wakes_at <= self._clock.now()
@@ -217,11 +219,11 @@ class Waker:
             if not stands_still:
                 await asyncio.to_thread(self._index.remove_run, one.run)
         if stands_still:
-            return await self._postpone(one.run)
+            return await self._postpone_run(one.run)
         self._tries.pop(one.run, None)
         return None
 
-    async def _postpone(self, run: str, longest: float = MAX_PAUSE_SECONDS) -> datetime | None:
+    async def _postpone_run(self, run: str, longest: float = MAX_PAUSE_SECONDS) -> datetime | None:
         """Postpone a run, longer each time; return until when, or ``None`` if that cannot be stored."""
         tries = self._tries[run] = self._tries.get(run, 0) + 1
         pause = timedelta(seconds=min(longest, FIRST_PAUSE_SECONDS * 2 ** min(tries - 1, MAX_DOUBLINGS)))

@@ -35,7 +35,7 @@ class WorkspaceTools:
         self._check = check
         self.built: dict[str, ToolLike] = {}
 
-    def find(self, names: Iterable[str]) -> dict[str, ToolLike]:
+    def build_tools(self, names: Iterable[str]) -> dict[str, ToolLike]:
         """
         Return the tools of these names that the workspace allows.
 
@@ -51,10 +51,10 @@ class WorkspaceTools:
         # Built for the first agent that names one. An engine may have a workspace only for tools of its own, and that may be a place
         # where no bundled tool can work.
         if not self.built:
-            self._add_checked(rootless_tools(place.web))
+            self._check_and_add_tools(rootless_tools(place.web))
         if left := sorted(wanted - self.built.keys()):
             try:
-                self._add_checked(workspace_tools(place))
+                self._check_and_add_tools(workspace_tools(place))
             except DefinitionError as error:
                 why = error.message.partition(";")[0]
                 msg = (
@@ -64,11 +64,11 @@ class WorkspaceTools:
                 raise DefinitionError(msg) from error
         return {name: self.built[name] for name in wanted if name in self.built}
 
-    def _add_checked(self, tools: Iterable[Tool]) -> None:
+    def _check_and_add_tools(self, tools: Iterable[Tool]) -> None:
         self._check(tools)
         self.built |= {tool.name: tool for tool in tools}
 
-    def workspace_argument(self, names: Iterable[str]) -> str:
+    def format_workspace_argument(self, names: Iterable[str]) -> str:
         """Return the ``Engine`` argument that provides these tools, as Python source."""
         place, needed = self._workspace, {WORKSPACE_TOOLS[name] for name in names}
         has_write, has_shell, web = (False, False, None) if place is None else (place.write, place.shell, place.web)

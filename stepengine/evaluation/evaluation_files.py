@@ -64,7 +64,7 @@ def load_evaluation(file: Path) -> Evaluation:
 
 def resolve_agent_path(agent: object, root: Path) -> str:
     """Return the path of an agent file relative to *root*; *agent* itself if it names no existing file."""
-    place = AgentLocation.of_text(str(agent))
+    place = AgentLocation.from_text(str(agent))
     named = None if place is None else place.with_root(root)
     return str(named) if named is not None and named.file.is_file() else str(agent)
 

@@ -110,7 +110,7 @@ def format_test(
 
 
 def _agent_expression(agent: str) -> str:
-    place = AgentLocation.of_text(agent)
+    place = AgentLocation.from_text(agent)
     if place is None:
         return f"load_agent({json.dumps(agent, ensure_ascii=False)})"
     named = json.dumps(str(attrs.evolve(place, sandboxed=False)), ensure_ascii=False)

@@ -15,7 +15,7 @@ from attrs import frozen
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.questions import Question
 from stepengine.engine import Engine
-from stepengine.engine.packages import list_version_changes
+from stepengine.engine.packages import describe_package_version_changes
 from stepengine.errors import ReplayDivergence, StepEngineError
 from stepengine.journal import Journal, JournalLike, as_journal
 from stepengine.journal.pending_items import open_questions
@@ -106,5 +106,5 @@ def read_waiting_run(journal: Journal) -> WaitingRun:
         ENDED if history.is_complete else FAILED,
         agent_id_of(history),
         tuple([question for _, question in open_questions(history).values()]),
-        tuple(list_version_changes(history)),
+        tuple(describe_package_version_changes(history)),
     )

@@ -307,7 +307,7 @@ async def list_places(request: Request) -> Response:
 
 def _list_places(row: RunRow, journal: MemoryJournal) -> PlaceList:
     tape, texts = Tape(journal), SafeTexts()
-    waiting = tape.find_waiting()
+    waiting = tape.find_waiting_effect()
     order = [*tape.order, *([waiting] if waiting is not None and waiting not in tape.positions else [])]
     return PlaceList(
         run_id=row.run,
@@ -324,7 +324,7 @@ def _describe_place(tape: Tape, position: int, address: Address, texts: SafeText
     return PlaceView(
         position=position,
         address=format_address(*address),
-        step=tape.step_of(address),
+        step=tape.get_step_number(address),
         type=kind,
         name="" if intent is None else texts.clean(_describe_effect(tape.history, intent), NAMED),
         is_step=kind == "model_call" and not address[0],

@@ -60,11 +60,11 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         return await self._store.register.has_key(owner, key, now)
 
     async def _is_registered(self, run: str) -> bool:
-        return await self._store.register.find(run) is not None
+        return await self._store.register.find_run(run) is not None
 
     async def _register(self, row: RegisteredRun, key: str | None) -> str | None:
         try:
-            return await self._store.register.add(row, key)
+            return await self._store.register.add_run(row, key)
         except InputError as error:
             raise Problem(error.message, status=409, kind="key_reused") from error
 
@@ -74,7 +74,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         except DatabaseUnavailable as error:
             LOGGER.warning("run %s is registered, and is submitted when the database is back: %s", row.run, error)
         except StepEngineError:
-            await self._store.register.remove(row.run)
+            await self._store.register.remove_unsubmitted(row.run)
             raise
 
     async def _submit(self, row: RegisteredRun) -> None:
@@ -98,11 +98,11 @@ class DurableLauncher(RunStarts[RegisteredRun]):
             raise
         except StepEngineError as error:
             LOGGER.error("run %s could not be submitted: %s", row.run, error.message)
-            await self._store.register.refuse(row.run, cut_end(error.message, 2_000))
+            await self._store.register.record_refusal(row.run, cut_end(error.message, 2_000))
 
     async def ensure_submitted(self, row: RunRow) -> None:
         """Submit the run if its server died before it could, so that there is a run to send messages to."""
-        found = await self._store.register.find(row.run)
+        found = await self._store.register.find_run(row.run)
         if found is not None and not found.is_submitted and found.status == "started":
             await self._submit(found)
 
@@ -130,7 +130,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
             check_not_ended(row)
         with refuse_run_errors(status=409, kind="not_possible"):
             await operator.retry(row.run)
-        await self._store.register.count_try(row.run)
+        await self._store.register.count_retry(row.run)
 
     async def replay(self, row: RunRow, live: Collection[str]) -> RunResult:
         """
@@ -163,7 +163,7 @@ class DurableLauncher(RunStarts[RegisteredRun]):
         request = {"fork": {"run": row.run, "at": asked.at, "allow_repeat": asked.allow_repeat, **plain(asked.edits)}}
         new = _make_registered_run(caller, row.agent, request, None, time.time())
         async with self._quotas.use(new.owner, json_size(request), runs=1):
-            await self._store.register.add(new, None)
+            await self._store.register.add_run(new, None)
             with refuse_run_errors(status=422, kind="no_such_place"):
                 await self._start_or_remove(new)
         return new.run

@@ -60,7 +60,7 @@ class DurableReader:
         Raises:
             Problem: when there is no such run, or it belongs to somebody else; both look the same.
         """
-        found = await self._store.register.find(run) if run.isascii() and run.isprintable() else None
+        found = await self._store.register.find_run(run) if run.isascii() and run.isprintable() else None
         return require_own_run(caller, run, None if found is None else _run_row_from_registered(found))
 
     async def list_runs(
@@ -91,10 +91,10 @@ class DurableReader:
         asked = {*statuses} - {*OPEN} | ({*RUNNING} if {*statuses} & {*OPEN} else set())
         shown: list[RunRow] = []
         while True:
-            found = await self._store.register.listed(
+            found = await self._store.register.list_runs(
                 owner=owner, agent=agent, statuses=sorted(asked), before=before, limit=limit, search=search
             )
-            suspended = await self._store.operator.run_waits.list_suspended(
+            suspended = await self._store.operator.run_waits.list_waits_of_suspended(
                 [row.run for row in found if row.status == "running"]
             )
             rows = [_run_row_from_registered(row, "suspended" if row.run in suspended else row.status) for row in found]
@@ -105,7 +105,7 @@ class DurableReader:
 
     async def counts(self) -> list[tuple[str, str, int]]:
         """Return the number of runs that servers started, of each agent in each status."""
-        return await self._store.register.counts()
+        return await self._store.register.count_by_agent_and_status()
 
     async def details(self, row: RunRow) -> ServedRun:
         """Return the details of a run from the database."""
@@ -123,7 +123,7 @@ class DurableReader:
         # Status and questions in one query: with two, a run could be suspended in between, and a client that waits for its
         # question would be told that there is none.
         operator = self._store.operator
-        suspended = await operator.run_waits.list_suspended([row.run]) if row.status != "started" else {}
+        suspended = await operator.run_waits.list_waits_of_suspended([row.run]) if row.status != "started" else {}
         is_suspended = row.run in suspended
         asked, left = suspended[row.run] if is_suspended else (await operator.list_questions(row.run), [])
         return ServedRun(
@@ -135,7 +135,7 @@ class DurableReader:
         )
 
     async def _ended_run_details(self, row: RunRow) -> ServedRun:
-        found = await self._store.register.find(row.run)
+        found = await self._store.register.find_run(row.run)
         if found is not None and not found.is_submitted:
             return ServedRun(row=row, status=row.status, error=row.error)
         try:

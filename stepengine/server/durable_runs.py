@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from stepengine.durable import DeploymentMaintenance, DurableEngine, DurableScheduler, migrate
 from stepengine.durable.register import create_register_tables
-from stepengine.durable.schedules import list_schedule_states
+from stepengine.durable.schedules import load_durable_schedule_statuses
 from stepengine.errors import DatabaseUnavailable, JournalError
 from stepengine.runtime.logs import LOGGER
 from stepengine.server.background_tasks import BackgroundTasks
@@ -241,7 +241,7 @@ class DurableRuns:
     async def load_schedule_statuses(self) -> list[ScheduleStatus]:
         """Return the state of each schedule."""
         try:
-            return await list_schedule_states(self._store.operator, self._schedules, now=datetime.now(UTC))
+            return await load_durable_schedule_statuses(self._store.operator, self._schedules, now=datetime.now(UTC))
         except JournalError as error:
             if isinstance(error.__cause__, DatabaseUnavailable):
                 raise error.__cause__ from None

@@ -38,7 +38,7 @@ class DurableStore:
 
     async def usage(self, owner: str) -> QuotaUsage:
         """Return the number of open runs and the stored bytes of an owner."""
-        return QuotaUsage(*await self.register.usage(owner))
+        return QuotaUsage(*await self.register.count_open_runs_and_bytes(owner))
 
 
 def make_unsupported_problem(message: str) -> Problem:

@@ -271,7 +271,7 @@ def _check_agents(settings: Settings) -> Iterator[Finding]:
 def _report_agent_counts(count: int, own: int) -> Iterator[Finding]:
     foreign = find_untrusted_folder(LOCAL)
     if foreign is not None:
-        how = f"look at it, then: {foreign.how}"
+        how = f"look at it, then: {foreign.trust_command}"
         yield Finding("agents", "note", f"not run, because it is not trusted: {foreign}", how)
     repair = "" if own or foreign else "`stepengine init my-agent` makes a project that has one"
     yield Finding("agents", "ok", f"{count} agent files, {own} of them in ./agents", repair)

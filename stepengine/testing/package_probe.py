@@ -53,7 +53,12 @@ def probe_package(site: str, project: str, out: str) -> None:
 
 def _import_package(value: str, told: dict[str, Any]) -> None:
     """Import the package; add its agents, and the reasons why an engine rejects it, to *told*."""
-    from stepengine.engine.packages import find_installed_packages, find_mismatches, import_agents, make_declaration
+    from stepengine.engine.packages import (
+        find_declaration_mismatches,
+        find_installed_agent_packages,
+        import_agents,
+        make_declaration,
+    )
 
     try:
         held = import_agents(value)
@@ -69,7 +74,11 @@ def _import_package(value: str, told: dict[str, Any]) -> None:
             "spawns": [*made.spawns],
         }
     # Where more differs, that is told already.
-    fits = [p for p in find_installed_packages().packages if p.value == value and not find_mismatches(p, held)]
+    fits = [
+        p
+        for p in find_installed_agent_packages().packages
+        if p.value == value and not find_declaration_mismatches(p, held)
+    ]
     told["problems"] += [said for package in fits for said in _find_agent_problems(package)]
 
 

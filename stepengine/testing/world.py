@@ -378,7 +378,7 @@ class World:
             created=CREATED + timedelta(milliseconds=self.clock.now),
             watched=lambda: not self.effects.is_replay,
         )
-        agent = setting.catalog.find(setting.agent)
+        agent = setting.catalog.get_agent(setting.agent)
         prompt, params = (setting.prompt, setting.params) if opening is None else (opening.prompt, opening.params)
         plan, state = planner.plan_root(
             RunRequest(agent=agent, prompt=prompt, params=params, run_id="run", **setting.more)

@@ -12,7 +12,7 @@ import attrs
 import pytest
 
 from stepengine.engine import approve_package, make_project
-from stepengine.engine.projects import make_project_names
+from stepengine.engine.projects import derive_project_and_module_names
 from stepengine.errors import DefinitionError
 from stepengine.testing import check_package
 from stepengine.workspace.environment import MARKER
@@ -404,7 +404,7 @@ def test_testing_an_agent_without_recordings_explains_it(installed: Path) -> Non
 def test_package_is_named_after_its_folder_with_a_free_module(
     tmp_path: Path, folder: str, name: str, module: str
 ) -> None:
-    assert (name, module) == make_project_names(tmp_path / folder)
+    assert (name, module) == derive_project_and_module_names(tmp_path / folder)
     said = typed("init", tmp_path / folder, "--package")
 
     assert 0 == said.exit_code

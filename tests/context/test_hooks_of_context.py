@@ -297,7 +297,7 @@ def test_only_the_cli_installs_todo_and_compaction_hooks(tmp_path: Path, monkeyp
     done = CliRunner().invoke(app, ["run", "./tidy.py", "work"])
     engine(free).run_sync(agent, "work")
 
-    made = bench.make_engine_setup(Options(agent="tidy"), agent).engine._launcher.catalog.find(agent)
+    made = bench.make_engine_setup(Options(agent="tidy"), agent).engine._launcher.catalog.get_agent(agent)
 
     assert (summarize(),) == made.hooks.pre_step
     assert (0, 3, 2) == (done.exit_code, len(told.calls), len(free.calls))

@@ -48,7 +48,7 @@ def template(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> str
     """
     A database that has the tables already, made by the first who needs it: copying it takes less time than making them.
     """
-    from stepengine.durable.database import migrate
+    from stepengine.durable.database import migrate_dbos_tables
 
     file = of_the_run(tmp_path_factory) / "template"
     with file.open("a+") as known:
@@ -58,7 +58,7 @@ def template(postgres_url: str, tmp_path_factory: pytest.TempPathFactory) -> str
         if not exists(postgres_url, name):
             name = f"template_{uuid.uuid4().hex[:8]}"
             create(postgres_url, name)
-            migrate(renamed(postgres_url, name))
+            migrate_dbos_tables(renamed(postgres_url, name))
             known.truncate(0)
             known.write(name)
     return name

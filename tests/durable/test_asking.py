@@ -125,7 +125,9 @@ async def sent(operator: Operator, run: str) -> list[dict]:
     """
     What waits in the database for a run.
     """
-    rows = await operator.deployment.rows("select message from dbos.notifications where destination_uuid = %s", run)
+    rows = await operator.deployment.fetch_rows(
+        "select message from dbos.notifications where destination_uuid = %s", run
+    )
     return [json.loads(message) for (message,) in rows]
 
 
@@ -157,7 +159,7 @@ async def five_hundred(db: str, until) -> float:
 
         async def waiting():
             return len(
-                await worker.operator.deployment.rows(
+                await worker.operator.deployment.fetch_rows(
                     "select 1 from dbos.operation_outputs where function_name like 'ask:%%'"
                 )
             )

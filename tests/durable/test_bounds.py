@@ -165,7 +165,7 @@ async def test_planted_pickle_is_rejected_and_not_executed(db: str, tmp_path: Pa
                 "where workflow_uuid = %s and function_name like 'tool:%%'",
                 (row, run),
             )
-        for read in (worker.operator.deployment.steps, worker.export):
+        for read in (worker.operator.deployment.load_steps, worker.export):
             with pytest.raises(JournalCorrupt, match="never read"):
                 await read(run)
 

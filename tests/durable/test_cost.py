@@ -159,8 +159,8 @@ async def test_run_leaves_only_needed_steps_named_by_kind_and_hash(db: str):
         result = await worker.run(MIXED, "s3cret prompt", answers={"How large?": "large"})
         polling = {thread.name for thread in threading.enumerate() if thread.name.startswith("queue-worker")}
         queues = await DeploymentMaintenance(worker.operator).queue_settings()
-        own = [step.name for step in await worker.operator.deployment.steps(result.journal)]
-        below = [step.name for step in await worker.operator.deployment.steps(f"{result.journal}/2")]
+        own = [step.name for step in await worker.operator.deployment.load_steps(result.journal)]
+        below = [step.name for step in await worker.operator.deployment.load_steps(f"{result.journal}/2")]
 
     assert "large" == result.output
     kinds = Counter(name.partition(":")[0] for name in own if ":" in name)
@@ -180,12 +180,12 @@ async def test_run_leaves_only_needed_steps_named_by_kind_and_hash(db: str):
 async def test_worker_holds_at_most_the_documented_connections(db: str):
     look = "select count(*) from pg_stat_activity where datname = current_database() and pid <> pg_backend_pid()"
     async with await Operator.connect(db) as operator:
-        ((before,),) = await operator.deployment.rows(look)
+        ((before,),) = await operator.deployment.fetch_rows(look)
         async with engine(db) as worker:
             runs = [await worker.submit(COUNTING, "5") for _ in range(30)]
             for run in runs:
                 await worker.operator.result(run)
-            ((after,),) = await operator.deployment.rows(look)
+            ((after,),) = await operator.deployment.fetch_rows(look)
 
     page = (ROOT / "docs" / "durable-operations.md").read_text()
     assert "A worker holds 11 connections" in page
@@ -213,7 +213,7 @@ async def test_migration_sets_fillfactor_and_autovacuum(db: str):
     await migrate(db)
 
     async with await Operator.connect(db) as operator:
-        ((options,),) = await operator.deployment.rows(
+        ((options,),) = await operator.deployment.fetch_rows(
             "select reloptions from pg_class where oid = 'dbos.workflow_status'::regclass"
         )
 

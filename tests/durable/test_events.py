@@ -68,7 +68,7 @@ async def test_events_of_a_run_can_be_followed_from_another_process(db: str):
 
 async def the_only(worker) -> str:
     return (
-        await worker.operator.deployment.rows(
+        await worker.operator.deployment.fetch_rows(
             "select workflow_uuid from dbos.workflow_status where workflow_uuid not like '%%/%%'"
         )
     )[0][0]

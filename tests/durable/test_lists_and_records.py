@@ -40,7 +40,7 @@ def test_truncated_journal_keeps_only_started_effects_in_doubt() -> None:
         paths = {path for path, _ in known.intents}
         begun = [n for at, n in known.intents if not at and ((at, n) in {*entries, *known.results} or str(n) in paths)]
         doubtful = {f"#{n}" for n in range(max(begun, default=-1) + 1)}.intersection(list_effects_in_doubt(known))
-        records._drop_unstarted(journal, SimpleNamespace(entries=entries))
+        records._remove_unstarted_effects(journal, SimpleNamespace(entries=entries))
 
         assert doubtful == {*list_effects_in_doubt(journal.history())}
         if not doubtful:

@@ -14,7 +14,7 @@ import pytest
 from stepengine import AgentDefinition, Ask, StepContext, call, tool
 from stepengine.data.state import RunInfo
 from stepengine.durable import Operator, migrate
-from stepengine.durable.database import open_connection, quote_name
+from stepengine.durable.database import open_connection, quote_sql_name
 from stepengine.durable.executions import WorkflowSteps
 from stepengine.durable.indexes import create_indexes
 from tests.cases import case
@@ -61,7 +61,7 @@ async def test_turn_gets_the_next_number_in_any_state(db: str):
 
 
 async def test_role_without_index_rights_works_and_is_warned(db: str, caplog):
-    name = quote_name(f"limited-{db.rpartition('/')[2][:20]}")
+    name = quote_sql_name(f"limited-{db.rpartition('/')[2][:20]}")
     async with await Operator.connect(db) as operator:
         own = await open_connection(operator.url)
         try:
@@ -118,13 +118,13 @@ async def test_shown_question_can_be_answered_at_once(db: str, monkeypatch: pyte
     """
     Whoever follows goes through the same code as the worker, and is there first where that is slow to write down what it asks.
     """
-    step = WorkflowSteps.step
+    step = WorkflowSteps.reserve_and_perform_step
 
     async def slowly(self: Any, name: str, *given: Any) -> Any:
         await asyncio.sleep(1.5 if name.startswith("ask:") else 0)
         return await step(self, name, *given)
 
-    monkeypatch.setattr(WorkflowSteps, "step", slowly)
+    monkeypatch.setattr(WorkflowSteps, "reserve_and_perform_step", slowly)
     async with worker_of([MANY], db) as worker:
         run = await worker.submit(MANY, "go")
         async for event in worker.events(run):

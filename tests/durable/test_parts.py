@@ -26,7 +26,9 @@ class Positions:
     def __init__(self) -> None:
         self.rows_of: dict[int, list[str]] = {}
 
-    async def rows(self, statement: str, run: str, first: int, keys: list[str] | None = None) -> list[tuple[Any, ...]]:
+    async def fetch_rows(
+        self, statement: str, run: str, first: int, keys: list[str] | None = None
+    ) -> list[tuple[Any, ...]]:
         if statement != PLACE:
             return [(self.rows_of[place],) for place in sorted(self.rows_of) if place >= first]
         if first in self.rows_of:
@@ -45,14 +47,14 @@ async def test_records_are_shown_in_the_order_of_the_first_process():
     for place, records in ((one, (second, first)), (other, (first,))):
         for record in records:
             assert place.add(record)
-        await place.share()
+        await place.read_and_append_positions()
 
     assert [second, first] == one.pop_ready(is_last=False)
     assert one.is_empty
     # The other process has not met the record that comes first.
     assert [] == other.pop_ready(is_last=False)
     other.add(second)
-    await other.share()
+    await other.read_and_append_positions()
     assert [second, first] == other.pop_ready(is_last=False)
 
 
@@ -63,35 +65,35 @@ async def test_stop_of_a_run_is_shown_last():
     assert not shown.add(stop)
     assert shown.add(result)
     assert [] == shown.pop_ready(is_last=True)
-    await shown.share()
+    await shown.read_and_append_positions()
     assert [result, stop] == shown.pop_ready(is_last=True)
 
 
 async def test_look_that_runs_already_answers_no_later_question():
     looks = RecordLooks()
     looks.started += 1
-    waiting = asyncio.ensure_future(looks.wait_for_next())
+    waiting = asyncio.ensure_future(looks.wait_for_next_look())
     await asyncio.sleep(0)
-    looks.end()
+    looks.finish_look()
     await asyncio.sleep(0)
     assert not waiting.done()
     looks.started += 1
-    looks.end()
+    looks.finish_look()
     await waiting
 
     looks.close()
-    await looks.wait_for_next()
+    await looks.wait_for_next_look()
 
 
 def test_first_divergence_of_an_execution_is_kept():
     end = ExecutionEnd("run")
-    end.check_can_continue()
-    first = end.diverge("#1", ["tool:a", "tool:b"])
-    assert first is end.diverge("#2", [])
+    end.raise_if_stopping()
+    first = end.make_and_record_divergence("#1", ["tool:a", "tool:b"])
+    assert first is end.make_and_record_divergence("#2", [])
     assert "#1" in str(first)
     assert "tool:a and tool:b" in str(first)
     with pytest.raises(ReplayDivergence):
-        end.check_can_continue()
+        end.raise_if_stopping()
 
 
 @pytest.mark.parametrize("leaves", [False, True])
@@ -105,7 +107,7 @@ def test_execution_that_ends_alone_leaves_its_children_alone(leaves: bool):
     else:
         end.end_without_result(RuntimeError("the database is away"))
     with pytest.raises(asyncio.CancelledError):
-        end.check_can_continue()
+        end.raise_if_stopping()
     assert not end.ends_children(Stop("cancelled"))
 
 
@@ -157,9 +159,9 @@ async def test_connection_is_reopened_after_a_restart(monkeypatch: pytest.Monkey
     connection = ReopeningConnection("postgresql://host/x")
     failures.append(psycopg.OperationalError("away"))
     with pytest.raises(DatabaseUnavailable):
-        await connection.rows("select")
-    assert [("here",)] == await connection.rows("select")
+        await connection.fetch_rows("select")
+    assert [("here",)] == await connection.fetch_rows("select")
     failures.append(psycopg.OperationalError("away"))
-    assert [("here",)] == await connection.rows("select")
+    assert [("here",)] == await connection.fetch_rows("select")
 
     assert [True, True, False] == [each.closed for each in opened]

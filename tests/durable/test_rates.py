@@ -208,13 +208,13 @@ async def test_lost_connection_is_reopened(worker):
 @pytest.mark.spec("durable:U21")
 async def test_unblocked_request_needs_one_query(worker, monkeypatch):
     asked = []
-    ask = SharedRates.ask
+    ask = SharedRates.request_admissions
 
     async def counted(self, *given):
         asked.append(given)
         return await ask(self, *given)
 
-    monkeypatch.setattr(SharedRates, "ask", counted)
+    monkeypatch.setattr(SharedRates, "request_admissions", counted)
     _, one = await worker(requests_per_minute=1000)
     for _ in range(20):
         one.leave(await one.enter(5, said_nothing), 4)
@@ -292,14 +292,16 @@ async def test_starts_of_runs_are_limited_across_workers(db: str, until):
     async with engine(db, starts_per_minute=3) as worker:
         runs = [await worker.submit(ASKS, "") for _ in range(5)]
         states = "select count(*) from dbos.workflow_status where status = %s"
-        first = await until(lambda: worker.operator.deployment.rows(states, "SUCCESS"), lambda found: found >= [(3,)])
+        first = await until(
+            lambda: worker.operator.deployment.fetch_rows(states, "SUCCESS"), lambda found: found >= [(3,)]
+        )
         (queue,) = [
             queue
             for queue in await DeploymentMaintenance(worker.operator).queue_settings()
             if queue.name == "se.default.d0"
         ]
         assert [(3,)] == first
-        assert [(2,)] == await worker.operator.deployment.rows(states, "ENQUEUED")
+        assert [(2,)] == await worker.operator.deployment.fetch_rows(states, "ENQUEUED")
         assert (3, 60.0) == (queue.limit, queue.period)
         # A minute later.
         rows(
@@ -320,7 +322,9 @@ async def test_global_concurrency_limits_root_runs_across_workers(db: str, until
         await until(begun, lambda count: 2 == count)
         view = await DeploymentMaintenance(worker.operator).queue_settings()
         states = dict(
-            await worker.operator.deployment.rows("select status, count(*) from dbos.workflow_status group by status")
+            await worker.operator.deployment.fetch_rows(
+                "select status, count(*) from dbos.workflow_status group by status"
+            )
         )
         assert {"PENDING": 2, "ENQUEUED": 2} == states
         assert {"se.default.d0": (2, 2)} == {

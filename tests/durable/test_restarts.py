@@ -122,7 +122,7 @@ async def test_offline_answer_is_received_after_replaying_recorded_errors(db: st
         with pytest.raises(JournalError, match="no run 'nobody'"):
             await operator.answer("nobody", {"go": "yes"})
         await operator.answer(run, {"go": "yes"})
-        ((sent,),) = await operator.deployment.rows(
+        ((sent,),) = await operator.deployment.fetch_rows(
             "select count(*) from dbos.notifications where destination_uuid = %s", run
         )
     async with engine([FAILS], db) as worker:
@@ -130,7 +130,7 @@ async def test_offline_answer_is_received_after_replaying_recorded_errors(db: st
         with pytest.raises(AnswerRejected):
             await worker.answer(run, {"go": "no"})
         journal = await worker.export(run)
-        steps = await worker.operator.deployment.rows(
+        steps = await worker.operator.deployment.fetch_rows(
             "select error from dbos.operation_outputs where workflow_uuid = %s", run
         )
     repeated = await Engine([FAILS]).replay(journal)
@@ -153,7 +153,7 @@ async def test_waiting_run_is_never_marked_as_poison(db: str):
         times = []
         for number in range(8):
             # As if a worker had taken it, and died.
-            await operator.deployment.rows(
+            await operator.deployment.fetch_rows(
                 "update dbos.workflow_status set status = 'PENDING', executor_id = %s, recovery_attempts = 200 where workflow_uuid = %s returning 1",
                 f"dead-{number}", run,
             )  # fmt: skip
@@ -260,7 +260,7 @@ async def test_effect_numbers_follow_handler_order_and_polling_is_bounded(db: st
     monkeypatch.setattr(_core.WorkflowHandleAsyncPolling, "get_result", noted)
     async with engine([GATHERS], db) as worker:
         result = await worker.run(GATHERS, "")
-        steps = await worker.operator.deployment.steps(result.journal)
+        steps = await worker.operator.deployment.load_steps(result.journal)
         threads = asyncio.get_running_loop()._default_executor.executor
 
     kinds = [step.name.partition(":")[0] for step in steps]

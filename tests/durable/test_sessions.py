@@ -119,7 +119,7 @@ async def test_remembered_approval_applies_to_later_turns_on_other_workers(db: s
         second = await worker.run(CLEANER, "a", session_id="s")
         elsewhere = await worker.run(CLEANER, "a", session_id="t")
         another = await worker.run(CLEANER, "b", session_id="s")
-        rules = await worker.operator.sessions.rules("s")
+        rules = await worker.operator.sessions.load_rules("s")
         view = await worker.operator.run(second.journal)
         journal = await worker.export(second.journal, tmp_path / "second.jsonl")
     replayed = await Engine([CLEANER], models=ScriptedModel([]), permissions=ASKS_FIRST).replay(
@@ -272,7 +272,7 @@ async def test_moved_turns_keep_their_order(db: str):
         await worker.move(second)
         # What is interrupted to be moved is waited for, whoever looks meanwhile.
         await worker.operator.cancel(asked.journal, is_held=True)
-        assert not await worker.operator.sessions.advance("s")
+        assert not await worker.operator.sessions.advance_session("s")
         await worker.operator.retry(asked.journal, release="2")
         await worker.resume(asked.journal, answers={"For how many?": "two"})
         await worker.resume(asked.journal, answers={"On which day?": "Monday"})
@@ -459,7 +459,7 @@ async def test_turn_cancelled_while_it_is_promoted_does_not_start(db: str):
 
         vars(operator.client)["resume_workflow_async"] = late
         await operator.cancel(first)
-        assert await operator.sessions.advance("s")
+        assert await operator.sessions.advance_session("s")
         await asyncio.gather(*cancelling)
         turns = await operator.sessions.turns("s")
 
@@ -481,20 +481,20 @@ async def test_turn_held_for_an_abandoned_move_can_be_cancelled(db: str):
 @pytest.mark.deep
 async def test_failed_lookup_does_not_stop_turns(db: str, monkeypatch):
     async with engine([CHAT], db, polling=0.05) as worker, await Operator.connect(db) as operator:
-        mine, failures = worker.operator.deployment.rows, []
+        mine, failures = worker.operator.deployment.fetch_rows, []
 
-        async def rows(statement, *values):
+        async def fetch_rows(statement, *values):
             if not failures:
                 failures.append(statement)
                 raise RuntimeError("cached plan must not change result type")
             return await mine(statement, *values)
 
-        monkeypatch.setattr(worker.operator.deployment, "rows", rows)
+        monkeypatch.setattr(worker.operator.deployment, "fetch_rows", fetch_rows)
         for _ in range(1_000):
             if failures:
                 break
             await asyncio.sleep(0.05)
-        monkeypatch.setattr(worker.operator.deployment, "rows", mine)
+        monkeypatch.setattr(worker.operator.deployment, "fetch_rows", mine)
         await operator.submit("chat", "a", info=RunInfo("s"))
         run = await operator.submit("chat", "b", info=RunInfo("s"))
         result = await asyncio.wait_for(worker.result(run), 50)

@@ -52,10 +52,10 @@ async def test_lost_connections_repeat_no_effect_and_fail_no_run(db: str):
         ended = asyncio.create_task(worker.operator.result(run))
         lost, until = 0, time.monotonic() + 20
         while not ended.done() and time.monotonic() < until:
-            lost += len(await operator.deployment.rows(kill))
+            lost += len(await operator.deployment.fetch_rows(kill))
             await asyncio.sleep(0.02)
         form = await ended
-        steps = await operator.deployment.steps(run)
+        steps = await operator.deployment.load_steps(run)
 
     assert lost
     assert "done" == form["output"]

@@ -259,7 +259,7 @@ async def test_idle_worker_is_listed_while_alive(db: str) -> None:
     async with await Operator.connect(db) as operator:
         async with worker_of([agent], db, executor="idle-1", release="r1"):
             alive = (await DeploymentMaintenance(operator).overview()).executors
-            await operator.deployment.rows(
+            await operator.deployment.fetch_rows(
                 "insert into stepengine.workers values ('stepengine', 'dead-1', 'default', 'r0') returning 1"
             )
             beside = (await DeploymentMaintenance(operator).overview()).executors
@@ -283,7 +283,7 @@ async def test_rows_that_are_not_portable_json_are_counted(db: str) -> None:
         await operator.submit("nobody", id="a")
         assert (await DeploymentMaintenance(operator).overview(check=True)).unreadable == {}
 
-        await operator.deployment.rows("update dbos.workflow_status set serialization = 'py_pickle' returning 1")
+        await operator.deployment.fetch_rows("update dbos.workflow_status set serialization = 'py_pickle' returning 1")
 
         assert (await DeploymentMaintenance(operator).overview(check=True)).unreadable == {"workflow_status": 1}
         assert (await DeploymentMaintenance(operator).overview()).unreadable is None
@@ -296,7 +296,7 @@ async def died_with(operator: Operator, *runs: str) -> None:
     for run in runs:
         await operator.submit("nobody", id=run)
     mark = "update dbos.workflow_status set status = 'PENDING', executor_id = 'dead-' || workflow_uuid returning 1"
-    await operator.deployment.rows(mark)
+    await operator.deployment.fetch_rows(mark)
 
 
 async def test_failed_takeover_does_not_block_other_takeovers(db: str, monkeypatch) -> None:
@@ -349,7 +349,7 @@ async def test_takeover_ignores_unreadable_records(db: str) -> None:
     )
     async with await Operator.connect(db) as operator:
         await died_with(operator, "a")
-        await operator.deployment.rows(written)
+        await operator.deployment.fetch_rows(written)
         (taken,) = await DeploymentMaintenance(operator).takeover("dead-a")
 
     assert ("resumed", 1) == (taken.outcome, taken.times)
@@ -362,18 +362,18 @@ async def test_tree_with_a_running_member_is_not_deleted(db: str) -> None:
             await operator.submit("nobody", id=run)
         mark = "update dbos.workflow_status set status = %s, completed_at = %s where workflow_uuid = %s returning 1"
         for run in ("a", "a_b", "aXb"):
-            await operator.deployment.rows(mark, "SUCCESS", 1, run)
+            await operator.deployment.fetch_rows(mark, "SUCCESS", 1, run)
         # A child of `aXb`, which the pattern of `a_b` must not take for its own, is still under way.
         copied = (
             "insert into dbos.workflow_status (workflow_uuid, status, name, created_at, updated_at, application_name) "
             "values ('aXb/0', 'PENDING', 'stepengine.run', 1, 1, 'stepengine') returning 1"
         )
-        await operator.deployment.rows(copied)
+        await operator.deployment.fetch_rows(copied)
 
         assert await DeploymentMaintenance(operator).collect(0, dry_run=True) == ["a", "a_b"]
         assert await DeploymentMaintenance(operator).collect(10**10) == []
         assert await DeploymentMaintenance(operator).collect(0) == ["a", "a_b"]
-        left = await operator.deployment.rows("select workflow_uuid from dbos.workflow_status order by 1")
+        left = await operator.deployment.fetch_rows("select workflow_uuid from dbos.workflow_status order by 1")
         assert [row[0] for row in left] == ["aXb", "aXb/0", "c"]
 
 

@@ -332,16 +332,17 @@ async def test_scheduled_time_starts_one_run_across_schedulers(
         told = one.book.load_known_schedules()["every-minute"]
         assert (run, "started", 2) == (told.last.run, told.last.status, told.missed)
         assert [run] == [
-            row for (row,) in await engine.operator.deployment.rows("select workflow_uuid from dbos.workflow_status")
+            row
+            for (row,) in await engine.operator.deployment.fetch_rows("select workflow_uuid from dbos.workflow_status")
         ]
         # One that died after it had claimed a time, and before it was submitted.
         died = noon + timedelta(minutes=4)
-        assert one.book.claim("every-minute", died, run="every-minute-20260101T120430Z")
-        assert not other.book.claim("every-minute", died, run="every-minute-20260101T120430Z")
+        assert one.book.claim_time("every-minute", died, run="every-minute-20260101T120430Z")
+        assert not other.book.claim_time("every-minute", died, run="every-minute-20260101T120430Z")
         await other.tick(died)
         await other.wait_until_idle()
-        assert 2 == len(await engine.operator.deployment.rows("select workflow_uuid from dbos.workflow_status"))
-        assert () == other.book.load_claimed_times()
+        assert 2 == len(await engine.operator.deployment.fetch_rows("select workflow_uuid from dbos.workflow_status"))
+        assert () == other.book.load_unstarted_claims()
     # The database wakes its runs; an index of sleepers in the folder of whoever looks would be of nobody's journals.
     assert not (await asyncio.to_thread(lambda: list(tmp_path.iterdir())))
 

@@ -18,7 +18,13 @@ from hypothesis import strategies as st
 
 from stepengine import AgentCall, AgentDefinition, Engine, load_agent
 from stepengine.engine import packages, trust
-from stepengine.engine.packages import FILE, FORMAT, find_agent, find_installed_packages, read_declaration
+from stepengine.engine.packages import (
+    FILE,
+    FORMAT,
+    find_installed_agent_packages,
+    find_published_agent,
+    read_declaration,
+)
 from stepengine.errors import DefinitionError
 from stepengine.journal import MemoryJournal
 from stepengine.testing import ScriptedModel
@@ -114,7 +120,7 @@ class Person:
     def allows(self, foreign: trust.UntrustedFolder) -> bool:
         return False
 
-    def agrees(self, request: trust.AccessRequest) -> bool:
+    def approves_access(self, request: trust.AccessRequest) -> bool:
         self.asked.append(request)
         return request.package in self.agreed
 
@@ -212,7 +218,7 @@ def test_unusable_package_is_reported_and_affects_no_other(site: Site, options: 
     site.put("fine", {"a": leaf("reviewer", "r")}, {"reviewer": {}}, publisher="fine")
     site.put("odd", {"a": "raise SystemExit('imported')\n"}, **{"agents": {"reviewer": {}}, **options})
 
-    found = find_installed_packages()
+    found = find_installed_agent_packages()
 
     (problem,) = {*found.problems.values()}
     assert problem.startswith("the agents of 'odd' cannot be used: ")
@@ -235,9 +241,9 @@ def test_declaration_outside_its_package_is_not_used(
     (other / FILE).write_text(json.dumps({"format": FORMAT, "agents": {"reviewer": {}}}))
     monkeypatch.syspath_prepend(str(other.parent))
 
-    assert not find_installed_packages().packages
+    assert not find_installed_agent_packages().packages
     assert "no 'stepengine-agents.json' lies in the folder of 'acme_agents'" in "".join(
-        find_installed_packages().problems.values()
+        find_installed_agent_packages().problems.values()
     )
 
 
@@ -544,7 +550,7 @@ def test_journal_head_names_package_agents_and_replay_reports_other_versions(sit
 
 
 def test_the_id_of_no_installed_package_is_none_of_ours() -> None:
-    assert find_agent("nobody-at-all/reviewer@1.0") is None
-    assert find_agent("reviewer") is None
-    assert find_agent("a/b/c") is None
-    assert packages.list_agent_versions() == {}
+    assert find_published_agent("nobody-at-all/reviewer@1.0") is None
+    assert find_published_agent("reviewer") is None
+    assert find_published_agent("a/b/c") is None
+    assert packages.list_agent_package_versions() == {}

@@ -83,7 +83,7 @@ async def test_claim_of_a_process_dead_before_journaling_is_taken_over(tmp_path:
     schedule = Schedule(agent, cron="0 7 * * *", id="daily")
     book = ScheduleBook(tmp_path / place)
     book.register_schedules({"daily": "0 7 * * * UTC"}, at("2026-05-01T00:00"))
-    assert book.claim("daily", at("2026-05-01T07:00"), run="daily-20260501T070000Z")
+    assert book.claim_time("daily", at("2026-05-01T07:00"), run="daily-20260501T070000Z")
 
     async with Engine([agent]) as engine:
         scheduler = Scheduler(engine, [schedule], runs=tmp_path / place)
@@ -108,10 +108,10 @@ async def test_claim_of_a_process_dead_after_journaling_is_left_alone(
         file = tmp_path / "daily-20260501T070000Z.jsonl"
         lines = file.read_bytes().splitlines(keepends=True)
         file.write_bytes(lines[0] + lines[1])
-        scheduler.book.mark("daily", at("2026-05-01T07:00"), "claimed")
+        scheduler.book.set_run_status("daily", at("2026-05-01T07:00"), "claimed")
 
         assert [] == await ticked(scheduler, at("2026-05-01T07:01"))
-        assert () == scheduler.book.load_claimed_times()
+        assert () == scheduler.book.load_unstarted_claims()
         assert (
             "interrupted"
             == load_schedule_statuses([schedule], runs=tmp_path, now=at("2026-05-01T08:00"))[0].last.status
@@ -141,9 +141,9 @@ def test_slow_scheduler_does_not_start_a_time_reported_as_missed(tmp_path: Path)
     book.register_schedules({"s": "x"}, at("2026-05-01T00:00"))
     times = [at("2026-05-01T00:01"), at("2026-05-01T00:02")]
 
-    assert book.claim("s", times[1], run="s-2", missed=(times[0],))
-    assert not book.claim("s", times[0], run="s-1")
-    assert not book.claim("s", times[1], run="s-2")
+    assert book.claim_time("s", times[1], run="s-2", missed=(times[0],))
+    assert not book.claim_time("s", times[0], run="s-1")
+    assert not book.claim_time("s", times[1], run="s-2")
 
 
 @PLACES
@@ -381,13 +381,13 @@ def test_the_newest_thousand_times_are_remembered(tmp_path: Path) -> None:
     book = ScheduleBook(tmp_path)
     begin = at("2026-05-01T00:00")
     book.register_schedules({"s": "x"}, begin)
-    with book._writing() as database:
+    with book._write_transaction() as database:
         rows = [("s", int((begin + n * HOUR).timestamp()), f"s-{n}", 0, "completed") for n in range(1, 1_500)]
         database.executemany(
             "INSERT INTO schedule_times (schedule, at, run, missed, status) VALUES (?, ?, ?, ?, ?)", rows
         )
-    book.claim("s", begin + 1_500 * HOUR, run="s-1500")
-    with book._reading() as database:
+    book.claim_time("s", begin + 1_500 * HOUR, run="s-1500")
+    with book._read_transaction() as database:
         kept = database.execute("SELECT count(*), min(run) FROM schedule_times").fetchone()
 
     assert 1_001 == kept[0]

@@ -208,7 +208,7 @@ def test_siblings_stop_at_recorded_places_in_any_completion_order() -> None:
     live = list(stood)
     stood.clear()
     with stepped(agent, journal) as stepper:
-        for taken in range(stepper.tape.last + 1):
+        for taken in range(stepper.tape.last_position + 1):
             stepper.advance_to(taken)
             if taken < len(live):
                 stepper.moment()
@@ -237,7 +237,7 @@ def test_stepper_needs_no_loop_or_thread_and_writes_nothing(monkeypatch: pytest.
         monkeypatch.setattr(asyncio, name, refused)
     monkeypatch.setattr(threading.Thread, "start", refused)
     with engine.stepper(journal) as stepper:
-        stepper.advance_to(stepper.tape.last)
+        stepper.advance_to(stepper.tape.last_position)
 
         assert "done" == stepper.finished.output
 
@@ -286,7 +286,7 @@ def test_stepper_stops_where_a_run_diverges() -> None:
     with stepped(edited, journal) as stepper:
         for _ in range(2):
             with pytest.raises(ReplayDivergence) as raised:
-                stepper.advance_to(stepper.tape.last)
+                stepper.advance_to(stepper.tape.last_position)
 
         assert ("#2", "/input/n") == (raised.value.address, raised.value.diff[0].pointer)
         assert (2, raised.value.site) == (stepper.position, stepper.moment().location)
@@ -308,7 +308,7 @@ def test_stepper_finds_a_run_shorter_or_longer_than_its_record(count: int) -> No
     journal = recorded(agent)
     edited = attrs.evolve(agent, handle_steps=handler(count))
     with stepped(edited, journal) as stepper, pytest.raises(ReplayDivergence) as raised:
-        stepper.advance_to(stepper.tape.last)
+        stepper.advance_to(stepper.tape.last_position)
 
     assert {1: "unused", 3: "extra"}[count] == raised.value.kind
 
@@ -371,7 +371,7 @@ def test_refused_and_cancelled_children_end_as_recorded(how: str) -> None:
     with Engine([agent], models=ScriptedModel([])) as engine:
         replayed = engine.replay_sync(journal)
         with engine.stepper(journal) as stepper:
-            stepper.advance_to(stepper.tape.last)
+            stepper.advance_to(stepper.tape.last_position)
 
             assert replayed.output == stepper.finished.output
             assert replayed.state == attrs.evolve(stepper.finished.state, usage=replayed.state.usage)
@@ -402,7 +402,7 @@ def test_second_stepper_shares_the_record_and_finds_other_effects() -> None:
 
     agent = AgentDefinition("reader", tools=[read], handle_steps=handle_steps)
     with stepped(agent, recorded(agent)) as stepper:
-        stepper.advance_to(stepper.tape.last)
+        stepper.advance_to(stepper.tape.last_position)
         with stepper.copy_at_start() as other:
             assert other.tape.history is stepper.tape.history
 
@@ -458,7 +458,7 @@ def test_places_are_found_by_step_and_by_address() -> None:
     agent = AgentDefinition("worker", model="m/x", tools=[read], handle_steps=handle_steps)
     journal = recorded(agent, [tool_call("read", {}), tool_call("read", {}), text("hi")])
     with stepped(agent, journal) as stepper:
-        assert [1, 1, 2, 2, 3] == [stepper.tape.step_at(position) for position in range(stepper.tape.last)]
-        assert [0, 2, 4, None, None] == [stepper.tape.position_of_step(step) for step in (1, 2, 3, 4, 0)]
-        assert (3, None) == (stepper.tape.position_of("", 3), stepper.tape.position_of("3", 0))
+        assert [1, 1, 2, 2, 3] == [stepper.tape.get_step_at(position) for position in range(stepper.tape.last_position)]
+        assert [0, 2, 4, None, None] == [stepper.tape.find_step_position(step) for step in (1, 2, 3, 4, 0)]
+        assert (3, None) == (stepper.tape.find_position("", 3), stepper.tape.find_position("3", 0))
         assert (3, 0) == (stepper.tape.count_steps(), stepper.tape.count_steps("1"))

@@ -875,25 +875,25 @@ def version(number: int, scores: str, parents: tuple[int, ...] = (0,), **changes
 def test_a_version_stays_while_it_is_best_at_a_case() -> None:
     pool = [version(0, "0000"), version(1, "1100"), version(2, "0011"), version(3, "1000")]
 
-    assert {"a": {1}, "b": {1}, "c": {2}, "d": {2}} == improver.front_of(pool, "abcd")
+    assert {"a": {1}, "b": {1}, "c": {2}, "d": {2}} == improver.find_pareto_front(pool, "abcd")
 
 
 @pytest.mark.spec("evaluation:JG145")
 def test_two_versions_that_know_different_things_are_merged_once() -> None:
     pool = [version(0, "0000"), version(1, "1100", x="one", z="both"), version(2, "0011", y="two", z="other")]
     tried: set[tuple[int, int]] = set()
-    made = improver.merged(pool, "abcd", tried, Random(0))
+    made = improver.merge_two_versions(pool, "abcd", tried, Random(0))
 
     assert {"x": "one", "y": "two", "z": "both"} == made.changes
     assert (1, 2) == made.parents
-    assert improver.merged(pool, "abcd", tried, Random(0)) is None
+    assert improver.merge_two_versions(pool, "abcd", tried, Random(0)) is None
 
 
 @pytest.mark.spec("evaluation:JG145")
 def test_a_version_and_its_descendant_are_not_merged() -> None:
     pool = [version(0, "0000"), version(1, "1100", x="one"), version(2, "0111", (1,), x="one", y="two")]
 
-    assert improver.merged(pool, "abcd", set(), Random(0)) is None
+    assert improver.merge_two_versions(pool, "abcd", set(), Random(0)) is None
 
 
 @pytest.mark.spec("evaluation:JG142")

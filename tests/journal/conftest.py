@@ -57,7 +57,7 @@ class Rig:
             options = {**given, "info": opening.info, **options}
         options.setdefault("info", pop_run_info(options))
         launcher = self.engine._launcher
-        agent = launcher.catalog.find(self.agent)
+        agent = launcher.catalog.get_agent(self.agent)
         return launcher.make_journaled_run(
             session, RunRequest(agent=agent, prompt=prompt, answers=session.answers.by_question, **options)
         )

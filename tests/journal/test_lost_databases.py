@@ -170,5 +170,5 @@ def test_lost_schedules_are_not_replaced_by_an_empty_store(path: Path) -> None:
     delete(path)
 
     with pytest.raises(JournalError, match=CHANGED):
-        book.claim("daily", now, run="r")
+        book.claim_time("daily", now, run="r")
     assert not path.exists()

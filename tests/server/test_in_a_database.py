@@ -186,7 +186,7 @@ async def test_run_registered_by_a_dead_server_is_submitted_by_another(serve: Se
     ]  # fmt: skip
     async with await Operator.connect(db) as operator:
         for row in rows:
-            assert await Register(operator.deployment).add(row, None) is None
+            assert await Register(operator.deployment).add_run(row, None) is None
     async with server.client("anna") as client:
         done = await client.until(rows[0].run, lambda view: view["status"] == "completed")
         refused = await client.until(rows[1].run, lambda view: view["status"] == "failed")
@@ -482,7 +482,7 @@ async def test_run_of_an_unknown_release_waits_for_resume(serve: Serve, db: str)
         row = RegisteredRun(
             run=run, owner="anna", agent="talking", status="started", created=time.time(), request=request
         )
-        await Register(operator.deployment).add(row, None)
+        await Register(operator.deployment).add_run(row, None)
         await operator.submit("talking", "p", id=run, release="of-yesterday")
         await Register(operator.deployment).record_submitted(run)
     async with server.client("anna") as client:

@@ -199,7 +199,7 @@ def test_suspended_database_run_always_shows_its_questions(
     """
 
     async def looked_before(self: Operator, root: str) -> list[Any]:
-        while not await self.run_waits.list_suspended([root]):  # noqa: ASYNC110 - no event tells what happens in the database
+        while not await self.run_waits.list_waits_of_suspended([root]):  # noqa: ASYNC110 - no event tells what happens in the database
             await asyncio.sleep(0.01)
         return []
 

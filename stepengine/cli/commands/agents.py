@@ -41,12 +41,12 @@ def agents(
       stepengine run publisher/reviewer "Look at it"
     """
     from stepengine.engine import list_agents
-    from stepengine.engine.packages import find_installed_packages
+    from stepengine.engine.packages import find_installed_agent_packages
 
     if as_json and as_tree:
         msg = "--tree is for reading; --json alone has spawnable_agents for each agent"
         raise UsageProblem(msg)
-    entries, found = list_agents(load_settings(config).agent_folders), find_installed_packages()
+    entries, found = list_agents(load_settings(config).agent_folders), find_installed_agent_packages()
     if as_tree:
         known = [e.agent for e in entries if e.agent is not None and e.hidden_by is None]
         print("\n".join([_draw_tree_line(line) for line in tree_lines(known)]))
@@ -102,7 +102,7 @@ def _format_agents_of_package(package: Package) -> str:
     from stepengine.engine.trust import find_unapproved_access
 
     missing = find_unapproved_access(package.access_request)
-    agreed = "agreed" if missing == () else f"not agreed: {package.access_request.how}"
+    agreed = "agreed" if missing == () else f"not agreed: {package.access_request.approve_command}"
     folders = [
         f"reads {', '.join(package.reads)}" * bool(package.reads),
         f"writes {', '.join(package.writes)}" * bool(package.writes),

@@ -98,7 +98,7 @@ def chat(
     try:
         definition = load_agent(agent, folders=options.settings.agent_folders)
     except DefinitionError as error:
-        if prompt or AgentLocation.of_text(agent) is not None:
+        if prompt or AgentLocation.from_text(agent) is not None:
             raise
         msg = f"{error.message}. Name the agent before the prompt: stepengine chat coder {shlex.quote(agent)}"
         raise UsageProblem(msg) from None

@@ -300,7 +300,7 @@ async def _resume_conversation(chat: Chat, which: str) -> Exit | None:
 
 async def _summarize_conversation(chat: Chat, hint: str) -> None:
     from stepengine.context import compact, summarize
-    from stepengine.engine.packages import register_variant
+    from stepengine.engine.packages import register_in_same_package
 
     talk = chat.conversation
     before = talk.state
@@ -314,7 +314,7 @@ async def _summarize_conversation(chat: Chat, hint: str) -> None:
     # Not recorded: what a journal holds is repeated with the agent's own handler.
     options = attrs.evolve(talk.options, no_journal=True)
     agent = attrs.evolve(talk.agent, handle_steps=handle_steps, output_schema=None, input_schema=None)
-    register_variant(agent, talk.agent)
+    register_in_same_package(agent, talk.agent)
     await chat.run_turn("", agent, options)
     after = talk.states[-1]
     talk.filled = talk.estimate_prompt_tokens()

@@ -301,7 +301,7 @@ class DebugSession:
         tape, position = self._debugger.stepper.tape, self._debugger.position
         path, seq = tape.address_at(position) or ("", -1)
         # The body of a tool has no steps.
-        prompt = f"({path}#{seq}) " if path and not tape.count_steps(path) else f"(step {tape.step_at(position)}) "
+        prompt = f"({path}#{seq}) " if path and not tape.count_steps(path) else f"(step {tape.get_step_at(position)}) "
         return _read_terminal_line(prompt) if sys.stdin.isatty() else _read_pipe_line()
 
     def _call_reporting_errors(self, act: Callable[[], None]) -> None:

@@ -104,10 +104,10 @@ def init(
 
 def _create_package(folder: Path) -> Exit:
     """Create a package, and print the next steps."""
-    from stepengine.engine.projects import make_project, make_project_names
+    from stepengine.engine.projects import derive_project_and_module_names, make_project
 
     made = make_project(folder, package=True)
-    name, module = make_project_names(folder)
+    name, module = derive_project_and_module_names(folder)
     print_visible(f"{visible(str(folder), strict=True)} is a package now:")
     print_visible("\n".join([f"  {path}" for path in made]))
     print_visible("\nWhat to type next:")

@@ -231,9 +231,9 @@ def load_module_contents(module: str, leave_out: Callable[[str], object] | None 
         DefinitionError: when it cannot be loaded, or names no agent.
     """
     from stepengine.engine.loader import AgentLocation, find_schedules, find_tools, load_folder, load_module
-    from stepengine.engine.modules import find_agents
+    from stepengine.engine.modules import get_module_agents
 
-    path, place = Path(module), AgentLocation.of_text(module)
+    path, place = Path(module), AgentLocation.from_text(module)
     if path.is_dir():
         found = load_folder(path)
         for problem in found.problems:
@@ -247,9 +247,9 @@ def load_module_contents(module: str, leave_out: Callable[[str], object] | None 
         msg = f"there is no {module}; {FINE}{near}"
         raise UsageProblem(msg)
     if place is not None and place.sandboxed:
-        return ModuleContents((place.load(),) if place.id else place.agents())
+        return ModuleContents((place.load(),) if place.id else place.load_all())
     loaded = _import_module(module) if place is None else load_module(place.file)
-    agents = (place.load(),) if place is not None and place.id else find_agents(loaded, module)
+    agents = (place.load(),) if place is not None and place.id else get_module_agents(loaded, module)
     schedules = find_schedules(loaded, module)
     options = getattr(loaded, "options", {})
     if not isinstance(options, dict):
