@@ -58,7 +58,7 @@ def approval_policy(categories: frozenset[str], specs: Collection[ToolSpec]) -> 
     return Policy([*[Rule.ask_for_category(category) for category in asked], Rule("allow", EveryCall())])
 
 
-def had_policy_hook(history: History, agent: AgentDefinition) -> bool:
+def had_command_line_policy(history: History, agent: AgentDefinition) -> bool:
     """Return whether a command-line policy was a hook of a recorded run, besides hooks of the agent."""
     from stepengine.journal.encoding import name_of
 

@@ -23,7 +23,7 @@ import attrs
 from stepengine.cli.bench import EngineSetup
 from stepengine.cli.chat_conversation import ChatConversation
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import open_journal, resume_limits
+from stepengine.cli.journals import open_journal, make_resume_limits
 from stepengine.cli.options import Options
 from stepengine.cli.perform import (
     GRACE,
@@ -38,7 +38,7 @@ from stepengine.cli.screen.console import (
     QUIT,
     Screen,
     TypedLines,
-    check_typed_answer,
+    validate_typed_answer,
     make_console,
     print_markdown,
     show_run,
@@ -55,7 +55,7 @@ from stepengine.cli.screen.prompt import (
 )
 from stepengine.cli.screen.render import format_cost, format_error, one_line, truncate_text, visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import RunRecording, chat_history_file, fill_from_recorded
+from stepengine.cli.state_folder import RunRecording, chat_history_file, fill_options_from_recorded
 from stepengine.data.alike import find_nearest
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.questions import Question
@@ -133,8 +133,8 @@ class Chat:
             console, lines, above, commands=[f"/{name}" for name in commands], root=options.cwd.resolve(),
             history=PromptHistory(chat_history_file()), plain=plain,
         )  # fmt: skip
-        self.terminal.keys = {"c-o": self._print_last_full_output, "s-tab": self._switch_mode}
-        self.terminal.at_once = self._run_immediate_command
+        self.terminal.keys = {"c-o": self._print_last_full_output, "s-tab": self._schedule_and_print_next_mode}
+        self.terminal.at_once = self._run_command_if_immediate
         self.terminal.status = self._format_status_line
         # Until the turn is over, the rule that the answer adds does what the mode does afterwards.
         self.terminal.accepts_edits = partial(setattr, conversation, "wanted_mode", "accept_edits")
@@ -175,7 +175,7 @@ class Chat:
             self.print_text(NO_MODEL, "yellow")
         async with chat.engines as engines:
             engines.enter_context(_exit_on_sigterm())
-            engines.enter_context(self.terminal.capture_terminal())
+            engines.enter_context(self.terminal.set_raw_terminal_mode())
             await engines.enter_async_context(chat.bench.engine)
             if self._waiting is not None:
                 code = await self.resume_turn() or code
@@ -183,26 +183,26 @@ class Chat:
                     return code
             said: str | None = options.prompt or await self.terminal.next()
             while said is not None and said.strip() not in QUIT:
-                code = await self._handle_input(said, code)
+                code = await self._run_command_or_turn(said, code)
                 if code is Exit.SUSPENDED or self.leaves:
                     return code
                 said = await self.terminal.next()
         return code
 
-    async def _handle_input(self, said: str, code: Exit) -> Exit:
+    async def _run_command_or_turn(self, said: str, code: Exit) -> Exit:
         """Handle one input: a command, a shell command or a prompt. Return its exit code, or *code* if it has none."""
         if self.conversation.wanted_mode:
-            await self.conversation.apply_mode(self.conversation.wanted_mode)
+            await self.conversation.switch_permission_mode(self.conversation.wanted_mode)
         if said.startswith("/") and not said.startswith("//"):
             return await self._run_command(said)
         if said.startswith("!"):
             await self._run_shell_input(said)
         elif said.strip():
             said = said.removeprefix("/") if said.startswith("//") else said
-            return await self.run_turn(self.compose_prompt(said), title=said)
+            return await self.run_turn(self.compose_prompt_and_clear_notes(said), title=said)
         return code
 
-    def compose_prompt(self, said: str) -> str:
+    def compose_prompt_and_clear_notes(self, said: str) -> str:
         """Return the prompt for the agent: the input, the named files, and notes since the last turn."""
         text, notes = expand_attachments(said, self.conversation.options.cwd.resolve())
         for note in notes:
@@ -229,7 +229,7 @@ class Chat:
         if not said.startswith("!!"):
             self.conversation.notes.append(f"(I ran `{command}` myself. It printed:)\n{cut_end(output, SENT_CHARS)}")
 
-    async def _run_immediate_command(self, said: str) -> bool:
+    async def _run_command_if_immediate(self, said: str) -> bool:
         """Execute a command that is possible during a turn or a question; return ``False`` for commands that must wait."""
         name, _, rest = said[1:].strip().partition(" ")
         command = self.commands.get(name)
@@ -276,7 +276,7 @@ class Chat:
             except StepEngineError as error:
                 return print_error(visible(format_error(error)))
             recording.record_start(handle.run_id)
-            return await self._watch_turn(handle, recording, options)
+            return await self._show_and_record_turn(handle, recording, options)
 
     async def resume_turn(self) -> Exit | None:
         """Resume the turn that was interrupted or waits for an answer, and ask its questions; ``None`` if there is none."""
@@ -284,8 +284,8 @@ class Chat:
         if entry is None:
             return None
         journal = open_journal(entry.journal)
-        limits = resume_limits(
-            journal, attrs.evolve(fill_from_recorded(chat.options, entry), settings=chat.options.settings)
+        limits = make_resume_limits(
+            journal, attrs.evolve(fill_options_from_recorded(chat.options, entry), settings=chat.options.settings)
         )
         chat.states.clear()  # the turn's end has all that was said
         questions, code = self._questions, Exit.SUSPENDED
@@ -300,7 +300,7 @@ class Chat:
                 )  # fmt: skip
             except StepEngineError as error:
                 return print_error(visible(format_error(error)))
-            code = await self._watch_turn(handle, RunRecording(journal, entry), chat.options, settled=answers)
+            code = await self._show_and_record_turn(handle, RunRecording(journal, entry), chat.options, settled=answers)
             if questions:
                 break
             # Only the journal knew that something was cut off in the middle: that is the question.
@@ -313,28 +313,28 @@ class Chat:
         """Ask a recorded question; return whether it was answered."""
 
         def answer(said: Any) -> None:
-            answers[question.id] = check_typed_answer(said, question)
+            answers[question.id] = validate_typed_answer(said, question)
 
         async def other(typed: str) -> None:
-            if typed.strip() and not await self.terminal.handle_chat_command(typed):
-                self.terminal.queue_first([self.terminal.message_from_line(typed)])
+            if typed.strip() and not await self.terminal.run_or_queue_chat_command(typed):
+                self.terminal.queue_messages_first([self.terminal.message_from_line(typed)])
 
         return await self.terminal.ask_until_answered(question, answer, other)
 
-    async def _watch_turn(
+    async def _show_and_record_turn(
         self, handle: RunHandle, recording: RunRecording, options: Options, *, settled: Collection[str] = ()
     ) -> Exit:
         """Show a turn to its end, and store its result for the next turn."""
         chat, screen = self.conversation, Screen(self.console, **self._shown)
         self.screen = screen
         for question in self._questions:
-            screen.mark_asked(question)
+            screen.record_shown_diff(question)
         self._questions = ()
         # Where nobody sits there, the engine refuses what needs a person's permission.
         permits = self.terminal.lines.is_terminal
         turn = asyncio.ensure_future(show_run(handle, screen, self.terminal, permits=permits, settled=settled))
         self.is_working = True
-        with self._handle_interrupt_keys(handle, turn) as received:
+        with self._interrupt_turn_on_ctrl_c(handle, turn) as received:
             await asyncio.wait((turn,))
         self.is_working = False
         chat.diffs += screen.diffs
@@ -351,9 +351,9 @@ class Chat:
         result = turn.result()
         recording.record_end(result)
         unread = handle.unread
-        self.terminal.queue_first(unread)
+        self.terminal.queue_messages_first(unread)
         chat.journal = recording.journal or chat.journal
-        chat.end_turn(result, screen.counts.filled)
+        chat.store_turn_result(result, screen.counts.filled)
         run = FinishedRun(result, received[0] if received else None)
         _print_turn_ending(run, len(unread), options, chat.bench)
         if signal.SIGTERM in received:
@@ -372,7 +372,7 @@ class Chat:
             self.terminal.clear_queue(to_line=said not in NO)
 
     @contextlib.contextmanager
-    def _handle_interrupt_keys(self, handle: RunHandle, turn: asyncio.Task[Any]) -> Iterator[list[int]]:
+    def _interrupt_turn_on_ctrl_c(self, handle: RunHandle, turn: asyncio.Task[Any]) -> Iterator[list[int]]:
         """Let Ctrl-C interrupt the turn while the block runs, and leave the chat at a second one; yield the signals received."""
         loop = asyncio.get_running_loop()
         last = loop.time()
@@ -419,8 +419,8 @@ class Chat:
         filled = self.screen.counts.filled if self.is_working and self.screen is not None else 0
         return None if not window else max(0, 100 - round(100 * (filled or chat.filled or 0) / window))
 
-    def _switch_mode(self) -> None:
-        self.print_text(f"mode {self.conversation.schedule_next_mode()}, from the next turn on")
+    def _schedule_and_print_next_mode(self) -> None:
+        self.print_text(f"mode {self.conversation.schedule_next_permission_mode()}, from the next turn on")
 
     def _print_last_full_output(self) -> None:
         """Print the last thoughts or the last tool result in full."""

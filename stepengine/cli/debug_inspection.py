@@ -15,14 +15,14 @@ def show_frames(screen: DebugScreen, _: str) -> None:
     """Print the stack frames."""
     frames = screen.list_frames()
     lines = [
-        f"{'>' if n == screen.frame else ' '} {n} {frame.kind:<8} {frame.function} {screen.file_of(frame)}:{frame.line}"
+        f"{'>' if n == screen.frame else ' '} {n} {frame.kind:<8} {frame.function} {screen.describe_frame_file(frame)}:{frame.line}"
         for n, frame in enumerate(frames)
     ]
     data = [{"function": f.function, "file": f.file, "line": f.line, "kind": f.kind} for f in frames]
     screen.print_result("\n".join(lines) or "nothing of the author's waits here", {"frames": data})
 
 
-def list_source(screen: DebugScreen, rest: str) -> None:
+def show_source(screen: DebugScreen, rest: str) -> None:
     """Print the source around the current line."""
     frame = screen.current_frame()
     said = "\n".join(screen.source_lines(frame, parse_count(rest) if rest else 2 * AROUND))
@@ -37,7 +37,7 @@ def select_frame(screen: DebugScreen, rest: str, by: int = -1) -> None:
         msg = f"there is no frame {chosen}: 0 is the outermost, {len(frames) - 1} the innermost"
         raise RefusedCommand(msg)
     screen.frame = chosen
-    list_source(screen, str(AROUND))
+    show_source(screen, str(AROUND))
 
 
 def show_locals(screen: DebugScreen, _: str) -> None:
@@ -78,7 +78,7 @@ def show_state(screen: DebugScreen, _: str) -> None:
     screen.print_messages(head, state.message_history)
 
 
-def show_view(screen: DebugScreen, _: str) -> None:
+def show_model_view(screen: DebugScreen, _: str) -> None:
     """Print the messages that the model sees."""
     view = screen.debugger.moment().view
     screen.print_messages([f"{len(view)} messages in view"], view)

@@ -58,7 +58,7 @@ class DebugNavigation:
         )
         raise RefusedCommand(msg)
 
-    def parse_place(self, text: str) -> int:
+    def parse_position(self, text: str) -> int:
         """Parse a step or an effect and return its position."""
         if not text:
             msg = "name a place: a step such as 12, or an effect such as #5 or 3.2#1"
@@ -95,9 +95,9 @@ class DebugNavigation:
 
     def goto(self, rest: str) -> None:
         """Move to a step or an effect and show it."""
-        self.go(self.parse_place(rest))
+        self.go(self.parse_position(rest))
 
-    def go_to_end(self, *, last: bool) -> None:
+    def go_to_first_or_last(self, *, last: bool) -> None:
         """Move to the first or the last position."""
         self._move_and_show(self._debugger.last if last else 0)
 
@@ -118,7 +118,7 @@ class DebugNavigation:
         if self._forked is None or is_harmless(rest):
             with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
                 found = self._debugger.run_until(rest)
-            self._report_search(rest, self._debugger.problem, self._debugger.looked_at, found=found)
+            self._report_search_problems(rest, self._debugger.problem, self._debugger.looked_at, found=found)
         else:
             told = self._search_in_child_process(rest, start + 1, self._debugger.last, backwards=False)
             if told.get("differs"):
@@ -127,7 +127,7 @@ class DebugNavigation:
                 self._screen.fail(f"{rest} changes the run, so it cannot be searched for")
                 self.move_silently(start, then=None)
                 return
-            self._report_search(rest, told["problem"], told["looked_at"], found=told["found"] is not None)
+            self._report_search_problems(rest, told["problem"], told["looked_at"], found=told["found"] is not None)
             self.move_silently(self._debugger.last if told["found"] is None else told["found"])
         self._screen.show()
 
@@ -155,7 +155,7 @@ class DebugNavigation:
         found: dict[str, object] = json.loads(said)
         return found
 
-    def _report_search(self, what: str, problem: str, looked_at: int, *, found: bool) -> None:
+    def _report_search_problems(self, what: str, problem: str, looked_at: int, *, found: bool) -> None:
         """Print the problem of a search, and report a search without a match as failed."""
         if problem:
             print_error(self._screen.clean(f"{what}: {problem} (counted as false; shown once)"))
@@ -176,19 +176,19 @@ class DebugNavigation:
         if self._forked is None:
             with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
                 found = self._debugger.run_until(rest, backwards=True)
-            self._report_search(rest, self._debugger.problem, self._debugger.looked_at, found=found)
+            self._report_search_problems(rest, self._debugger.problem, self._debugger.looked_at, found=found)
             self._screen.show()
         else:
             self._forked.leave(start - 1, search=[rest, start, 0, ""])
 
-    def search_back(self, what: str, before: int, looked_at: int, problem: str) -> None:
+    def search_back_and_move(self, what: str, before: int, looked_at: int, problem: str) -> None:
         """Search backwards from *before* to here and move there. Without a match, an earlier process searches, or this one moves to the start."""
         here = self._debugger.position
         told = self._search_in_child_process(what, here, before - 1, backwards=True)
         looked_at, problem = looked_at + told["looked_at"], problem or told["problem"]
         if told["found"] is None and here > 0 and self._forked is not None:
             self._forked.leave(here - 1, search=[what, here, looked_at, problem])
-        self._report_search(what, problem, looked_at, found=told["found"] is not None)
+        self._report_search_problems(what, problem, looked_at, found=told["found"] is not None)
         self.move_silently(told["found"] or 0)
         self._screen.show()
 
@@ -199,7 +199,7 @@ class DebugNavigation:
             raise RefusedCommand(msg)
         self._move_and_show(self._debugger.places.follow(rest, self._debugger.position))
 
-    def follow_all(self, _: str) -> None:
+    def follow_all_runs(self, _: str) -> None:
         """Let the debugger follow all runs again."""
         self._debugger.places.followed_path = None
         self._screen.print_result("all runs count again", {"inside": None})
@@ -210,7 +210,7 @@ class DebugNavigation:
         if len(places) != 2:  # noqa: PLR2004
             msg = "diff compares two places: diff 3 5, diff #2 3.2#1"
             raise RefusedCommand(msg)
-        one, two = self.parse_place(places[0]), self.parse_place(places[1])
+        one, two = self.parse_position(places[0]), self.parse_position(places[1])
         self.compare(one, two, self._debugger.position, known={})
 
     def compare(self, one: int, two: int, stood: int, *, known: dict[str, dict[str, object]]) -> None:

@@ -245,7 +245,7 @@ class DebugScreen:
 
         return format_address(*get_starter_address(self.debugger.moment().address.rpartition("#")[0]))
 
-    def file_of(self, frame: Frame) -> str:
+    def describe_frame_file(self, frame: Frame) -> str:
         """Return the file of a frame; for a program, the address of its call."""
         return (
             f"of {self._program_call_address()}"

@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepengine.cli.bench import choose_models, make_engine_setup
+from stepengine.cli.bench import make_model_registry, make_engine_setup
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import load_recorded_agent, open_journal
 from stepengine.cli.options import Options
@@ -51,7 +51,7 @@ def watch_place(options: Options, at: str, *, prints: bool) -> Exit:
     from stepengine.tools.bundled.bundled import uncalled_tools
 
     # Not by `make_engine_setup`: that would look for agents next to the one that was typed.
-    import_engine_libraries(tools=uncalled_tools(options.cwd), models=choose_models(options))
+    import_engine_libraries(tools=uncalled_tools(options.cwd), models=make_model_registry(options))
     why = explain_no_fork()
     if why:
         msg = f"--watch needs a process for each look, and there is none here: {why}"
@@ -126,7 +126,7 @@ class _WatchScreen:
             if saved:
                 self.print_preview(saved)
                 return True
-            typed = _read_typed_line()
+            typed = _wait_for_typed_line()
             if typed is None:
                 continue
             if typed in ("q", "quit"):
@@ -227,7 +227,7 @@ def _relative_path(file: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
-def _read_typed_line() -> str | None:
+def _wait_for_typed_line() -> str | None:
     """Wait at most ``EVERY`` seconds for a line and return it; ``"quit"`` at the end of the input, ``None`` without a line or a terminal."""
     if not sys.stdin.isatty():
         time.sleep(EVERY)

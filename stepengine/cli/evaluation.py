@@ -148,10 +148,10 @@ def confirm_cost(estimate: CostEstimate, *, yes: bool) -> None:
     if yes:
         print_error(said)
         return
-    ask_for_confirmation(said)
+    require_user_confirmation(said)
 
 
-def ask_for_confirmation(said: str) -> None:
+def require_user_confirmation(said: str) -> None:
     """
     Ask the person for confirmation before models are called.
 

@@ -82,7 +82,7 @@ def run_agent_to_end(
             started(handle.run_id)
             loop = asyncio.get_running_loop()
             with handle_interrupts(lambda: interrupt_run(handle, loop)) as received:
-                result = await await_result(handle.result())
+                result = await await_result_or_limit(handle.result())
         return FinishedRun(result, received[0] if received else None)
 
     return run_with_display(run_to_end, progress)
@@ -101,7 +101,7 @@ def interrupt_run(handle: RunHandle, loop: asyncio.AbstractEventLoop) -> None:
     loop.call_soon_threadsafe(print_names)
 
 
-async def await_result(run: Awaitable[RunResult]) -> RunResult:
+async def await_result_or_limit(run: Awaitable[RunResult]) -> RunResult:
     """Return the result of *run*, also if it raises at a limit (``on_max_steps="raise"``)."""
     try:
         return await run
@@ -116,7 +116,7 @@ def run_with_display(
     run: Callable[[], Coroutine[Any, Any, FinishedRun]], progress: ProgressDisplay | None
 ) -> FinishedRun:
     """Run a coroutine to its end with the live display of *progress*, if there is one."""
-    with nullcontext() if progress is None else progress.show_live():
+    with nullcontext() if progress is None else progress.show_status_line():
         return asyncio.run(run())
 
 
@@ -231,7 +231,7 @@ def format_resume_command(options: Options, agent_id: str = "") -> str:
         agent_id: The id of its agent; where the id leads to the same file, the file is not named.
     """
     # Without a word about what was cut off, resuming would end the run with `UnknownOutcome`, for good.
-    asking = ["--in-doubt ask"] if _is_in_doubt(options.journal) else []
+    asking = ["--in-doubt ask"] if _has_effects_in_doubt(options.journal) else []
     # Beside a run that has a name of its own lies what it was started with.
     named = (
         [options.stem] if options.stem else [shlex.quote(options.journal), *format_shared_options(options, agent_id)]
@@ -239,7 +239,7 @@ def format_resume_command(options: Options, agent_id: str = "") -> str:
     return " ".join(["stepengine resume", *named, *asking])
 
 
-def _is_in_doubt(journal: str) -> bool:
+def _has_effects_in_doubt(journal: str) -> bool:
     from stepengine.journal import as_journal
     from stepengine.journal.questions import in_doubt
 

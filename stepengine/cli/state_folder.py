@@ -112,7 +112,7 @@ def list_recorded_runs(*, working_folder: Path | None = None, waiting: bool = Fa
         raise UsageProblem(error.message) from None
 
 
-def find_by_prefix(text: str) -> RecordedRun | None:
+def find_recorded_run_by_prefix(text: str) -> RecordedRun | None:
     """
     Return the run whose stem or run id begins with *text*; ``None`` when there is none.
 
@@ -150,7 +150,7 @@ def get_newest_run(*, waiting: bool = False, before: int = 0) -> RecordedRun:
     return found[0]
 
 
-def find_by_journal(journal: str) -> RecordedRun | None:
+def find_recorded_run_by_journal(journal: str) -> RecordedRun | None:
     """Return the recorded run with the journal of this name; ``None`` if there is none."""
     path = _make_journal_absolute(journal)
     try:
@@ -159,7 +159,7 @@ def find_by_journal(journal: str) -> RecordedRun | None:
         return None
 
 
-def fill_from_recorded(options: Options, entry: RecordedRun) -> Options:
+def fill_options_from_recorded(options: Options, entry: RecordedRun) -> Options:
     """Return *options* with everything that was not typed filled from a recorded run."""
     from stepengine.engine.loader import AgentLocation
 

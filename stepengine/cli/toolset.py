@@ -107,11 +107,11 @@ class ToolRequest:
         """
         for category, (does, option) in OPTIONS.items():
             if not self.can_ask and category in disallowed_categories(options):
-                self._check_category(category, does, option)
+                self._refuse_category(category, does, option)
         if not options.web:
-            self._check_category(WEB, "reaches the web", "--web URL, the address of a SearXNG instance")
+            self._refuse_category(WEB, "reaches the web", "--web URL, the address of a SearXNG instance")
 
-    def _check_category(self, category: str, does: str, option: str) -> None:
+    def _refuse_category(self, category: str, does: str, option: str) -> None:
         """Raise if an agent has a tool of the category that is not allowed."""
         # An agent that has the tool itself is named before one that only spawns it.
         for family in sorted(self.families, key=lambda family: not self._tools_not_allowed(family[0], category)):

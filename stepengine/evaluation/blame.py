@@ -27,7 +27,7 @@ from stepengine.evaluation.samples import (
     CostEstimate,
     Models,
     confirm_cost,
-    course_from,
+    summarize_run_from,
     format_dollars,
     model_calls,
     run_concurrently,
@@ -206,7 +206,7 @@ def estimate_cost(journal: Journal, k: int, steps: tuple[int, int] | None = None
     chosen = _select_steps(model_calls(history), steps)
     # What follows a step is added up for each of them anew: of many steps some tell enough.
     looked_at = chosen[:: max(1, -(-len(chosen) // MOST_STEPS))]
-    courses = [course_from(history, address) for address in looked_at]
+    courses = [summarize_run_from(history, address) for address in looked_at]
     # By halves: the first step, each middle, and twice as often the four at the place.
     tried = len(chosen) if len(chosen) <= MOST_STEPS else 9 + len(chosen).bit_length()
     share = tried / len(looked_at) if looked_at else 0.0
@@ -277,7 +277,7 @@ async def blame(
     money = await confirm_cost(confirm, partial(estimate_cost, journal, k, steps), budget)
     first = 1 if steps is None else steps[0]
     search = _BlameSearch(
-        [RetriedStep(index, step, a) for index, (step, a) in enumerate(zip(_root_steps(history, chosen), chosen, strict=True), first)],
+        [RetriedStep(index, step, a) for index, (step, a) in enumerate(zip(_root_step_numbers(history, chosen), chosen, strict=True), first)],
         partial(sample, engine, journal, budget=money, models=models, agent=agent, reuse=False,
                 **options),
         check, k,
@@ -292,7 +292,7 @@ async def blame(
     return Blame(check.text, k, tried, blamed, why, money.known, search.performed, stopped)
 
 
-def _root_steps(history: History, addresses: Iterable[str]) -> Iterator[int]:
+def _root_step_numbers(history: History, addresses: Iterable[str]) -> Iterator[int]:
     """Yield the numbers of the root's steps in which it or its children made model calls."""
     calls = sorted([seq for (path, seq), intent in history.intents.items() if not path and intent.type == "model_call"])
     for path, seq in map(parse_address, addresses):
@@ -362,9 +362,9 @@ class _BlameSearch:
         given = await run_concurrently(works)
         for number, place in enumerate(places):
             self.tried.add(place)
-            self._add_reports(place, given[number * times : (number + 1) * times])
+            self._count_reports(place, given[number * times : (number + 1) * times])
 
-    def _add_reports(self, place: int, reports: Sequence[ForkReport | None]) -> None:
+    def _count_reports(self, place: int, reports: Sequence[ForkReport | None]) -> None:
         step, called = self.steps[place], dict[str, int]()
         ok = failed = unknown = 0
         for report in reports:

@@ -57,10 +57,10 @@ from stepengine.evaluation.criteria import (
     JudgedRun,
     JudgeNeeded,
     WorkingFiles,
-    apply_check,
+    run_check,
     as_tuple,
     digest_json,
-    get_name,
+    get_check_name,
     hash_files,
     hash_function,
     read_text,
@@ -119,7 +119,7 @@ class Evaluation:
         named: dict[str, CheckFunction] = {}
         counted: Counter[str] = Counter()
         for check in (*self.checks, *case.checks):
-            name = get_name(check)
+            name = get_check_name(check)
             counted[name] += 1
             named[name if counted[name] == 1 else f"{name}-{counted[name]}"] = check
         return named
@@ -312,11 +312,11 @@ def make_side(name: str, agent: AgentDefinition) -> Side:
     """Return a side with the digests that identify its samples later."""
     tools: dict[str, str] = {}
     models: list[str] = []
-    told = [*_texts_of_agent(agent, tools, models, set())]
+    told = [*_collect_agent_texts(agent, tools, models, set())]
     return Side(name, agent, digest_json(told), dict(sorted(tools.items())), tuple(dict.fromkeys(models)))
 
 
-def _texts_of_agent(agent: AgentDefinition, tools: dict[str, str], models: list[str], seen: set[str]) -> Iterator[str]:
+def _collect_agent_texts(agent: AgentDefinition, tools: dict[str, str], models: list[str], seen: set[str]) -> Iterator[str]:
     """Yield the texts of a definition and its children, from which digests are made; functions are included with their source."""
     if agent.id in seen:
         return
@@ -330,7 +330,7 @@ def _texts_of_agent(agent: AgentDefinition, tools: dict[str, str], models: list[
     for child in agent.spawnable_agents:
         yield f"child {getattr(child, 'id', child)}"
         if isinstance(child, AgentDefinition):
-            yield from _texts_of_agent(child, tools, models, seen)
+            yield from _collect_agent_texts(child, tools, models, seen)
     for field in attrs.fields(AgentDefinition):
         value = getattr(agent, field.name, None)
         if field.name not in ("tools", "spawnable_agents"):
@@ -604,7 +604,7 @@ class _EvaluationRun:
 
     async def add(self, slot: _SampleSlot) -> None:
         """Judge one sample, whose run is recorded or new; add none if the budget is spent or only records count."""
-        made = await self._find_recorded(slot)
+        made = await self._reuse_recorded_sample(slot)
         if made is not None:
             sample = await self._judge(slot, made)
         elif self.recheck:
@@ -648,11 +648,11 @@ class _EvaluationRun:
                 self.ledger.settle(reserved, None if result is None else result.cost)
             return result, "new"
 
-        async with self._copy_files(slot.case) as copy:
+        async with self._make_working_copy(slot.case) as copy:
             made = await self._run_with_engine(slot, copy, run, models)
             if isinstance(made.result.error, UnknownModel | MissingKey):
                 raise made.result.error  # it would be so in every run
-            if self._is_unpaid(made.result, reserved):
+            if self._stop_if_budget_spent(made.result, reserved):
                 slot.make_room()
                 return None
             # The files are still there for checks that need them.
@@ -668,12 +668,12 @@ class _EvaluationRun:
                 result, reused = await run(engine)
         seconds = time.monotonic() - began
         files = await asyncio.to_thread(copy.files, self.evaluation.keep)
-        note = _Note(self.key_of(slot.case, copy.before), slot.side.definition, slot.side.tools, files, seconds)
+        note = _Note(self.make_case_key(slot.case, copy.before), slot.side.definition, slot.side.tools, files, seconds)
         note.write(slot.place)
         return _EndedSample(result, note, reused, models)
 
     @asynccontextmanager
-    async def _copy_files(self, case: Case) -> AsyncIterator[Copy]:
+    async def _make_working_copy(self, case: Case) -> AsyncIterator[Copy]:
         # In the loop's own thread: one that is cancelled would go on copying when everything was removed.
         copy = Copy.create(self.evaluation.files_of(case), self.root)
         try:
@@ -682,7 +682,7 @@ class _EvaluationRun:
             if not self.keep:
                 copy.remove()
 
-    def _is_unpaid(self, result: RunResult, reserved: Decimal | None) -> bool:
+    def _stop_if_budget_spent(self, result: RunResult, reserved: Decimal | None) -> bool:
         """Return whether a run ended because the total budget was spent, and not by its own limit."""
         error = result.error
         if reserved is None or not isinstance(error, LimitExceeded):
@@ -695,14 +695,14 @@ class _EvaluationRun:
         self.ledger.stop()
         return True
 
-    def key_of(self, case: Case, files: Mapping[str, str]) -> str:
+    def make_case_key(self, case: Case, files: Mapping[str, str]) -> str:
         """Return the digest of a case and its files, which identifies its samples besides side and number."""
         answers = hash_function(case.answers) if callable(case.answers) else repr(case.answers)
         return digest_json([case.prompt, repr(case.params), answers, dict(files), repr(self.evaluation.limits)])
 
     # --- an earlier run -----------------------------------------------------------------------------------------------
 
-    async def _find_recorded(self, slot: _SampleSlot) -> _EndedSample | None:
+    async def _reuse_recorded_sample(self, slot: _SampleSlot) -> _EndedSample | None:
         """Return the earlier run of a sample if its case is unchanged, replayed or continued from a change; else ``None``."""
         if self.earlier is None:
             return None
@@ -714,7 +714,7 @@ class _EvaluationRun:
             result = await self.reader(slot.side).replay(FileJournal(old.place), agent=slot.side.agent)
             return _EndedSample(result, note, "journal")
         before = self._list_files(slot.case)
-        if note.key != self.key_of(slot.case, before):
+        if note.key != self.make_case_key(slot.case, before):
             return None
         try:
             return await self._reuse_run(slot, old, note)
@@ -727,7 +727,7 @@ class _EvaluationRun:
         history = journal.history()
         if not history.is_complete or _find_interruption(history):
             return None
-        changed, differs = self._changed_call(history, slot.side, note), ""
+        changed, differs = self._find_changed_call(history, slot.side, note), ""
         try:
             result = await self.reader(slot.side).replay(journal, agent=slot.side.agent)
         except ReplayDivergence as error:
@@ -760,7 +760,7 @@ class _EvaluationRun:
             self.ledger.settle(None, made.cost)
             return made.result, f"from {made.broke_at}"
 
-        async with self._copy_files(slot.case) as copy:
+        async with self._make_working_copy(slot.case) as copy:
             return await self._run_with_engine(slot, copy, run, self.models(slot.case))
 
     def _list_files(self, case: Case) -> Mapping[str, str]:
@@ -768,7 +768,7 @@ class _EvaluationRun:
         copy.remove()
         return copy.before
 
-    def _changed_call(self, history: History, side: Side, note: _Note) -> str:
+    def _find_changed_call(self, history: History, side: Side, note: _Note) -> str:
         """Return the address of the first call of a tool whose function has changed, such as ``"#4"``; ``""`` if there is none."""
         changed = {name for name, digest in side.tools.items() if note.tools.get(name, digest) != digest}
         for address, intent in sort_in_program_order(history):
@@ -788,7 +788,7 @@ class _EvaluationRun:
             run = JudgedRun(slot.case, result, FileJournal(slot.place), note.files)
             scores = dict[str, Score]()
             for name, check in checks.items():
-                judged = attrs.evolve(run, ask=partial(self._ask_judge, slot, name, made.models))
+                judged = attrs.evolve(run, ask=partial(self._recall_or_ask_judge, slot, name, made.models))
                 scores[name] = await _score_check(check, judged, note.scores.get(name))
         else:
             reason = f"the run ended as {status}" + (f": {result.error}" if result.error is not None else "")
@@ -813,7 +813,7 @@ class _EvaluationRun:
             reused=made.reused,
         )
 
-    async def _ask_judge(self, slot: _SampleSlot, check: str, models: Any, agent: Any, prompt: str) -> Any:
+    async def _recall_or_ask_judge(self, slot: _SampleSlot, check: str, models: Any, agent: Any, prompt: str) -> Any:
         """
         Return the output of a judge, recorded if the question is the same, or new.
 
@@ -861,7 +861,7 @@ async def _score_check(check: CheckFunction, run: JudgedRun, known: Score | None
     """Return the verdict of a check; the earlier one, *known*, if the check is unchanged and its data are gone."""
     of, is_judge = hash_function(check), _is_judge(check)
     try:
-        verdict = await apply_check(check, run)
+        verdict = await run_check(check, run)
     except (FilesGone, JudgeNeeded) as gone:
         return known if known is not None and known.of == of else Score(None, None, str(gone), "unknown", is_judge, of)
     except Exception as error:  # noqa: BLE001 - whatever it raises, the run is not to blame

@@ -321,7 +321,7 @@ class Criterion:
         return attrs.evolve(self, name=name)
 
 
-def get_name(check: CheckFunction) -> str:
+def get_check_name(check: CheckFunction) -> str:
     """Return the name of a check: its own, or that of its function."""
     return check.name if isinstance(check, Criterion) else str(getattr(check, "__name__", type(check).__name__))
 
@@ -337,11 +337,11 @@ def hash_function(function: Any) -> str:
         source = inspect.getsource(inner)
     except (OSError, TypeError):
         source = getattr(inner, "__qualname__", type(inner).__qualname__)
-    kept = [repr(cell.cell_contents) for cell in getattr(inner, "__closure__", None) or () if _is_plain(cell)]
+    kept = [repr(cell.cell_contents) for cell in getattr(inner, "__closure__", None) or () if _has_plain_content(cell)]
     return digest_json([source, *kept])
 
 
-def _is_plain(cell: Any) -> bool:
+def _has_plain_content(cell: Any) -> bool:
     try:
         return isinstance(cell.cell_contents, str | int | float | bool | tuple | type(None))
     except ValueError:
@@ -353,7 +353,7 @@ def digest_json(value: object) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
 
 
-async def apply_check(check: CheckFunction, run: JudgedRun) -> Verdict:
+async def run_check(check: CheckFunction, run: JudgedRun) -> Verdict:
     """
     Return the verdict of a check on a run.
 
@@ -365,10 +365,10 @@ async def apply_check(check: CheckFunction, run: JudgedRun) -> Verdict:
     if inspect.isawaitable(said):
         said = await said
     if isinstance(said, bool):
-        return Verdict(float(said), said, "" if said else f"{get_name(check)} does not hold")
+        return Verdict(float(said), said, "" if said else f"{get_check_name(check)} does not hold")
     made = said if isinstance(said, Verdict) else Verdict(said) if isinstance(said, int | float) else None
     if made is None or not 0 <= made.score <= 1:
-        msg = f"the check {get_name(check)} gave {said!r}; it gives True or False, a number from 0 to 1, or a Verdict"
+        msg = f"the check {get_check_name(check)} gave {said!r}; it gives True or False, a number from 0 to 1, or a Verdict"
         raise DataError(msg)
     return made
 
@@ -399,7 +399,7 @@ def equals(expected: object) -> Criterion:
     return _make_criterion("equals", check, expected)
 
 
-def _refuse_structured(run: JudgedRun, check: str) -> None:
+def _refuse_structured_output(run: JudgedRun, check: str) -> None:
     """
     Raise an error for a run with structured output, which a check of the text would ignore.
 
@@ -418,7 +418,7 @@ def contains(*words: str) -> Criterion:
     """Return a check that the text of the run contains every one of *words*, in upper or lower case."""
 
     def check(run: JudgedRun) -> Verdict:
-        _refuse_structured(run, "contains")
+        _refuse_structured_output(run, "contains")
         missing = [word for word in words if word.casefold() not in run.text.casefold()]
         return _make_verdict(
             not missing, f"the text does not hold {', '.join(map(repr, missing))}: {_shorten(run.text)}"
@@ -445,7 +445,7 @@ def matches(pattern: str) -> Criterion:
         raise DataError(msg) from None
 
     def check(run: JudgedRun) -> Verdict:
-        _refuse_structured(run, "matches")
+        _refuse_structured_output(run, "matches")
         try:
             search.validate_python(run.text)
         except ValidationError:
@@ -635,12 +635,12 @@ def judge(agent: object, rubric: str) -> Criterion:
         answer = run.text or canonical(plain(run.output))
         files = ", ".join(run.files.changed) or "none"
         said = await run.ask(agent, ASKED.format(rubric=rubric, task=run.case.prompt, answer=answer, files=files))
-        return _read_verdict(said)
+        return _parse_verdict(said)
 
     return _make_criterion("judge", check, getattr(agent, "id", str(agent)), rubric, is_judge=True)
 
 
-def _read_verdict(said: object) -> Verdict:
+def _parse_verdict(said: object) -> Verdict:
     """Parse the verdict in a judge's output; its JSON may be in a code fence or between words."""
     found = said
     if isinstance(said, str):

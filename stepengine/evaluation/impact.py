@@ -33,7 +33,7 @@ from stepengine.evaluation.samples import (
     Course,
     Models,
     confirm_cost,
-    course_from,
+    summarize_run_from,
     format_dollars,
     run_concurrently,
     sample,
@@ -91,21 +91,21 @@ class RepeatedJournal:
         return self.kind in (ASKED, HANDLER) and self.broke_at != END
 
 
-async def first_difference(
+async def replay_to_first_difference(
     engine: Engine, file: str, journal: Journal, agent: AgentDefinition | None = None
 ) -> RepeatedJournal:
     """Replay *journal* with the current code, and return its first difference; nothing is performed."""
     try:
         result = await engine.replay(journal, agent=agent, on_divergence="stop")
         if isinstance(result.error, ReplayDivergence):
-            found = _find_divergence(file, journal, journal.history(), result.error)
+            found = _make_diverged_journal(file, journal, journal.history(), result.error)
             return attrs.evolve(found, engine=engine, agent=agent)
     except StepEngineError as error:
         return RepeatedJournal(file, UNREADABLE, message=error.message)
     return RepeatedJournal(file, SAME, journal, engine=engine, agent=agent)
 
 
-def _find_divergence(file: str, journal: Journal, history: History, error: ReplayDivergence) -> RepeatedJournal:
+def _make_diverged_journal(file: str, journal: Journal, history: History, error: ReplayDivergence) -> RepeatedJournal:
     known = history.intents.get(parse_address(error.address))
     by_request = error.kind == "changed" and known is not None and known.type == "model_call"
     fields = tuple([FieldDifference(*field) for field in error.diff])
@@ -113,13 +113,13 @@ def _find_divergence(file: str, journal: Journal, history: History, error: Repla
     return RepeatedJournal(file, ASKED if by_request else HANDLER, journal, error.address, error.step, fields, said)
 
 
-def estimate_calls(found: Sequence[RepeatedJournal], n: int) -> CostEstimate:
+def estimate_impact_cost(found: Sequence[RepeatedJournal], n: int) -> CostEstimate:
     """Return the estimated model calls and cost of *n* samples of each journal."""
     calls, cost = 0, Decimal(0)
     is_known = True
     for one in found:
         if one.is_asked and one.journal is not None:
-            part = course_from(one.journal.history(), one.broke_at)
+            part = summarize_run_from(one.journal.history(), one.broke_at)
             calls += part.steps * n
             is_known = is_known and part.cost is not None
             cost += (part.cost or Decimal(0)) * n
@@ -174,11 +174,11 @@ class Judged:
         """Return two costs, steps or tokens: recorded or old agent's, and the mean of samples within the record."""
         if self.recorded is None:
             return None, None
-        before = _mean_of(self.baseline, what) if self.baseline else _number(getattr(self.recorded, what))
-        return before, _mean_of(self.samples, what)
+        before = _mean_within_record(self.baseline, what) if self.baseline else _number(getattr(self.recorded, what))
+        return before, _mean_within_record(self.samples, what)
 
 
-def _mean_of(samples: Sequence[ForkSample], what: str) -> float | None:
+def _mean_within_record(samples: Sequence[ForkSample], what: str) -> float | None:
     values = [_number(getattr(each.course, what)) for each in samples if not each.has_left]
     known = [value for value in values if value is not None]
     return fmean(known) if known and len(known) == len(values) else None
@@ -267,12 +267,12 @@ class Impact:
         left = [one for one in asked if any(each.has_left for each in one.samples)]
         if asked and 2 * len(left) > len(asked):
             yield "mostly unknown: most of the runs that were asked again left the record; use --tools idempotent, or eval"
-        yield f"{format_count(len(self.journals), 'journal')}: {self._count_classes()}"
+        yield f"{format_count(len(self.journals), 'journal')}: {self._describe_class_counts()}"
         if asked:
             yield from self._describe_findings(left)
         yield f"spent {format_dollars(self.spent)}" + (f"; stopped: {self.stopped}" if self.stopped else "")
 
-    def _count_classes(self) -> str:
+    def _describe_class_counts(self) -> str:
         counts: dict[str, int] = {}
         for one in self.journals:
             counts[_classify(one.found)] = counts.get(_classify(one.found), 0) + 1
@@ -397,7 +397,7 @@ async def impact(
 
     Args:
         engine: The engine that performs the runs.
-        journals: The runs, or the results of ``first_difference`` for them, which are performed by their own engines.
+        journals: The runs, or the results of ``replay_to_first_difference`` for them, which are performed by their own engines.
         agent: The current agent; by default the engine's agent with the recorded id.
         old: The agent before the change: it is sampled as often from the same place, and the report compares with it.
         n: The number of samples of each run; 5 by default.
@@ -416,15 +416,15 @@ async def impact(
     found = [
         one
         if isinstance(one, RepeatedJournal)
-        else await first_difference(engine, (journal := as_journal(one)).name, journal, agent)
+        else await replay_to_first_difference(engine, (journal := as_journal(one)).name, journal, agent)
         for one in journals
     ]
-    money = await confirm_cost(confirm, partial(estimate_calls, found, n * (1 if old is None else 2)), budget)
+    money = await confirm_cost(confirm, partial(estimate_impact_cost, found, n * (1 if old is None else 2)), budget)
     ask = partial(sample, budget=money, models=models, **options)
     asked = [one for one in found if one.is_asked]
     made_by = [(partial(ask, one.engine or engine), one) for one in asked for _ in range(n)]
-    new = [partial(_take_sample, own, one, agent=one.agent or agent) for own, one in made_by]
-    before = [partial(_take_sample, own, one, agent=old, is_old=True) for own, one in made_by] if old else []
+    new = [partial(_make_fork_sample, own, one, agent=one.agent or agent) for own, one in made_by]
+    before = [partial(_make_fork_sample, own, one, agent=old, is_old=True) for own, one in made_by] if old else []
     # A sample and its baseline are made one after the other, so that a budget that ends early leaves pairs.
     made = await run_concurrently(
         [work for pair in (zip(new, before, strict=True) if old else zip(new, strict=True)) for work in pair]
@@ -437,7 +437,7 @@ async def impact(
             continue
         start = next(i for i, each in enumerate(asked) if each is one) * n
         mine = [tuple([each for each in some[start : start + n] if each is not None]) for some in (now, was)]
-        judged.append(Judged(one, course_from(one.journal.history(), one.broke_at), *mine))
+        judged.append(Judged(one, summarize_run_from(one.journal.history(), one.broke_at), *mine))
     agents = [_find_agent_id(one, agent) for one in found if one.journal is not None]
     stopped = "the budget is spent; what is not finished is left out" if money.is_empty else ""
     tools = str(options.get("tools", "recorded"))
@@ -452,7 +452,7 @@ def _find_agent_id(one: RepeatedJournal, agent: AgentDefinition | None) -> str:
     return "" if one.journal is None else str(one.journal.history().root["agent_id"])
 
 
-async def _take_sample(
+async def _make_fork_sample(
     ask: Callable[..., Any], one: RepeatedJournal, *, agent: AgentDefinition | None, is_old: bool = False
 ) -> ForkSample | None:
     assert one.journal is not None  # noqa: S101 - a run that is asked was read
@@ -464,7 +464,7 @@ async def _take_sample(
         return None
     before = one.journal.history()
     now = report.journal.history()
-    recorded, course = course_from(before, one.broke_at), course_from(now, report.broke_at or one.broke_at)
+    recorded, course = summarize_run_from(before, one.broke_at), summarize_run_from(now, report.broke_at or one.broke_at)
     if not now.is_complete:
         course = attrs.evolve(course, status=report.result.status.value)
     equal = (recorded.status, recorded.output) == (course.status, course.output)

@@ -93,7 +93,7 @@ def split_cases(evaluation: Evaluation, seed: int) -> tuple[list[str], list[str]
     return split[False], split[True]
 
 
-def find_problems(file: AgentFile, parts: Sequence[str], evaluation: Evaluation, by: str) -> list[str]:
+def find_improvement_problems(file: AgentFile, parts: Sequence[str], evaluation: Evaluation, by: str) -> list[str]:
     """Return the reasons why an agent cannot be improved, as sentences."""
     found: list[str] = []
     if not parts:
@@ -106,7 +106,7 @@ def find_problems(file: AgentFile, parts: Sequence[str], evaluation: Evaluation,
     if by != PASS and by not in names:
         found.append(f"by= or --by {by!r} names no check; there is {list_names([PASS, *sorted(names)], by)}")
     if by == PASS:
-        alone = [case.id for case in evaluation.cases if not _function_checks(evaluation, case)]
+        alone = [case.id for case in evaluation.cases if not _function_check_names(evaluation, case)]
         if alone:
             found.append(
                 f"case {alone[0]!r} has only checks that an agent decides, which are no part of {PASS}; name one with --by"
@@ -114,7 +114,7 @@ def find_problems(file: AgentFile, parts: Sequence[str], evaluation: Evaluation,
     return found
 
 
-def _function_checks(evaluation: Evaluation, case: Case) -> list[str]:
+def _function_check_names(evaluation: Evaluation, case: Case) -> list[str]:
     checks = evaluation.checks_of(case)
     return [name for name, check in checks.items() if not (isinstance(check, Criterion) and check.is_judge)]
 
@@ -175,7 +175,7 @@ class Trials:
             paid again; ``journal``. ``stopped`` says that nothing more may be spent.
         """
         try:
-            made = await self._run_case(changes, self._find_case(case), parent_changes)
+            made = await self._run_case(changes, self._get_case(case), parent_changes)
             self.done(version_name(changes), case, made)
             return made
         except DefinitionError as error:
@@ -190,7 +190,7 @@ class Trials:
         self, changes: Mapping[str, Any], case: Case, parent_changes: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         made = [
-            await self._get_sample(changes, case, number, parent_changes) for number in range(1, self.evaluation.n + 1)
+            await self._get_or_run_sample(changes, case, number, parent_changes) for number in range(1, self.evaluation.n + 1)
         ]
         samples = [sample for sample, _ in made]
         scores = [self._score(sample) for sample in samples]
@@ -216,7 +216,7 @@ class Trials:
             "stopped": "",
         }
 
-    async def _get_sample(
+    async def _get_or_run_sample(
         self, changes: Mapping[str, Any], case: Case, number: int, parent_changes: Mapping[str, Any] | None
     ) -> tuple[Sample, int]:
         """Return a sample, recorded or new, and the number of reused replies; raise if the budget is spent."""
@@ -238,7 +238,7 @@ class Trials:
         free = self.is_free(case)
         return CachingProvider(self.book, page, self.models(case), self.pricing, before=before, may_be_unpriced=free)
 
-    def _find_case(self, case: str) -> Case:
+    def _get_case(self, case: str) -> Case:
         for known in self.evaluation.cases:
             if known.id == case:
                 return known
@@ -286,7 +286,7 @@ class Trials:
 
         ``step`` is 0 where none is found, or none can be: where a check needs the files of a run, or an agent decides.
         """
-        known, page = self._find_case(case), f"blame/{version_name(changes)}/{case}"
+        known, page = self._get_case(case), f"blame/{version_name(changes)}/{case}"
         agent, provider = self._make_agent(changes), self._make_provider(page, known)
         file = FileJournal(self.folder / "versions" / version_name(changes) / "cases" / case / SIDE / "1.jsonl")
         copy = Copy.create(self.evaluation.files_of(known), self.root)
@@ -310,7 +310,7 @@ class Trials:
         asked = (
             [checks[self.by]]
             if self.by in checks
-            else [checks[name] for name in _function_checks(self.evaluation, case)]
+            else [checks[name] for name in _function_check_names(self.evaluation, case)]
         )
 
         def passes(result: RunResult) -> bool:
@@ -328,10 +328,10 @@ class Trials:
             sides.append(make_side(name, self._make_agent(version)))
             for case in cases:
                 for number in range(1, self.evaluation.n + 1):
-                    sample, _ = await self._get_sample(version, self._find_case(case), number, None)
+                    sample, _ = await self._get_or_run_sample(version, self._get_case(case), number, None)
                     place = self._journal_path(version, sample).relative_to(self.folder).as_posix()
                     samples.append(attrs.evolve(sample, side=name, journal=place, counts=sample.status != ERROR))
-        chosen = [self._find_case(case) for case in cases]
+        chosen = [self._get_case(case) for case in cases]
         agents: dict[str, Any] = {side.name: side.agent for side in sides}
         evaluation = attrs.evolve(self.evaluation, cases=chosen, agents=agents)
         return score_outcome(Outcome(evaluation, tuple(sides), tuple(samples), seed, self.book.spent))

@@ -39,15 +39,15 @@ from stepengine.evaluation.criteria import Case, digest_json, hash_function
 from stepengine.evaluation.evaluation_files import load_evaluation
 from stepengine.evaluation.evaluation_report import (
     MAX_SEED,
-    check_engines,
-    find_root,
+    try_making_engines,
+    find_evaluation_root,
     load_evaluation_agent,
     make_sample_engine,
 )
-from stepengine.evaluation.improvement import Improvement, Trials, find_problems, split_cases
+from stepengine.evaluation.improvement import Improvement, Trials, find_improvement_problems, split_cases
 from stepengine.evaluation.reply_book import CachingProvider, ReplyBook
 from stepengine.evaluation.report_pages import render_improvement
-from stepengine.evaluation.result_folders import RESULTS, check_result_folder, replace_file
+from stepengine.evaluation.result_folders import RESULTS, refuse_foreign_result_folder, replace_file
 from stepengine.evaluation.scoring import PASS
 from stepengine.journal import FileJournal
 from stepengine.journal.show import status_of
@@ -125,7 +125,7 @@ async def improve(
     Raises:
         DataError: when the agent cannot be improved by the evaluation; all problems at once, and nothing was spent.
     """
-    where, folders, patterns = find_root(evaluation, root), tuple(agent_folders), to_string_tuple(only)
+    where, folders, patterns = find_evaluation_root(evaluation, root), tuple(agent_folders), to_string_tuple(only)
     amount = "" if resume and not budget else _check_budget(budget)
     loaded = evaluation if isinstance(evaluation, Evaluation) else load_evaluation(Path(evaluation))
     file = _read_agent_file(agent, folders)
@@ -147,7 +147,7 @@ async def improve(
     )
     given = {"seed": seed, "blame": blame, "versions": versions, "at_once": concurrency, "model": reflect_model}
     given = {name: value for name, value in given.items() if value is not None}
-    check_result_folder(search.folder)
+    refuse_foreign_result_folder(search.folder)
     if resume:
         search.load_plan(amount, given)
     else:
@@ -156,7 +156,7 @@ async def improve(
     make = make_engine or partial(
         make_sample_engine, models=models, agent_models=asked.by_agent, default_model=default_model
     )
-    await check_engines([original], make)
+    await try_making_engines([original], make)
     asked.check(search, find_agent_family(original, str(file.file), folders))
     search.folder.mkdir(parents=True, exist_ok=True)
     on_progress(f"seed {search.plan['seed']}; to continue after a crash: --continue {search.folder}")
@@ -270,7 +270,7 @@ class _PlannedSearch:
         """The journal of the search."""
         return FileJournal(self.folder / JOURNAL, sync="write")
 
-    def has_run(self) -> bool:
+    def has_first_record(self) -> bool:
         """Return whether the search has its first record."""
         try:
             return bool(self.journal.history().root)
@@ -284,7 +284,7 @@ class _PlannedSearch:
         Raises:
             DataError: when the folder holds a search, or no model is named that could reflect.
         """
-        if self.has_run():
+        if self.has_first_record():
             msg = f"{self.folder} already contains a search; continue it with resume= or --continue, or name another folder"
             raise DataError(msg)
         if options["model"] is None:
@@ -300,7 +300,7 @@ class _PlannedSearch:
         Raises:
             DataError: when the folder holds no search, or the search had other inputs.
         """
-        if not self.has_run():
+        if not self.has_first_record():
             msg = f"{str(self.folder)!r} is not a folder of a search: it has no {JOURNAL} with a run; folder= or --out starts one"
             raise DataError(msg)
         self.plan = plain(self.journal.history().root["params"])
@@ -345,7 +345,7 @@ class _PlannedSearch:
         """
         found = self.evaluation.problems(root)
         if self.evaluation.cases:
-            found += find_problems(self.file, [*self.parts], self.evaluation, self.by)
+            found += find_improvement_problems(self.file, [*self.parts], self.evaluation, self.by)
         if "system_prompt" in self.file.fixed and not is_restricted:
             found.append(
                 f"system_prompt of {self.file.agent_id!r}: {self.file.fixed['system_prompt']}; or leave it as it is with --only 'tools.*'"
@@ -372,7 +372,7 @@ class _PlannedSearch:
             if resumes and not self._archive_failed_run():
                 result = await engine.resume(journal, agent=improver, in_doubt="retry")
             else:
-                if not self.has_run():  # what was killed before its first record may have left a file
+                if not self.has_first_record():  # what was killed before its first record may have left a file
                     (self.folder / JOURNAL).unlink(missing_ok=True)
                 result = await engine.run(improver, params=self.plan, journal=journal)
         if trials.error is not None:

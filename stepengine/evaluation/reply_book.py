@@ -94,7 +94,7 @@ class ReplyBook:
 
     def keep(self, name: str, key: str, reply: ModelReply) -> None:
         """Record under a name a reply that was bought under another name."""
-        self._settle(0, name, key, reply, Decimal(0))
+        self._record_purchase(0, name, key, reply, Decimal(0))
 
     async def call_within_budget(
         self,
@@ -119,7 +119,7 @@ class ReplyBook:
             LimitExceeded: when nothing is left.
             ModelError: as the call does.
         """
-        number = await self._admit(most)
+        number = await self._wait_for_budget(most)
         reply, paid = None, most or Decimal(0)
         try:
             reply = await call()
@@ -128,10 +128,10 @@ class ReplyBook:
             paid = (None if error.usage is None else price(error.usage)) or Decimal(0)
             raise
         finally:
-            self._settle(number, name, key, reply, paid)
+            self._record_purchase(number, name, key, reply, paid)
         return reply
 
-    async def _admit(self, most: Decimal | None) -> int:
+    async def _wait_for_budget(self, most: Decimal | None) -> int:
         """Wait until the budget allows another call, and return the call's number."""
         while True:
             left = self.budget - self.spent - sum(self._open.values())
@@ -151,7 +151,7 @@ class ReplyBook:
         self._write({"number": self._number, "most": str(most or 0)})
         return self._number
 
-    def _settle(self, number: int, name: str, key: str, reply: ModelReply | None, paid: Decimal) -> None:
+    def _record_purchase(self, number: int, name: str, key: str, reply: ModelReply | None, paid: Decimal) -> None:
         line: dict[str, object] = {"name": name, "key": key, "paid": str(paid)}
         self._write({"number": number, **line, "reply": None if reply is None else to_json(reply)})
         self._add_purchase(name, key, reply, paid)

@@ -56,7 +56,7 @@ def summary_lines(scores: Scores) -> Iterator[str]:
             f"{row.mean.cases:5}  {row.samples:7}  {row.errors:8}"
         )
     for pair in scores.pairs:
-        yield f"{f'{pair.side} - {pair.base}':{width}}  {pair.check:{checks}}  {_describe_difference(pair, _count_tests(scores))}"
+        yield f"{f'{pair.side} - {pair.base}':{width}}  {pair.check:{checks}}  {_describe_difference(pair, _count_p_values(scores))}"
     for each in scores.ratios:
         if each.ratio.ratio is not None:
             interval = _format_interval(each.ratio)
@@ -81,7 +81,7 @@ def _notes(scores: Scores) -> Iterator[str]:
     yield f"spent ${scores.outcome.spent}"
 
 
-def failed_lines(scores: Scores, folder: Path, agent: Callable[[Sample], str] = lambda _: "") -> Iterator[str]:
+def failed_sample_lines(scores: Scores, folder: Path, agent: Callable[[Sample], str] = lambda _: "") -> Iterator[str]:
     """Yield the first failed samples with their journals; *agent* returns the options by which a debugger finds the agent."""
     failed = [s for s in scores.outcome.samples if s.status == "error" or s.passed is not True]
     failed = [s for s in failed if s.status == "error" or any(x.passed is not True for x in s.scores.values())]
@@ -93,7 +93,7 @@ def failed_lines(scores: Scores, folder: Path, agent: Callable[[Sample], str] = 
         yield f"and {len(failed) - SHOWN} more"
 
 
-def _count_tests(scores: Scores) -> int:
+def _count_p_values(scores: Scores) -> int:
     return sum(pair.difference.p is not None for pair in scores.pairs)
 
 
@@ -209,7 +209,7 @@ def _make_tables(scores: Scores) -> Iterator[Table]:
         ],
     )
     if scores.pairs:
-        rows = [(f"{p.side} - {p.base}", p.check, _describe_difference(p, _count_tests(scores))) for p in scores.pairs]
+        rows = [(f"{p.side} - {p.base}", p.check, _describe_difference(p, _count_p_values(scores))) for p in scores.pairs]
         yield "Differences, case by case", ("sides", "check", "difference"), rows
     ratios = [
         (f"{r.side} / {r.base}", r.of, f"{r.ratio.ratio:.2f}", _format_interval(r.ratio), r.ratio.pairs)

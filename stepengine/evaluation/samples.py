@@ -133,7 +133,7 @@ class Course:
     output: Any
 
 
-def course_from(history: History, at: str) -> Course:
+def summarize_run_from(history: History, at: str) -> Course:
     """Return the course of a run from the effect *at* on, including the runs that it started."""
     address = parse_address(at)
     cut = JournalCut(history.tree)
@@ -142,7 +142,7 @@ def course_from(history: History, at: str) -> Course:
     usage, cost, decision = Usage(), Decimal(0), None
     known: Decimal | None = cost
     models = [i for i in after if i.type == "model_call"]
-    replies = [(intent, reply) for intent in models if (reply := _reply_to(history, intent)) is not None]
+    replies = [(intent, reply) for intent in models if (reply := _find_reply_to(history, intent)) is not None]
     for intent, reply in replies:
         usage, known = usage + (reply.usage or Usage()), add_cost(known, reply.cost)
         if decision is None and intent.path == address[0]:
@@ -204,7 +204,7 @@ def sort_in_program_order(history: History) -> list[tuple[Address, Intent]]:
     return sorted(history.intents.items(), key=lambda item: place(item[0]))
 
 
-def _reply_to(history: History, intent: Intent) -> ModelReply | None:
+def _find_reply_to(history: History, intent: Intent) -> ModelReply | None:
     known = history.results.get((intent.path, intent.seq))
     value = None if known is None else getattr(history.outcome(known), "value", None)
     return value if isinstance(value, ModelReply) else None

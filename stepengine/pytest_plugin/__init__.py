@@ -29,21 +29,21 @@ from stepengine.pytest_plugin.messages import (
     RecordingReport,
     add_advice_note,
     add_evaluation_reports,
-    add_to_report,
+    add_recordings_to_report,
     hidden_errors_section,
     print_recordings_summary,
     trim_traceback,
     was_raised_by_test,
 )
 from stepengine.pytest_plugin.orphans import OrphanFinder
-from stepengine.pytest_plugin.places import ROOT, find_extra_cassette, recording_file
+from stepengine.pytest_plugin.places import ROOT, get_extra_cassette, recording_file
 from stepengine.pytest_plugin.settings import (
     MODES,
-    check_modes,
+    refuse_unusable_modes,
     choose_mode,
     is_live,
     make_redaction_rules,
-    node_id,
+    node_id_without_group,
     read_mark_arguments,
     requests_cassette,
     rerun_command,
@@ -117,7 +117,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "stepengine(record=, ignore=, ignore_headers=, allow_unused=, extra=, chunks=, redact=, live=, patch=, "
         "record_errors=): how the fixtures `cassette`, `journal` and `stepengine_engine` behave",
     )
-    check_modes(config)
+    refuse_unusable_modes(config)
     config.stash[ORPHANS] = OrphanFinder(config)
 
 
@@ -143,7 +143,7 @@ def stepengine_cassette(request: pytest.FixtureRequest) -> CassetteFixture:
         keeps=not is_live(item),
         requested=requests_cassette(item),
         redactor=make_redactor(rules.pop("redact") or "all", os.environ, **rules),
-        extra=[find_extra_cassette(item, name) for name in given.get("extra", ())],
+        extra=[get_extra_cassette(item, name) for name in given.get("extra", ())],
         **{name: given[name] for name in passed if name in given},
     )
     grouped = getattr(item.config.option, "loadgroup", False) and item.get_closest_marker("xdist_group")
@@ -268,7 +268,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         _add_failure_notes(item, recordings, error)
         raise
     finally:
-        told.lines += [f"{node_id(item)}: {account}" for r in recordings for account in r.list_accounts()]
+        told.lines += [f"{node_id_without_group(item)}: {account}" for r in recordings for account in r.list_accounts()]
     return result
 
 
@@ -333,7 +333,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         add_evaluation_reports(report, call.excinfo.traceback[-1].frame.f_locals.values())
     told = item.stash.get(TOLD, None)
     if call.when == "call" and told is not None:
-        add_to_report(report, told)
+        add_recordings_to_report(report, told)
     return report
 
 

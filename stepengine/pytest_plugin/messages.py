@@ -75,7 +75,7 @@ def _describe_environment_problem(error: BaseException) -> str:
             return ""
         return (
             "the fixture `stepengine_cassette` keeps the base URLs of the environment: they have to be those with which the cassette "
-            f"was recorded\n  set now: {_list_base_urls() or 'none'}"
+            f"was recorded\n  set now: {_format_base_urls() or 'none'}"
         )
     said = "\n".join(f"{type(one).__name__} {one}" for one in _iter_causes(error))
     names = sorted(name for name in key_variables() if name in said)
@@ -88,7 +88,7 @@ def _describe_environment_problem(error: BaseException) -> str:
     )
 
 
-def _list_base_urls() -> str:
+def _format_base_urls() -> str:
     found = [
         f"{n}={v}"
         for n, v in sorted(os.environ.items())
@@ -152,7 +152,7 @@ def _format_all_differences(error: BaseException) -> str:
     return Cleaner().text("".join(lines))
 
 
-def add_to_report(report: pytest.TestReport, told: RecordingReport) -> None:
+def add_recordings_to_report(report: pytest.TestReport, told: RecordingReport) -> None:
     """Add the first hidden error and the lines about recordings to the report of a test."""
     setattr(report, ATTRIBUTE, {"lines": told.lines, "written": told.written})
     crash = getattr(report.longrepr, "reprcrash", None)

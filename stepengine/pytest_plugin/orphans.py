@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.pytest_plugin.places import SUFFIXES, find_extra_cassette, recording_file, recordings_folder
+from stepengine.pytest_plugin.places import SUFFIXES, get_extra_cassette, recording_file, recordings_folder
 from stepengine.pytest_plugin.settings import FIXTURES, read_mark_arguments
 
 FOREIGN = ("recording", "vcr", "pytest_recording")
@@ -127,6 +127,6 @@ def _has_format(path: Path, kind: str) -> bool:
 def _recording_files(item: pytest.Item) -> Iterable[Path]:
     own = [recording_file(item, kind) for kind in SUFFIXES]
     try:
-        return [*own, *(find_extra_cassette(item, name) for name in read_mark_arguments(item).get("extra", ()))]
+        return [*own, *(get_extra_cassette(item, name) for name in read_mark_arguments(item).get("extra", ()))]
     except pytest.UsageError:  # it is told where the test runs
         return own

@@ -43,7 +43,7 @@ def may_record(config: pytest.Config) -> bool:
     return not os.environ.get("CI") or bool(config.getoption("--stepengine-allow-live"))
 
 
-def check_modes(config: pytest.Config) -> None:
+def refuse_unusable_modes(config: pytest.Config) -> None:
     """
     Raise an error for unknown modes, and for a mode that would spend money by accident.
 
@@ -53,13 +53,13 @@ def check_modes(config: pytest.Config) -> None:
     given = command_line_mode(config)
     for mode in (given, config.getini("stepengine_record")):
         if mode:
-            _check_mode(mode)
+            _refuse_unknown_mode(mode)
     if given not in (None, "none") and not may_record(config):
         msg = f"the mode {given!r} would record in CI; give --stepengine-allow-live as well if that is meant"
         raise pytest.UsageError(msg)
 
 
-def _check_mode(mode: object) -> None:
+def _refuse_unknown_mode(mode: object) -> None:
     if mode not in MODES:
         msg = f"{mode!r} is not a mode of recording; there are {', '.join(MODES)}"
         raise pytest.UsageError(msg)
@@ -80,7 +80,7 @@ def read_mark_arguments(item: pytest.Item) -> dict[str, Any]:
             raise pytest.UsageError(msg)
         given = {**mark.kwargs, **given}
     if given.get("record") is not None:
-        _check_mode(given["record"])
+        _refuse_unknown_mode(given["record"])
     for name in ("ignore", "ignore_headers", "extra", "redact"):
         if isinstance(given.get(name, ()), str) or not hasattr(given.get(name, ()), "__iter__"):
             msg = f"the mark stepengine takes {name} as a list, not {given[name]!r}"
@@ -126,7 +126,7 @@ def make_redaction_rules(item: pytest.Item) -> dict[str, Any]:
     }
 
 
-def node_id(item: pytest.Item) -> str:
+def node_id_without_group(item: pytest.Item) -> str:
     """Return the id of a test as it is without pytest-xdist, which appends the names of groups (``--dist=loadgroup``)."""
     group = "_".join(
         sorted(
@@ -138,7 +138,7 @@ def node_id(item: pytest.Item) -> str:
 
 def rerun_command(item: pytest.Item) -> str:
     """Return the command that runs one test, from the folder in which pytest was called."""
-    _, colons, name = node_id(item).partition("::")
+    _, colons, name = node_id_without_group(item).partition("::")
     try:
         file = os.path.relpath(item.path, item.config.invocation_params.dir)
     except ValueError:  # another drive

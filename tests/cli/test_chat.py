@@ -47,7 +47,7 @@ from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from .terminal import CODES, READY, Person, people
 
 WRITES = tool_call("write_file", {"path": "b.txt", "content": "colour\n"})
-REAL_MODELS = bench.choose_models
+REAL_MODELS = bench.make_model_registry
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def chats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def chat(*replies: Any, typed: str, options: tuple[str, ...] = ()) -> tuple[Result, ScriptedModel]:
         model = ScriptedModel(replies)
-        monkeypatch.setattr(bench, "choose_models", lambda *_: model)
+        monkeypatch.setattr(bench, "make_model_registry", lambda *_: model)
         return CliRunner().invoke(app, ["chat", "--model", "scripted/m", *options], input=typed), model
 
     return chat
@@ -464,7 +464,7 @@ def test_model_command_rejects_unknown_providers_and_shows_the_price(
     monkeypatch.undo()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            bench, "choose_models", lambda options, *_: REAL_MODELS(options) if "nowhere/x" in options.model else model
+            bench, "make_model_registry", lambda options, *_: REAL_MODELS(options) if "nowhere/x" in options.model else model
         )
         refused = CliRunner().invoke(app, ["chat", "--model", "scripted/m"], input="/model nowhere/x\n")
 
@@ -647,7 +647,7 @@ model = ScriptedModel([
     text("Written."),
     slow,
 ])
-bench.choose_models = lambda *_: model
+bench.make_model_registry = lambda *_: model
 main()
 """
 
@@ -748,7 +748,7 @@ def last(request):
     return text("Heard.")
 
 model = Gated([REPLIES])
-bench.choose_models = lambda *_: model
+bench.make_model_registry = lambda *_: model
 main()
 """
 """Each reply comes when there is a file ``gateN``, and slowly: what is open can be seen."""

@@ -41,7 +41,7 @@ from stepengine.cli.screen.console import (
     Screen,
     Terminal,
     TypedLines,
-    _parse_choice,
+    _parse_question_answer,
     _permission_prompt,
     _split_markdown_blocks,
     make_console,
@@ -478,7 +478,7 @@ async def test_an_answer_that_is_refused_is_asked_for_again() -> None:
 def test_a_number_of_thousands_of_digits_is_a_text() -> None:
     long = "9" * 5_000
 
-    assert long == _parse_choice(Question("q1", "Which?", ("red", "green")), long)
+    assert long == _parse_question_answer(Question("q1", "Which?", ("red", "green")), long)
 
 
 # --- chat -------------------------------------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ def chats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def chat(*replies: Any, typed: str) -> tuple[Result, ScriptedModel]:
         model = ScriptedModel(replies)
-        monkeypatch.setattr(bench, "choose_models", lambda *_: model)
+        monkeypatch.setattr(bench, "make_model_registry", lambda *_: model)
         return CliRunner().invoke(app, ["chat", "--model", "scripted/m"], input=typed), model
 
     return chat
@@ -509,7 +509,7 @@ def at_terminal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
         model = ScriptedModel(replies)
         monkeypatch.chdir(folder)
         monkeypatch.setattr(Terminal, "line", line)
-        monkeypatch.setattr(bench, "choose_models", lambda *_: model)
+        monkeypatch.setattr(bench, "make_model_registry", lambda *_: model)
         with terminal() as (_, stream):
             monkeypatch.setattr(sys, "stdin", stream)
             code = chat(agent="coder", model=["scripted/m"])

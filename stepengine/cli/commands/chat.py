@@ -19,17 +19,17 @@ from stepengine.cli.chat_conversation import ChatConversation, replay_turn
 from stepengine.cli.chat_screen import Chat
 from stepengine.cli.commands.chat_commands import COMMANDS
 from stepengine.cli.exits import Exit
-from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, with_options
+from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, with_shared_options
 from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import choose_script, find_by_prefix, list_recorded_runs, policy_changes
+from stepengine.cli.state_folder import choose_script, find_recorded_run_by_prefix, list_recorded_runs, policy_changes
 from stepengine.cli.toolset import convert_to_code_mode
 from stepengine.data.definition import normalised_id
 from stepengine.errors import DefinitionError
 from stepengine.journal.recorded_runs import GOES_ON, RecordedRun
 
 
-@partial(with_options, without=("write", "shell", "as_json", "quiet"))
+@partial(with_shared_options, without=("write", "shell", "as_json", "quiet"))
 def chat(
     options: Options,
     agent: Annotated[str, typer.Argument(metavar="AGENT", help="Id or file of the agent; default: coder.")] = "",
@@ -76,8 +76,8 @@ def chat(
     """
     from stepengine.engine.loader import AgentLocation, load_agent
 
-    chosen = find_by_prefix(agent) if resume else None
-    before = chosen or (_find_last_chat(agent) if resume else None)
+    chosen = find_recorded_run_by_prefix(agent) if resume else None
+    before = chosen or (_get_last_chat_turn(agent) if resume else None)
     agent = (
         ("" if chosen else agent)
         or (before and (before.text("agent", "file") or before.text("agent", "id")))
@@ -113,7 +113,7 @@ def chat(
         return Exit.INTERRUPTED
 
 
-def _find_last_chat(agent: str) -> RecordedRun:
+def _get_last_chat_turn(agent: str) -> RecordedRun:
     """
     Return the last turn of the newest chat of this folder.
 

@@ -23,10 +23,10 @@ from stepengine.cli.conversations import RecordedConversation, list_conversation
 from stepengine.cli.exits import Exit
 from stepengine.cli.screen.confirm import YES
 from stepengine.cli.screen.console import DIGITS, WHICH
-from stepengine.cli.screen.progress import diff_lines
+from stepengine.cli.screen.progress import style_diff_lines
 from stepengine.cli.screen.render import format_cost, format_tokens, one_line, truncate_text, visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import find_by_prefix, policy_changes
+from stepengine.cli.state_folder import find_recorded_run_by_prefix, policy_changes
 from stepengine.cli.toolset import convert_to_code_mode
 from stepengine.data.usage import Spending
 from stepengine.errors import UnknownModel
@@ -71,18 +71,18 @@ async def _show_or_set_model(chat: Chat, model: str) -> None:
                 chat.print_text(f"  {entry.prefix}/...  key {one_line(entry.key, 60)}")
         return
     options = attrs.evolve(talk.options, model=[m for m in talk.options.model or () if "=" in m] + [model])
-    bench.choose_models(options).check(model)
+    bench.make_model_registry(options).check(model)
     await talk.switch_engine(options, talk.agent)
     chat.print_text(f"from the next turn on: {one_line(model)}; lasting approvals are asked for again")
 
 
 async def _show_agents(chat: Chat, _: str) -> None:
-    from stepengine.cli.commands.agents import tree_lines
+    from stepengine.cli.commands.agents import format_agent_tree
     from stepengine.engine.agent_family import find_agent_family
 
     talk = chat.conversation
     known = find_agent_family(talk.agent, talk.options.agent, talk.options.settings.agent_folders)
-    chat.print_text("\n".join(tree_lines(known)))
+    chat.print_text("\n".join(format_agent_tree(known)))
 
 
 async def _show_cost(chat: Chat, _: str) -> None:
@@ -110,7 +110,7 @@ async def _show_cost(chat: Chat, _: str) -> None:
     )
 
 
-async def _switch_agent(chat: Chat, name: str) -> None:
+async def _show_or_switch_agent(chat: Chat, name: str) -> None:
     from stepengine.engine import load_agent
 
     talk = chat.conversation
@@ -132,7 +132,7 @@ async def _show_or_set_mode(chat: Chat, mode: str) -> None:
     if mode not in talk.modes:
         msg = f"{one_line(mode, 40)} is not a mode of this chat; modes: {', '.join(talk.modes)}"
         raise UsageProblem(msg)
-    await talk.apply_mode(mode)
+    await talk.switch_permission_mode(mode)
     chat.print_text(f"mode {mode}, from the next turn on")
 
 
@@ -171,7 +171,7 @@ async def _print_diffs(chat: Chat, _: str) -> None:
     talk = chat.conversation
     diffs = [*talk.diffs, *(chat.screen.diffs if chat.is_working and chat.screen is not None else ())]
     for diff in diffs:
-        for line, style in diff_lines(diff):
+        for line, style in style_diff_lines(diff):
             chat.print_text(line, style)
     if not diffs:
         chat.print_text("nothing was written in this chat")
@@ -200,7 +200,7 @@ async def _list_or_send_skill(chat: Chat, said: str) -> Exit | None:
         return None
     skill = await asyncio.to_thread(find_skill, folder, name, user=True)
     # Only what the person typed sends files along: a skill is somebody else's text.
-    sent = "\n\n".join([read_instructions(skill), chat.compose_prompt(words.strip())])
+    sent = "\n\n".join([read_instructions(skill), chat.compose_prompt_and_clear_notes(words.strip())])
     return await chat.run_turn(sent.rstrip(), title=f"/skill {said}")
 
 
@@ -324,7 +324,7 @@ def _find_conversation(which: str, listed: Sequence[RecordedConversation]) -> Re
     if 1 <= number <= len(listed):
         return listed[number - 1].last
     # Two digits are a number of the list, though the random id of a run may begin with them.
-    return None if 0 <= number <= MOST_LISTED else find_by_prefix(which)
+    return None if 0 <= number <= MOST_LISTED else find_recorded_run_by_prefix(which)
 
 
 async def _choose_conversation(chat: Chat, which: str) -> RecordedRun | None:
@@ -372,7 +372,7 @@ COMMANDS: Mapping[str, ChatCommand] = MappingProxyType(
             "[MODEL]  show or set the model of all agents, from the next turn on", _show_or_set_model, "alone"
         ),
         "agents": ChatCommand("who may spawn whom", _show_agents, "yes"),
-        "agent": ChatCommand("ID  talk with another agent, in a new conversation", _switch_agent, "alone"),
+        "agent": ChatCommand("ID  talk with another agent, in a new conversation", _show_or_switch_agent, "alone"),
         "mode": ChatCommand(
             "[MODE]  show or set what holds where no rule does; Shift-Tab takes the next one",
             _show_or_set_mode,

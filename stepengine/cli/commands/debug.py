@@ -32,7 +32,7 @@ from stepengine.cli.debug_screen import (
 )
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import load_recorded_agent, open_journal, run_on_journal
-from stepengine.cli.options import File, Last, Options, with_options
+from stepengine.cli.options import File, Last, Options, with_shared_options
 from stepengine.cli.screen.render import format_count, print_visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import did_you_mean
@@ -53,7 +53,7 @@ PARENT = 76
 """The exit code of a debugger that gives back to the one whose run it was forked from."""
 
 
-@with_options
+@with_shared_options
 def debug(
     options: Options,
     file: File = "",
@@ -224,7 +224,7 @@ class DebugSession:
             try:
                 if begins:
                     begins = False
-                    self._show_start()
+                    self._go_to_start_position()
                 elif message is not None:
                     told, message = message, None
                     self._continue_move(told)
@@ -237,7 +237,7 @@ class DebugSession:
                 if self._asked.is_scripted:
                     return Exit.INTERRUPTED
                 # Whatever ran when it came is broken off in the middle: it is walked to its place again.
-                self._restart_replay(start)
+                self._restart_replay_at(start)
         return self._code
 
     def _run_next_command(self) -> None:
@@ -247,7 +247,7 @@ class DebugSession:
         else:
             self._run_command(line)
 
-    def _restart_replay(self, start: int) -> None:
+    def _restart_replay_at(self, start: int) -> None:
         if self._forked is not None:
             self._forked.leave(start, then=None)
         from stepengine.debugging.walks import PausedWalk
@@ -257,7 +257,7 @@ class DebugSession:
             walk.stepper = walk.stepper.copy_at_start()
             walk.move_to(start)
 
-    def _show_start(self) -> None:
+    def _go_to_start_position(self) -> None:
         if not self._asked.at:
             if not self._asked.is_scripted:
                 self._call_reporting_errors(self.screen.show)
@@ -278,7 +278,7 @@ class DebugSession:
         then = message.get("then")
         search = message.get("search")
         if search is not None:
-            self._call_reporting_errors(lambda: self.navigation.search_back(*search))
+            self._call_reporting_errors(lambda: self.navigation.search_back_and_move(*search))
             return
 
         def finish_move() -> None:
@@ -343,13 +343,13 @@ class DebugSession:
             code = int(_load_and_debug(options, inner, self.screen.tally))
             sys.breakpointhook = self._on_breakpoint
         else:
-            code = self._run_in_child(lambda: int(_load_and_debug(options, inner, self.screen.tally)))
+            code = self._run_in_child_process(lambda: int(_load_and_debug(options, inner, self.screen.tally)))
         if code == PARENT:
             self.screen.show()
         else:
             self._code = code
 
-    def _run_in_child(self, act: Callable[[], int]) -> int:
+    def _run_in_child_process(self, act: Callable[[], int]) -> int:
         """Call *act* in a forked process, and return its exit code."""
         from stepengine.debugging.walks import leave_process, wait_for_child
 
@@ -396,11 +396,11 @@ class DebugSession:
                         "line": self.screen.running.line,
                     },
                 )
-                self._run_frame_loop()
+                self._run_breakpoint_loop()
         finally:
             self.screen.running, self.screen.frame = None, kept
 
-    def _run_frame_loop(self) -> None:
+    def _run_breakpoint_loop(self) -> None:
         while True:
             line = self._read_command()
             if line is None or line.strip() in ("continue", "c"):
@@ -505,9 +505,9 @@ COMMANDS: dict[str, _Command] = {
         lambda s, rest: s.navigation.move_by(rest, -1, steps=True), "[COUNT]", "one step back", goes=True
     ),
     "goto": _Command(_wrap_move_command(DebugNavigation.goto), "N|PATH#N", "to a step or an effect", goes=True),
-    "first": _Command(lambda s, _: s.navigation.go_to_end(last=False), "", "to the first position", goes=True),
+    "first": _Command(lambda s, _: s.navigation.go_to_first_or_last(last=False), "", "to the first position", goes=True),
     "last": _Command(
-        lambda s, _: s.navigation.go_to_end(last=True), "", "to the last one, or the question that is open", goes=True
+        lambda s, _: s.navigation.go_to_first_or_last(last=True), "", "to the last one, or the question that is open", goes=True
     ),
     "until": _Command(
         _wrap_move_command(DebugNavigation.run_until), "LINE|@TOOL|error|EXPR", "on to where it holds", goes=True
@@ -518,10 +518,10 @@ COMMANDS: dict[str, _Command] = {
     "into": _Command(
         _wrap_move_command(DebugNavigation.follow_child), "PATH", "follow a child: only its positions count", goes=True
     ),
-    "out": _Command(_wrap_move_command(DebugNavigation.follow_all), "", "follow all runs again"),
+    "out": _Command(_wrap_move_command(DebugNavigation.follow_all_runs), "", "follow all runs again"),
     "where": _Command(_wrap_screen_command(inspection.show_frames), "", "the frames", in_frame=True),
     "list": _Command(
-        _wrap_screen_command(inspection.list_source),
+        _wrap_screen_command(inspection.show_source),
         "[LINES]",
         "the source around the line that waits",
         in_frame=True,
@@ -546,7 +546,7 @@ COMMANDS: dict[str, _Command] = {
         more=OWN_CODE,
     ),
     "state": _Command(_wrap_screen_command(inspection.show_state), "", "the state: the record"),
-    "view": _Command(_wrap_screen_command(inspection.show_view), "", "what the model is shown of it"),
+    "view": _Command(_wrap_screen_command(inspection.show_model_view), "", "what the model is shown of it"),
     "request": _Command(_wrap_screen_command(inspection.show_request), "", "the last request"),
     "reply": _Command(
         lambda s, rest: inspection.show_result(s.screen, rest, reply=True), "", "the results here, by member"

@@ -84,7 +84,7 @@ def listed(
       stepengine tokens list --file tokens.json --json
     """
     try:
-        found = _open_existing(file).listed()
+        found = _open_existing_tokens(file).listed()
     except (DefinitionError, DataError) as error:
         return print_error(error.message)
     if as_json:
@@ -107,7 +107,7 @@ def revoke(name: Name, *, file: File) -> Exit:
     """
     refuse_inside_tool("stepengine tokens revoke")
     try:
-        was_there = _open_existing(file).remove(name)
+        was_there = _open_existing_tokens(file).remove(name)
     except (DefinitionError, DataError) as error:
         return print_error(error.message)
     if was_there:
@@ -115,7 +115,7 @@ def revoke(name: Name, *, file: File) -> Exit:
     return print_error(f"there is no token {name!r} in {str(file)!r}; `stepengine tokens list` lists them")
 
 
-def _open_existing(file: Path) -> Tokens:
+def _open_existing_tokens(file: Path) -> Tokens:
     tokens = Tokens.open(file)
     if not file.exists():
         msg = f"there is no {str(file)!r}; `stepengine tokens add` creates it"

@@ -34,7 +34,7 @@ def confirm(question: str) -> bool:
         signal.signal(signal.SIGINT, before)
 
 
-def has_result_prefix(question_id: str, text: str) -> bool:
+def is_doubt_result_answer(question_id: str, text: str) -> bool:
     """Return whether an answer supplies the result of an effect in doubt."""
     return is_about_doubt(question_id) and text.startswith(RESULT)
 

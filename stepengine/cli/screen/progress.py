@@ -107,7 +107,7 @@ class ProgressDisplay:
         self._asked_diffs: list[str] = []
 
     @contextmanager
-    def show_live(self) -> Iterator[ProgressDisplay]:
+    def show_status_line(self) -> Iterator[ProgressDisplay]:
         """Show the status line during the block, if the output is a terminal."""
         if not self._wants_live:
             yield self
@@ -142,7 +142,7 @@ class ProgressDisplay:
         self.counts.count(event)
         if isinstance(event, ev.AgentSpawned | ev.AgentFinished) and self._count_child(event):
             return
-        if self.children.is_folded(event.path) and not isinstance(event, OF_MANY):
+        if self.children.is_only_counted(event.path) and not isinstance(event, OF_MANY):
             return
         self._show(event)
 
@@ -157,7 +157,7 @@ class ProgressDisplay:
             return self.children.start(event, are_shown=self.verbose)
         group = self.children.end(event)
         if group is None:
-            return self.children.is_folded(event.path)
+            return self.children.is_only_counted(event.path)
         if event.status is not RunStatus.COMPLETED:
             self.print_line(event.path, f"agent {event.agent_id} ended: {event.status.value}", self.colors.agent)
         if group.should_print_progress:
@@ -169,7 +169,7 @@ class ProgressDisplay:
         group.told = group.ended
         self.print_line(path, f"agents {group.agent_id}: {group.ended}/{group.asked}", self.colors.agent)
 
-    def mark_asked(self, question: Question) -> None:
+    def record_shown_diff(self, question: Question) -> None:
         """Record that the person saw the diff of *question*, so that the result does not print it again."""
         diff = diff_of(question)
         self._asked_diffs += [diff] if diff else []
@@ -211,7 +211,7 @@ class ProgressDisplay:
         """Print a line, indented by the depth of its run; a heading names the run if it changed."""
         from rich.text import Text
 
-        speaker = self.children.find_sibling_path(path)
+        speaker = self.children.find_path_with_siblings(path)
         if speaker != self._speaker:
             self._speaker = speaker
             if speaker:
@@ -271,7 +271,7 @@ class ProgressDisplay:
             self._asked_diffs.remove(diff)
             return
         lines = diff.splitlines()
-        for line, style in diff_lines("\n".join(lines[:MAX_DIFF_LINES]), self.colors):
+        for line, style in style_diff_lines("\n".join(lines[:MAX_DIFF_LINES]), self.colors):
             self.print_line(path, f"{'':>11} {line}", style)
         if len(lines) > MAX_DIFF_LINES:
             self.print_line(path, f"{'':>11} ({len(lines) - MAX_DIFF_LINES} more lines)", self.colors.note)
@@ -307,7 +307,7 @@ class _RunCounts:
             self._steps += isinstance(event, ev.StepStarted)
             self._tool_calls += isinstance(event, ev.ToolFinished)
 
-    def add_reply(self, event: ev.ModelFinished) -> None:
+    def add_reply_usage(self, event: ev.ModelFinished) -> None:
         """Add the tokens and the cost of a reply."""
         if event.reply is None:
             return
@@ -317,7 +317,7 @@ class _RunCounts:
         if not event.path and used is not None:
             self.filled = used.prompt_tokens + used.completion_tokens
 
-    def change_phase(self, event: ev.PhaseChanged | ev.AnswerReceived) -> None:
+    def set_activity(self, event: ev.PhaseChanged | ev.AnswerReceived) -> None:
         """Store the activity of the root for the status line; none after an answer."""
         said = ""
         if isinstance(event, ev.PhaseChanged):
@@ -325,7 +325,7 @@ class _RunCounts:
         if not event.path:
             self._doing = said
 
-    def announce_step(self, path: str) -> int:
+    def pop_started_step(self, path: str) -> int:
         """Return the step that the run at *path* has started, once; else 0."""
         step = self._started.pop(path, 0)
         if step and not path:
@@ -371,11 +371,11 @@ class _Children:
         self.siblings: dict[str, str] = {}
         self._folded: set[str] = set()
 
-    def is_folded(self, path: str) -> bool:
+    def is_only_counted(self, path: str) -> bool:
         """Return whether the run at *path*, or a parent, is one of many siblings that are only counted."""
         return bool(self._folded) and any(path[:end] in self._folded for end in [*_dot_positions(path), len(path)])
 
-    def find_sibling_path(self, path: str) -> str:
+    def find_path_with_siblings(self, path: str) -> str:
         """Return the path of the run with siblings that *path* belongs to, itself or the nearest above; ``""`` if none."""
         while path and path not in self.siblings:
             path = path.rpartition(".")[0]
@@ -388,7 +388,7 @@ class _Children:
     def start(self, event: ev.AgentSpawned, *, are_shown: bool) -> bool:
         """Count a child if it is one of many, unless all *are_shown*; return whether nothing is printed for it."""
         if are_shown or event.of < MANY:
-            return self.is_folded(event.path)
+            return self.is_only_counted(event.path)
         self.groups.setdefault(event.path, _SiblingGroup(event.agent_id)).began(event.of)
         self._folded.add(event.child_path)
         self.name(event)
@@ -445,8 +445,8 @@ class _SiblingGroup:
 
 def _on_model_started(display: ProgressDisplay, event: ev.ModelStarted) -> None:
     # Announced here, so that a step which fails for lack of a model shows nothing but its error.
-    step = display.counts.announce_step(event.path)
-    if step and not display.children.is_folded(event.path):
+    step = display.counts.pop_started_step(event.path)
+    if step and not display.children.is_only_counted(event.path):
         display.print_line(event.path, f"step {step}", display.colors.step)
 
 
@@ -512,7 +512,7 @@ def _on_tool_started(display: ProgressDisplay, event: ev.ToolStarted) -> None:
 
 
 def _on_tool_finished(display: ProgressDisplay, event: ev.ToolFinished) -> None:
-    if display.children.is_folded(event.path):
+    if display.children.is_only_counted(event.path):
         return
     result, colors = event.result, display.colors
     how = result.status if result.is_error else "waits" if result.status == "pending" else "ok"
@@ -603,7 +603,7 @@ def _format_argument(value: object) -> str:
     return str(value)
 
 
-def diff_lines(diff: str, colors: ColorScheme = COLORS) -> Iterator[tuple[str, str]]:
+def style_diff_lines(diff: str, colors: ColorScheme = COLORS) -> Iterator[tuple[str, str]]:
     """Yield each line of a unified diff, made visible, with its style."""
     styles = {
         "+++": colors.summary, "---": colors.summary, "@@": colors.place, "+": colors.added, "-": colors.removed,
@@ -615,9 +615,9 @@ def diff_lines(diff: str, colors: ColorScheme = COLORS) -> Iterator[tuple[str, s
 SHOWN: Mapping[type[ev.Event], Callable[[ProgressDisplay, Any], None]] = {
     ev.StepStarted: lambda display, event: display.flush_text(event.path),
     ev.ModelStarted: _on_model_started,
-    ev.ModelFinished: lambda display, event: display.counts.add_reply(event),
-    ev.PhaseChanged: lambda display, event: display.counts.change_phase(event),
-    ev.AnswerReceived: lambda display, event: display.counts.change_phase(event),
+    ev.ModelFinished: lambda display, event: display.counts.add_reply_usage(event),
+    ev.PhaseChanged: lambda display, event: display.counts.set_activity(event),
+    ev.AnswerReceived: lambda display, event: display.counts.set_activity(event),
     ev.AgentSpawned: _on_agent_spawned,
     ev.AgentFinished: _on_agent_finished,
     ev.WaitStarted: _on_wait_started,
