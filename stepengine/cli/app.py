@@ -102,7 +102,8 @@ def _print_overview_if_no_command(
     context: typer.Context,
     *,
     _: Annotated[
-        bool, typer.Option("--version", callback=_print_version_and_exit, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", callback=_print_version_and_exit, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:

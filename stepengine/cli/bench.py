@@ -181,7 +181,7 @@ def make_engine_setup(
         agent_models=_choose_model_overrides(options, agents, is_new=is_new),
         hooks=_make_hooks(recorded, agent),
         permissions=add_guard_rules(
-            options, policy or (request.policy(options, recorded) if can_ask else None), recorded
+            options, policy or (request.make_approval_policy(options, recorded) if can_ask else None), recorded
         ),
         interactor=somebody,
         headless=denies,

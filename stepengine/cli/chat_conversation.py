@@ -98,13 +98,13 @@ class ChatConversation:
             self.states.append(result.state)
             self.filled = filled or self.estimate_prompt_tokens()
 
-    def continue_from(self, last: RunResult, entry: RecordedRun) -> None:
+    def load_recorded_turn(self, last: RunResult, entry: RecordedRun) -> None:
         """Continue after a recorded turn."""
         self.states = [last.state]
         self.session_id = entry.text("session_id") or self.session_id
         self.filled = self.estimate_prompt_tokens()
 
-    def fork(self, turn: int) -> None:
+    def fork_after_turn(self, turn: int) -> None:
         """Start a new conversation with the first turns of this one."""
         self.states, self.session_id = self.states[:turn], _make_session_id()
         self.filled = self.estimate_prompt_tokens()

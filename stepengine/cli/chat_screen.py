@@ -23,7 +23,7 @@ import attrs
 from stepengine.cli.bench import EngineSetup
 from stepengine.cli.chat_conversation import ChatConversation
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import open_journal, make_resume_limits
+from stepengine.cli.journals import make_resume_limits, open_journal
 from stepengine.cli.options import Options
 from stepengine.cli.perform import (
     GRACE,
@@ -38,10 +38,10 @@ from stepengine.cli.screen.console import (
     QUIT,
     Screen,
     TypedLines,
-    validate_typed_answer,
     make_console,
     print_markdown,
     show_run,
+    validate_typed_answer,
 )
 from stepengine.cli.screen.interrupt_keys import handle_interrupts
 from stepengine.cli.screen.prompt import (
@@ -149,9 +149,9 @@ class Chat:
         self._waiting: RecordedRun | None = None
         self._questions: Sequence[Question] = ()
 
-    def continue_from(self, last: RunResult, entry: RecordedRun) -> None:
+    def load_and_show_recorded_turn(self, last: RunResult, entry: RecordedRun) -> None:
         """Continue after the *last* turn, recorded as *entry*, or with this turn if it is not over. Show its last messages."""
-        self.conversation.continue_from(last, entry)
+        self.conversation.load_recorded_turn(last, entry)
         self._waiting = entry if entry.status in GOES_ON else None
         self._questions = last.pending_questions
         for message in self.conversation.visible_messages()[-SHOWN_TURNS:]:
@@ -181,12 +181,12 @@ class Chat:
                 code = await self.resume_turn() or code
                 if code is Exit.SUSPENDED or self.leaves:
                     return code
-            said: str | None = options.prompt or await self.terminal.next()
+            said: str | None = options.prompt or await self.terminal.read_next_prompt()
             while said is not None and said.strip() not in QUIT:
                 code = await self._run_command_or_turn(said, code)
                 if code is Exit.SUSPENDED or self.leaves:
                     return code
-                said = await self.terminal.next()
+                said = await self.terminal.read_next_prompt()
         return code
 
     async def _run_command_or_turn(self, said: str, code: Exit) -> Exit:
@@ -194,7 +194,7 @@ class Chat:
         if self.conversation.wanted_mode:
             await self.conversation.switch_permission_mode(self.conversation.wanted_mode)
         if said.startswith("/") and not said.startswith("//"):
-            return await self._run_command(said)
+            return await self._run_slash_command(said)
         if said.startswith("!"):
             await self._run_shell_input(said)
         elif said.strip():
@@ -236,12 +236,12 @@ class Chat:
         if command is not None and (command.at_once == "no" or (command.at_once == "alone" and rest.strip())):
             return False
         if self.screen is not None:
-            self.screen.make_room()
+            self.screen.end_plain_text_line()
         self.terminal.print_typed_line(now=True)
-        await self._run_command(said)
+        await self._run_slash_command(said)
         return True
 
-    async def _run_command(self, said: str) -> Exit:
+    async def _run_slash_command(self, said: str) -> Exit:
         """Execute a slash command and report its error; return its exit code."""
         name, _, rest = said[1:].strip().partition(" ")
         command = self.commands.get(name)
@@ -359,15 +359,19 @@ class Chat:
         if signal.SIGTERM in received:
             self.leaves = True
             return Exit.TERMINATED
-        if received and self.terminal.waiting:
+        if received and self.terminal.queued_lines:
             await self._ask_about_queued_lines()
         return run.code
 
     async def _ask_about_queued_lines(self) -> None:
         """After Ctrl-C, ask whether the queued lines are still to be sent."""
-        for line in self.terminal.waiting:
+        for line in self.terminal.queued_lines:
             self.print_text(f"not sent yet: {one_line(line, 200)}", "yellow")
-        said = ((await self.terminal.line(QUEUED if self.terminal.is_rich else QUEUED_PLAIN)) or "").strip().lower()
+        said = (
+            ((await self.terminal.read_line_with_prompt(QUEUED if self.terminal.is_rich else QUEUED_PLAIN)) or "")
+            .strip()
+            .lower()
+        )
         if said not in YES:
             self.terminal.clear_queue(to_line=said not in NO)
 
@@ -398,7 +402,7 @@ class Chat:
             yield received
 
     def _render_live_text(self) -> str:
-        return "" if self.screen is None else self.screen.live()
+        return "" if self.screen is None else self.screen.render_live_area()
 
     def _format_status_line(self) -> str:
         """Return the status line: model, mode, folder, remaining context and cost."""

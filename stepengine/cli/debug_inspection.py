@@ -24,7 +24,7 @@ def show_frames(screen: DebugScreen, _: str) -> None:
 
 def show_source(screen: DebugScreen, rest: str) -> None:
     """Print the source around the current line."""
-    frame = screen.current_frame()
+    frame = screen.get_selected_frame()
     said = "\n".join(screen.source_lines(frame, parse_count(rest) if rest else 2 * AROUND))
     screen.print_result(said, {"file": frame.file, "line": frame.line, "source": screen.clean(said)})
 
@@ -43,7 +43,7 @@ def select_frame(screen: DebugScreen, rest: str, by: int = -1) -> None:
 def show_locals(screen: DebugScreen, _: str) -> None:
     """Print the variables of the frame and those that programs left."""
     frames, left = screen.list_frames(), screen.debugger.variables() if screen.running is None else {}
-    here = None if left and not frames else screen.current_frame()
+    here = None if left and not frames else screen.get_selected_frame()
     if here is not None and here.kind == "program":
         screen.print_result("the variables of a program are known only after it has ended", {"locals": {}})
         return
@@ -58,9 +58,9 @@ def print_expression(screen: DebugScreen, rest: str, *, pretty: bool = False) ->
     if not rest:
         msg = "print what? An expression, such as len(seen)"
         raise RefusedCommand(msg)
-    made = screen.debugger.evaluate_in(screen.current_frame(), rest, pretty=pretty)
+    made = screen.debugger.evaluate_in(screen.get_selected_frame(), rest, pretty=pretty)
     if made.raised and screen.asked.is_scripted:
-        screen.tally.fail(Exit.FAILED)
+        screen.tally.record_failure(Exit.FAILED)
     screen.print_result(made.text, {"expression": rest, "text": made.text, "raised": made.raised})
 
 

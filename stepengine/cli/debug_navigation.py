@@ -43,7 +43,7 @@ class DebugNavigation:
         finally:
             self.jumps = True
 
-    def go(self, position: int, *, jumps: bool = True) -> None:
+    def go_to_position(self, position: int, *, jumps: bool = True) -> None:
         """Move to a position and show it; raise at the end of the run."""
         if position > self._debugger.position >= self._debugger.last:
             self._raise_at_end()
@@ -82,7 +82,7 @@ class DebugNavigation:
         target = after(self._debugger.position, sign * parse_count(rest))
         if target == self._debugger.position:
             self._raise_at_end() if sign > 0 else self._raise_at_start()
-        self.go(target, jumps=steps)
+        self.go_to_position(target, jumps=steps)
 
     def _raise_at_start(self) -> Never:
         inside = self._debugger.places.followed_path
@@ -95,7 +95,7 @@ class DebugNavigation:
 
     def goto(self, rest: str) -> None:
         """Move to a step or an effect and show it."""
-        self.go(self.parse_position(rest))
+        self.go_to_position(self.parse_position(rest))
 
     def go_to_first_or_last(self, *, last: bool) -> None:
         """Move to the first or the last position."""
@@ -105,7 +105,7 @@ class DebugNavigation:
         """Move to a position and show it, without a check for the end of the run."""
         self._screen.frame = 0
         self.move_silently(position, jumps=jumps, then="show")
-        self._screen.show()
+        self._screen.show_position()
 
     def run_until(self, rest: str) -> None:
         """Move forward to the next position where a condition is true, or else to the last position, and report the failure."""
@@ -124,12 +124,12 @@ class DebugNavigation:
             if told.get("differs"):
                 self.move_silently(self._debugger.last)
                 # The run by itself is as recorded: it is the expression that did something to it.
-                self._screen.fail(f"{rest} changes the run, so it cannot be searched for")
+                self._screen.report_failure(f"{rest} changes the run, so it cannot be searched for")
                 self.move_silently(start, then=None)
                 return
             self._report_search_problems(rest, told["problem"], told["looked_at"], found=told["found"] is not None)
             self.move_silently(self._debugger.last if told["found"] is None else told["found"])
-        self._screen.show()
+        self._screen.show_position()
 
     def _search_in_child_process(self, what: str, first: int, last: int, *, backwards: bool) -> dict[str, Any]:
         """Search for a condition in a child process, because expressions may change the run."""
@@ -160,7 +160,7 @@ class DebugNavigation:
         if problem:
             print_error(self._screen.clean(f"{what}: {problem} (counted as false; shown once)"))
         if not found:
-            self._screen.fail(f"{what} never held: {looked_at} positions were looked at")
+            self._screen.report_failure(f"{what} never held: {looked_at} positions were looked at")
 
     def run_back_until(self, rest: str) -> None:
         """Move back to the last position where a condition was true, or else to the first position, and report the failure."""
@@ -177,7 +177,7 @@ class DebugNavigation:
             with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
                 found = self._debugger.run_until(rest, backwards=True)
             self._report_search_problems(rest, self._debugger.problem, self._debugger.looked_at, found=found)
-            self._screen.show()
+            self._screen.show_position()
         else:
             self._forked.leave(start - 1, search=[rest, start, 0, ""])
 
@@ -190,7 +190,7 @@ class DebugNavigation:
             self._forked.leave(here - 1, search=[what, here, looked_at, problem])
         self._report_search_problems(what, problem, looked_at, found=told["found"] is not None)
         self.move_silently(told["found"] or 0)
-        self._screen.show()
+        self._screen.show_position()
 
     def follow_child(self, rest: str) -> None:
         """Restrict the debugger to one child run."""
@@ -204,16 +204,16 @@ class DebugNavigation:
         self._debugger.places.followed_path = None
         self._screen.print_result("all runs count again", {"inside": None})
 
-    def diff(self, rest: str) -> None:
+    def diff_positions(self, rest: str) -> None:
         """Print the differences between two positions."""
         places = rest.split()
         if len(places) != 2:  # noqa: PLR2004
             msg = "diff compares two places: diff 3 5, diff #2 3.2#1"
             raise RefusedCommand(msg)
         one, two = self.parse_position(places[0]), self.parse_position(places[1])
-        self.compare(one, two, self._debugger.position, known={})
+        self.print_differences(one, two, self._debugger.position, known={})
 
-    def compare(self, one: int, two: int, stood: int, *, known: dict[str, dict[str, object]]) -> None:
+    def print_differences(self, one: int, two: int, stood: int, *, known: dict[str, dict[str, object]]) -> None:
         """Print the differences between two positions and move back to *stood*. *known* has the summaries made so far."""
         from stepengine.debugging.debugger import diff_summaries, summarize_moment
 

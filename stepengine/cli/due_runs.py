@@ -17,7 +17,7 @@ from attrs import frozen
 
 from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.exits import Exit, choose_exit_code, print_error
-from stepengine.cli.journals import load_recorded_agent, needs_new_approvals, make_resume_limits
+from stepengine.cli.journals import load_recorded_agent, make_resume_limits, needs_new_approvals
 from stepengine.cli.options import Options
 from stepengine.cli.perform import GRACE, await_result_or_limit
 from stepengine.cli.screen.interrupt_keys import handle_interrupts
@@ -70,7 +70,7 @@ def resume_all_due_runs(
         print_error("nothing was recorded yet, so nothing sleeps", Exit.COMPLETED)
         return Exit.COMPLETED
     try:
-        return asyncio.run(made.work(every, at_once))
+        return asyncio.run(made.resume_and_start_runs(every, at_once))
     except JournalError as error:
         return print_error(error.message, Exit.FAILED)
 
@@ -162,14 +162,14 @@ class _DueRunResumer:
         self._trusts = trusts
         self._code = Exit.COMPLETED
 
-    async def work(self, every: float | None, at_once: int) -> Exit:
+    async def resume_and_start_runs(self, every: float | None, at_once: int) -> Exit:
         """Resume due runs and start scheduled ones, once or with *every* until stopped."""
         from stepengine.engine.waker import Waker
 
         loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as stack:
             schedulers = [await self._make_scheduler(stack, one) for one in self._agents.schedules]
-            waker = Waker(self._place, self.resume, tell=self.record_and_print_outcome, at_once=at_once)
+            waker = Waker(self._place, self.resume_run, tell=self.record_and_print_outcome, at_once=at_once)
             if every is None:
                 work = [loop.create_task(_start_due_runs_and_wait(scheduler)) for scheduler in schedulers]
                 work.append(loop.create_task(waker.once()))
@@ -213,7 +213,7 @@ class _DueRunResumer:
 
     # --- one run ------------------------------------------------------------------------------------------------------
 
-    async def resume(self, journal: Journal, one: Sleeping) -> RunResult:
+    async def resume_run(self, journal: Journal, one: Sleeping) -> RunResult:
         """Resume one run. If this process has to stop, interrupt the run as Ctrl-C does."""
         # Loading agents takes a moment, and so does reading a long journal.
         start, entry = await asyncio.to_thread(self._make_resume_arguments, journal, one)

@@ -217,7 +217,9 @@ def open_journal_or_cassette(text: str) -> Journal:
         raise UsageProblem(msg) from None
 
 
-def load_given_or_recorded_agent(history: History, given: str, folders: Iterable[Path], *, option: str) -> AgentDefinition:
+def load_given_or_recorded_agent(
+    history: History, given: str, folders: Iterable[Path], *, option: str
+) -> AgentDefinition:
     """
     Return the agent *given* on the command line, else the recorded one.
 

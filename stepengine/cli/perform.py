@@ -124,7 +124,7 @@ def print_result(run: FinishedRun, options: Options, bench: EngineSetup) -> Exit
     """Print the result on stdout and everything else on stderr; return the exit code."""
     result = run.result
     if bench.progress is not None and run.code is not Exit.USAGE:
-        bench.progress.finish(result)
+        bench.progress.print_run_summary(result)
     if options.as_json:
         print(to_ascii_json(result_to_json(result)))
     else:

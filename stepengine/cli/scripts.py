@@ -69,7 +69,9 @@ def load_script(file: str) -> Any:
 
     try:
         replies = (
-            load_member(Path(file), "replies") if file.endswith(".py") else _parse_replies(load_json_or_yaml(Path(file)), file)
+            load_member(Path(file), "replies")
+            if file.endswith(".py")
+            else _parse_replies(load_json_or_yaml(Path(file)), file)
         )
         ScriptedModel(replies)
     except DataError as error:

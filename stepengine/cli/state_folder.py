@@ -191,11 +191,11 @@ def fill_options_from_recorded(options: Options, entry: RecordedRun) -> Options:
         ask_for_more=recorded.get("ask_for_more") is True,
         asks=recorded.get("asks") is True,
         config=options.config or (Path(config) if config else None),
-        policy_changes=policy_changes(entry),
+        policy_changes=read_policy_changes(entry),
     )
 
 
-def policy_changes(entry: RecordedRun) -> Policy | None:
+def read_policy_changes(entry: RecordedRun) -> Policy | None:
     """Return the policy changes of a chat at a recorded turn; ``None`` without changes."""
     recorded = entry.info.get("options")
     changes = recorded.get("policy") if isinstance(recorded, Mapping) else None

@@ -29,7 +29,7 @@ from stepengine.engine import Engine
 from stepengine.errors import DataError, LimitExceeded
 from stepengine.evaluation.blame import blame
 from stepengine.evaluation.checks import Check
-from stepengine.evaluation.impact import replay_to_first_difference, impact
+from stepengine.evaluation.impact import impact, replay_to_first_difference
 from stepengine.evaluation.pinned_tests import pin
 from stepengine.evaluation.samples import CostEstimate
 from stepengine.journal import FileJournal, SharedBudget

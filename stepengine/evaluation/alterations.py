@@ -54,7 +54,7 @@ class Part:
     _end: int = attrs.field(repr=False)
     _is_docstring: bool = attrs.field(default=False, repr=False)
 
-    def problem(self, value: object) -> str:
+    def find_value_problem(self, value: object) -> str:
         """Return why *value* cannot replace the literal, as far as known without loading it; ``""`` if it can."""
         if type(value) is not type(self.value) and not (isinstance(self.value, float) and type(value) is int):
             return f"{self.name} is of the type {type(self.value).__name__}, not {type(value).__name__}"
@@ -130,7 +130,7 @@ class AgentFile:
             if name not in self.parts:
                 msg = f"{self.file} has no part {name!r} that could be changed; it has {list_names(self.parts, name)}"
                 raise DataError(msg)
-            if problem := self.parts[name].problem(changes[name]):
+            if problem := self.parts[name].find_value_problem(changes[name]):
                 raise DataError(problem)
         for part in sorted([self.parts[name] for name in changes], key=lambda part: -part._start):  # noqa: SLF001
             text = _replace_part(text, part, changes[part.name])
@@ -143,7 +143,7 @@ class AgentFile:
         except OSError:
             return False
 
-    def version(self, changes: Mapping[str, Any]) -> AgentDefinition:
+    def load_with_changes(self, changes: Mapping[str, Any]) -> AgentDefinition:
         """
         Return the agent with *changes* made to its source.
 
@@ -158,7 +158,7 @@ class AgentFile:
         msg = f"{self.file} holds no agent {self.agent_id!r} any more with a change of {', '.join(changes)}"
         raise DefinitionError(msg)
 
-    def diff(self, changes: Mapping[str, Any]) -> str:
+    def diff_changes(self, changes: Mapping[str, Any]) -> str:
         """Return the effect of *changes* on the file as a unified diff; errors are those of ``source_with_changes``."""
         # Lines as `patch` knows them: ``splitlines`` ends some at form feeds, and at what texts may hold.
         before, after = [

@@ -57,13 +57,13 @@ from stepengine.evaluation.criteria import (
     JudgedRun,
     JudgeNeeded,
     WorkingFiles,
-    run_check,
     as_tuple,
     digest_json,
     get_check_name,
     hash_files,
     hash_function,
     read_text,
+    run_check,
 )
 from stepengine.evaluation.samples import run_concurrently, sort_in_program_order
 from stepengine.journal import FileJournal, Journal, SharedBudget
@@ -145,22 +145,22 @@ class Evaluation:
         if self.n < 1:
             found.append(f"n is {self.n!r}; it is a number of samples from 1 on")
         return found + [
-            f"case {case.id!r}: {problem}" for case in self.cases for problem in self._problems_of(case, root)
+            f"case {case.id!r}: {problem}" for case in self.cases for problem in self._case_problems(case, root)
         ]
 
-    def _problems_of(self, case: Case, root: Path) -> Iterator[str]:
+    def _case_problems(self, case: Case, root: Path) -> Iterator[str]:
         checks: list[object] = [*self.checks, *case.checks]
         if not checks:
             yield "it has no check, so that nothing can be said of it"
         yield from [f"{check!r} is not a check; one is a function" for check in checks if not callable(check)]
-        yield from _problems_of(self.files_of(case), root)
+        yield from _file_problems(self.files_of(case), root)
 
     def files_of(self, case: Case) -> Files:
         """Return the files that a case starts with."""
         return self.files if case.files is None else case.files
 
 
-def _problems_of(files: Files, root: Path) -> Iterator[str]:
+def _file_problems(files: Files, root: Path) -> Iterator[str]:
     if files is None:
         return
     if isinstance(files, Mapping):
@@ -316,7 +316,9 @@ def make_side(name: str, agent: AgentDefinition) -> Side:
     return Side(name, agent, digest_json(told), dict(sorted(tools.items())), tuple(dict.fromkeys(models)))
 
 
-def _collect_agent_texts(agent: AgentDefinition, tools: dict[str, str], models: list[str], seen: set[str]) -> Iterator[str]:
+def _collect_agent_texts(
+    agent: AgentDefinition, tools: dict[str, str], models: list[str], seen: set[str]
+) -> Iterator[str]:
     """Yield the texts of a definition and its children, from which digests are made; functions are included with their source."""
     if agent.id in seen:
         return
@@ -444,14 +446,14 @@ class EvaluationBudget:
                 self._reserved.append(min(wanted, free))
                 return self._reserved[-1]
             if not self._reserved:
-                self.stop()
+                self.prevent_further_runs()
                 break
             bill = asyncio.get_running_loop().create_future()
             self._waiting.append(bill)
             await bill
         return None
 
-    def stop(self) -> None:
+    def prevent_further_runs(self) -> None:
         """Prevent further runs from starting."""
         self.stopped = self.stopped or f"the budget of {self.budget} US dollars is spent"
 
@@ -531,7 +533,7 @@ async def run_samples(
             slots += [_SampleSlot(case, side, number, folder) for side in order.sample(sides, len(sides))]
     stopped = ""
     try:
-        await run_concurrently([partial(run.add, slot) for slot in slots], concurrency)
+        await run_concurrently([partial(run.judge_or_run_sample, slot) for slot in slots], concurrency)
     except asyncio.CancelledError:
         stopped = INTERRUPTED
     finally:
@@ -556,22 +558,22 @@ class _SampleSlot:
     folder: Path
 
     @property
-    def place(self) -> Path:
+    def journal_path(self) -> Path:
         """The path of its journal."""
         return self.folder / "cases" / self.case.id / self.side.name / f"{self.number}.jsonl"
 
-    def make_room(self) -> None:
+    def remove_earlier_files(self) -> None:
         """Create the folder, and remove the files of an earlier attempt."""
-        self.place.parent.mkdir(parents=True, exist_ok=True)
-        for path in self.place.parent.glob(f"{self.number}.*"):
+        self.journal_path.parent.mkdir(parents=True, exist_ok=True)
+        for path in self.journal_path.parent.glob(f"{self.number}.*"):
             path.unlink(missing_ok=True)
 
     def copy_from(self, other: _SampleSlot) -> None:
         """Replace the files of this slot by copies of those of another one."""
-        if other.place != self.place:
-            self.make_room()
-            for path in other.place.parent.glob(f"{self.number}.*"):
-                shutil.copy2(path, self.place.parent / path.name, follow_symlinks=False)
+        if other.journal_path != self.journal_path:
+            self.remove_earlier_files()
+            for path in other.journal_path.parent.glob(f"{self.number}.*"):
+                shutil.copy2(path, self.journal_path.parent / path.name, follow_symlinks=False)
 
 
 @frozen
@@ -602,15 +604,15 @@ class _EvaluationRun:
     made: dict[tuple[str, str, int], Sample] = attrs.field(factory=dict)
     readers: dict[str, Engine] = attrs.field(factory=dict)
 
-    async def add(self, slot: _SampleSlot) -> None:
+    async def judge_or_run_sample(self, slot: _SampleSlot) -> None:
         """Judge one sample, whose run is recorded or new; add none if the budget is spent or only records count."""
         made = await self._reuse_recorded_sample(slot)
         if made is not None:
-            sample = await self._judge(slot, made)
+            sample = await self._judge_and_store(slot, made)
         elif self.recheck:
             return
         else:
-            found = await self._run_live(slot)
+            found = await self._run_live_sample(slot)
             if found is None:
                 return
             sample = found
@@ -622,7 +624,7 @@ class _EvaluationRun:
         for engine in self.readers.values():
             await engine.aclose()
 
-    def reader(self, side: Side) -> Engine:
+    def get_replay_engine(self, side: Side) -> Engine:
         """Return an engine for *side* that never calls tools."""
         if side.name not in self.readers:
             self.readers[side.name] = self.bench(side.agent, self.root, performs=False)
@@ -630,7 +632,7 @@ class _EvaluationRun:
 
     # --- a new run ----------------------------------------------------------------------------------------------------
 
-    async def _run_live(self, slot: _SampleSlot) -> Sample | None:
+    async def _run_live_sample(self, slot: _SampleSlot) -> Sample | None:
         limits, reserved, models = self.evaluation.limits, None, self.models(slot.case)
         if self.ledger.budget is not None:
             reserved = await self.ledger.reserve(limits)
@@ -638,7 +640,7 @@ class _EvaluationRun:
                 return None
             # What stands in for a model says itself what a reply costs, or nothing.
             limits = attrs.evolve(limits or Limits(), max_cost_usd=reserved, allow_unpriced=models is not None or None)
-        slot.make_room()
+        slot.remove_earlier_files()
 
         async def run(engine: Engine) -> tuple[RunResult, str]:
             result: RunResult | None = None
@@ -653,10 +655,10 @@ class _EvaluationRun:
             if isinstance(made.result.error, UnknownModel | MissingKey):
                 raise made.result.error  # it would be so in every run
             if self._stop_if_budget_spent(made.result, reserved):
-                slot.make_room()
+                slot.remove_earlier_files()
                 return None
             # The files are still there for checks that need them.
-            return await self._judge(slot, made)
+            return await self._judge_and_store(slot, made)
 
     async def _run_with_engine(
         self, slot: _SampleSlot, copy: Copy, run: Callable[[Engine], Awaitable[tuple[RunResult, str]]], models: Any
@@ -669,7 +671,7 @@ class _EvaluationRun:
         seconds = time.monotonic() - began
         files = await asyncio.to_thread(copy.files, self.evaluation.keep)
         note = _Note(self.make_case_key(slot.case, copy.before), slot.side.definition, slot.side.tools, files, seconds)
-        note.write(slot.place)
+        note.write(slot.journal_path)
         return _EndedSample(result, note, reused, models)
 
     @asynccontextmanager
@@ -692,7 +694,7 @@ class _EvaluationRun:
         own = None if self.evaluation.limits is None else self.evaluation.limits.max_cost_usd
         if error.kind != "cost" or (own is not None and reserved >= Decimal(str(own))):
             return False
-        self.ledger.stop()
+        self.ledger.prevent_further_runs()
         return True
 
     def make_case_key(self, case: Case, files: Mapping[str, str]) -> str:
@@ -707,13 +709,15 @@ class _EvaluationRun:
         if self.earlier is None:
             return None
         old = attrs.evolve(slot, folder=self.earlier)
-        note = _Note.read(old.place) if old.place.is_file() else None
+        note = _Note.read(old.journal_path) if old.journal_path.is_file() else None
         if note is None:
             return None
         if self.recheck:
-            result = await self.reader(slot.side).replay(FileJournal(old.place), agent=slot.side.agent)
+            result = await self.get_replay_engine(slot.side).replay(
+                FileJournal(old.journal_path), agent=slot.side.agent
+            )
             return _EndedSample(result, note, "journal")
-        before = self._list_files(slot.case)
+        before = self._hash_case_files(slot.case)
         if note.key != self.make_case_key(slot.case, before):
             return None
         try:
@@ -723,13 +727,13 @@ class _EvaluationRun:
 
     async def _reuse_run(self, slot: _SampleSlot, old: _SampleSlot, note: _Note) -> _EndedSample | None:
         """Return an earlier run, replayed or continued with new calls from its first change; ``None`` if neither is possible."""
-        journal = FileJournal(old.place)
+        journal = FileJournal(old.journal_path)
         history = journal.history()
         if not history.is_complete or _find_interruption(history):
             return None
         changed, differs = self._find_changed_call(history, slot.side, note), ""
         try:
-            result = await self.reader(slot.side).replay(journal, agent=slot.side.agent)
+            result = await self.get_replay_engine(slot.side).replay(journal, agent=slot.side.agent)
         except ReplayDivergence as error:
             differs = error.address
         else:
@@ -737,7 +741,7 @@ class _EvaluationRun:
                 slot.copy_from(old)
                 return _EndedSample(result, note, "journal", self.models(slot.case))
         # Calls that are served leave no files, and a journal is not replaced by what is read from it.
-        if note.files.changed or self.ledger.budget is not None or old.place == slot.place:
+        if note.files.changed or self.ledger.budget is not None or old.journal_path == slot.journal_path:
             return None
         if bool(changed) == bool(differs) or START in (changed, differs):
             return None
@@ -745,8 +749,8 @@ class _EvaluationRun:
 
     async def _continue_from_change(self, slot: _SampleSlot, journal: Journal, changed: str) -> _EndedSample:
         """Return a run continued from the first call of a changed tool, or from the first request that differs."""
-        slot.make_room()
-        into, agent, limits = FileJournal(slot.place), slot.side.agent, self.evaluation.limits
+        slot.remove_earlier_files()
+        into, agent, limits = FileJournal(slot.journal_path), slot.side.agent, self.evaluation.limits
 
         async def run(engine: Engine) -> tuple[RunResult, str]:
             if changed:
@@ -763,7 +767,7 @@ class _EvaluationRun:
         async with self._make_working_copy(slot.case) as copy:
             return await self._run_with_engine(slot, copy, run, self.models(slot.case))
 
-    def _list_files(self, case: Case) -> Mapping[str, str]:
+    def _hash_case_files(self, case: Case) -> Mapping[str, str]:
         copy = Copy.create(self.evaluation.files_of(case), self.root)
         copy.remove()
         return copy.before
@@ -778,14 +782,14 @@ class _EvaluationRun:
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
-    async def _judge(self, slot: _SampleSlot, made: _EndedSample) -> Sample:
+    async def _judge_and_store(self, slot: _SampleSlot, made: _EndedSample) -> Sample:
         """Return the sample of an ended run with the verdicts of its checks."""
         result, note = made.result, made.note
-        cut = _find_interruption(FileJournal(slot.place).history())
+        cut = _find_interruption(FileJournal(slot.journal_path).history())
         status = ERROR if cut else _run_status(result)
         checks = self.evaluation.checks_of(slot.case)
         if status == RunStatus.COMPLETED.value:
-            run = JudgedRun(slot.case, result, FileJournal(slot.place), note.files)
+            run = JudgedRun(slot.case, result, FileJournal(slot.journal_path), note.files)
             scores = dict[str, Score]()
             for name, check in checks.items():
                 judged = attrs.evolve(run, ask=partial(self._recall_or_ask_judge, slot, name, made.models))
@@ -798,12 +802,12 @@ class _EvaluationRun:
                 for name, check in checks.items()
             }
         known = {name: score for name, score in scores.items() if score.state == "ok"}
-        attrs.evolve(note, scores={**note.scores, **known}).write(slot.place)
+        attrs.evolve(note, scores={**note.scores, **known}).write(slot.journal_path)
         return Sample(
             case=slot.case.id,
             side=slot.side.name,
             n=slot.number,
-            journal=slot.place.relative_to(self.folder).as_posix(),
+            journal=slot.journal_path.relative_to(self.folder).as_posix(),
             status=status,
             scores=scores,
             cost=result.cost,
@@ -828,7 +832,7 @@ class _EvaluationRun:
             JudgeNeeded: if nothing is recorded and only records count, or the budget is spent.
             DataError: if the judge does not complete.
         """
-        place = slot.place.with_name(f"{slot.place.stem}.{check}.jsonl")
+        place = slot.journal_path.with_name(f"{slot.journal_path.stem}.{check}.jsonl")
         definition = agent if isinstance(agent, AgentDefinition) else self.load(agent)
         known = await _recall_judgement(definition, prompt, place)
         if known is not None:
@@ -908,7 +912,7 @@ def _describe_interruption(value: object) -> str:
 
 async def _run_case(engine: Engine, slot: _SampleSlot, limits: Limits | None) -> RunResult:
     """Run a case to its end; questions get the answers of the case."""
-    case, agent, journal = slot.case, slot.side.agent, FileJournal(slot.place, sync="write")
+    case, agent, journal = slot.case, slot.side.agent, FileJournal(slot.journal_path, sync="write")
     ahead = case.answers if isinstance(case.answers, Mapping) else None
     result = await engine.run(agent, case.prompt, params=case.params, limits=limits, answers=ahead, journal=journal)
     for _ in range(MAX_QUESTIONS):

@@ -38,8 +38,13 @@ from stepengine.evaluation.case_runs import (
 from stepengine.evaluation.criteria import Case
 from stepengine.evaluation.evaluation_files import load_evaluation, resolve_agent_path
 from stepengine.evaluation.report_pages import failed_sample_lines, render_report, summary_lines
-from stepengine.evaluation.result_folders import RESULTS, refuse_foreign_result_folder, read_seed_and_sample_count, replace_file
-from stepengine.evaluation.samples import Confirm, CostEstimate, confirm_cost
+from stepengine.evaluation.result_folders import (
+    RESULTS,
+    read_seed_and_sample_count,
+    refuse_foreign_result_folder,
+    replace_file,
+)
+from stepengine.evaluation.samples import Confirm, CostEstimate, confirm_estimate
 from stepengine.evaluation.scoring import PASS, Scores, parse_gates, score_outcome
 from stepengine.journal import SharedBudget
 from stepengine.models.scripted import ScriptedModel
@@ -110,7 +115,9 @@ class EvaluationReport:
         return [f"gate {text}: {problem or 'holds'}" for text, problem in self.gates.items()]
 
     def __str__(self) -> str:
-        return "\n".join([*summary_lines(self.scores), *failed_sample_lines(self.scores, self.folder), *self.gate_lines])
+        return "\n".join(
+            [*summary_lines(self.scores), *failed_sample_lines(self.scores, self.folder), *self.gate_lines]
+        )
 
 
 async def evaluate(
@@ -177,7 +184,7 @@ async def evaluate(
     """
     where = find_evaluation_root(evaluation, root)
     loaded = evaluation if isinstance(evaluation, Evaluation) else load_evaluation(Path(evaluation))
-    loaded = _select(loaded, to_string_tuple(cases), to_string_tuple(tags), agents)
+    loaded = _select_cases_and_agents(loaded, to_string_tuple(cases), to_string_tuple(tags), agents)
     earlier = _get_earlier_folder(against, recheck, resume)
     place = Path(recheck or resume or folder or tempfile.mkdtemp(prefix="stepengine-eval-"))
     plan = read_seed_and_sample_count(place) if recheck or resume else {}
@@ -195,7 +202,7 @@ async def evaluate(
         is_live = any(scripted(case) is None for case in loaded.cases)
         runs = len(loaded.cases) * len(known) * loaded.n if is_live else 0
         estimate = partial(CostEstimate, runs, None, None)
-        shared_budget = await confirm_cost(confirm, estimate, shared_budget)
+        shared_budget = await confirm_estimate(confirm, estimate, shared_budget)
     refuse_foreign_result_folder(place)
     outcome = await run_samples(
         loaded,
@@ -214,7 +221,7 @@ async def evaluate(
         done=on_sample,
     )
     scores = score_outcome(outcome)
-    held = {gate.text: gate.problem(scores) for gate in asked} if outcome.samples else {}
+    held = {gate.text: gate.find_problem(scores) for gate in asked} if outcome.samples else {}
     report = EvaluationReport(scores, held, place)
     _write_results(report, render_page)
     return report
@@ -232,7 +239,7 @@ def find_evaluation_root(evaluation: Evaluation | str | Path, root: str | Path |
     return Path.cwd() if isinstance(evaluation, Evaluation) else Path(evaluation).resolve().parent
 
 
-def _select(
+def _select_cases_and_agents(
     evaluation: Evaluation, cases: Sequence[str], tags: Sequence[str], agents: Mapping[str, Any] | None
 ) -> Evaluation:
     """Return the evaluation with the chosen cases and agents."""

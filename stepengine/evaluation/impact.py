@@ -32,11 +32,11 @@ from stepengine.evaluation.samples import (
     CostEstimate,
     Course,
     Models,
-    confirm_cost,
-    summarize_run_from,
+    confirm_estimate,
+    fork_sample,
     format_dollars,
     run_concurrently,
-    sample,
+    summarize_run_from,
 )
 from stepengine.evaluation.statistics import (
     COMPARE,
@@ -170,21 +170,23 @@ class Judged:
         samples = self.baseline if of_baseline else self.samples
         return fmean([getattr(each, what) for each in samples]) if samples else None
 
-    def ratio(self, what: str) -> tuple[float | None, float | None]:
+    def get_old_and_new_value(self, what: str) -> tuple[float | None, float | None]:
         """Return two costs, steps or tokens: recorded or old agent's, and the mean of samples within the record."""
         if self.recorded is None:
             return None, None
-        before = _mean_within_record(self.baseline, what) if self.baseline else _number(getattr(self.recorded, what))
+        before = (
+            _mean_within_record(self.baseline, what) if self.baseline else _float_or_none(getattr(self.recorded, what))
+        )
         return before, _mean_within_record(self.samples, what)
 
 
 def _mean_within_record(samples: Sequence[ForkSample], what: str) -> float | None:
-    values = [_number(getattr(each.course, what)) for each in samples if not each.has_left]
+    values = [_float_or_none(getattr(each.course, what)) for each in samples if not each.has_left]
     known = [value for value in values if value is not None]
     return fmean(known) if known and len(known) == len(values) else None
 
 
-def _number(value: Any) -> float | None:
+def _float_or_none(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
@@ -229,7 +231,7 @@ class Impact:
 
     def estimate_ratio(self, what: str) -> Ratio:
         """Return the ratio of new to old cost, steps or tokens, from the first difference on."""
-        return estimate_geometric_mean_ratio([one.ratio(what) for one in self.journals if one.samples])
+        return estimate_geometric_mean_ratio([one.get_old_and_new_value(what) for one in self.journals if one.samples])
 
     def values(self) -> dict[str, float | None]:
         """Return the values that gates can compare."""
@@ -275,7 +277,7 @@ class Impact:
     def _describe_class_counts(self) -> str:
         counts: dict[str, int] = {}
         for one in self.journals:
-            counts[_classify(one.found)] = counts.get(_classify(one.found), 0) + 1
+            counts[_describe_class(one.found)] = counts.get(_describe_class(one.found), 0) + 1
         return ", ".join([f"{number} {what}" for what, number in {"unchanged": 0, **counts}.items()])
 
     def _describe_findings(self, left: Sequence[Judged]) -> Iterator[str]:
@@ -306,7 +308,7 @@ class Impact:
             yield "model noise is not taken out (--baseline compares with the old agent, asked again)"
 
 
-def _classify(found: RepeatedJournal) -> str:
+def _describe_class(found: RepeatedJournal) -> str:
     if found.kind == SAME:
         return "unchanged"
     if found.kind == UNREADABLE:
@@ -419,8 +421,8 @@ async def impact(
         else await replay_to_first_difference(engine, (journal := as_journal(one)).name, journal, agent)
         for one in journals
     ]
-    money = await confirm_cost(confirm, partial(estimate_impact_cost, found, n * (1 if old is None else 2)), budget)
-    ask = partial(sample, budget=money, models=models, **options)
+    money = await confirm_estimate(confirm, partial(estimate_impact_cost, found, n * (1 if old is None else 2)), budget)
+    ask = partial(fork_sample, budget=money, models=models, **options)
     asked = [one for one in found if one.is_asked]
     made_by = [(partial(ask, one.engine or engine), one) for one in asked for _ in range(n)]
     new = [partial(_make_fork_sample, own, one, agent=one.agent or agent) for own, one in made_by]
@@ -464,7 +466,10 @@ async def _make_fork_sample(
         return None
     before = one.journal.history()
     now = report.journal.history()
-    recorded, course = summarize_run_from(before, one.broke_at), summarize_run_from(now, report.broke_at or one.broke_at)
+    recorded, course = (
+        summarize_run_from(before, one.broke_at),
+        summarize_run_from(now, report.broke_at or one.broke_at),
+    )
     if not now.is_complete:
         course = attrs.evolve(course, status=report.result.status.value)
     equal = (recorded.status, recorded.output) == (course.status, course.output)

@@ -272,7 +272,7 @@ def pin(
         return [_format_agent_reference(root.id, agent_file, folders, file), *named]
 
     clean = make_redactor("all", os.environ).value
-    reason = find_failure(engine, opened, asked, root)
+    reason = replay_and_find_failure(engine, opened, asked, root)
     if not reason:
         return "this run does what the check asks for, so there is nothing to pin"
     called = make_pin_name(name or Path(opened.name.partition("#")[0]).stem)
@@ -283,7 +283,7 @@ def pin(
     changed = copy_without_secrets(opened, kept)
     made = [kept]
     try:
-        if not find_failure(engine, FileJournal(kept), asked, root):
+        if not replay_and_find_failure(engine, FileJournal(kept), asked, root):
             return "without its secrets the run does what the check asks for; nothing was written"
         source = render_pin_test(
             called,
@@ -365,7 +365,7 @@ def _run_test(file: Path, name: str) -> str:
     return ""
 
 
-def find_failure(engine: Engine, journal: Journal, check: Check, agent: AgentDefinition) -> str:
+def replay_and_find_failure(engine: Engine, journal: Journal, check: Check, agent: AgentDefinition) -> str:
     """
     Return why a recorded run fails its check; ``""`` if it passes.
 

@@ -88,11 +88,11 @@ def price(journal: JournalLike, *models: str) -> list[RunPrice]:
     Raises:
         JournalError: when the journal cannot be read.
     """
-    calls, now = recorded_calls(as_journal(journal)), datetime.now(UTC)
+    calls, now = list_recorded_calls(as_journal(journal)), datetime.now(UTC)
     return [price_calls(calls, model, LIST_PRICES, now) for model in models]
 
 
-def recorded_calls(journal: Journal) -> list[RecordedCall]:
+def list_recorded_calls(journal: Journal) -> list[RecordedCall]:
     """
     Return the model calls of a run that were answered.
 

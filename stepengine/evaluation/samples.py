@@ -53,7 +53,7 @@ Confirm: TypeAlias = Callable[[CostEstimate], "Awaitable[SharedBudget | None] | 
 """Approves the cost before models are called, or raises. If it returns a ``SharedBudget``, that pays."""
 
 
-async def confirm_cost(
+async def confirm_estimate(
     confirm: Confirm | None, estimate: Callable[[], CostEstimate], budget: SharedBudget | None
 ) -> SharedBudget:
     """Return the budget that pays, after *confirm* has approved the estimate; it is not called if no model will be."""
@@ -66,7 +66,7 @@ async def confirm_cost(
     return budget if approved is None else approved
 
 
-async def sample(
+async def fork_sample(
     engine: Engine,
     journal: Journal,
     *,
@@ -210,7 +210,7 @@ def _find_reply_to(history: History, intent: Intent) -> ModelReply | None:
     return value if isinstance(value, ModelReply) else None
 
 
-def model_calls(history: History) -> list[str]:
+def answered_call_addresses(history: History) -> list[str]:
     """Return the addresses of the model calls that have a reply, in program order."""
     return [
         format_address(*address)

@@ -124,7 +124,7 @@ class Scores:
     unmeasured: Mapping[str, int]
     broken: Mapping[str, str]
 
-    def units(self, side: str, check: str) -> dict[str, float]:
+    def means_by_unit(self, side: str, check: str) -> dict[str, float]:
         """Return the mean of each case or group of a side in a check or measure."""
         return mean_by_case(_values_by_unit(self.outcome, side, check))
 
@@ -320,7 +320,9 @@ class GateOfScores:
             case [left], [first, "*", second] if (_parse_number(first) is None) != (_parse_number(second) is None):
                 factor, right = (first, second) if _parse_number(second) is None else (second, first)
                 times = _parse_number(factor) or 0.0
-                return made(left=_require_side(left, text), right=_require_side(right, text), bound=times, is_ratio=True)
+                return made(
+                    left=_require_side(left, text), right=_require_side(right, text), bound=times, is_ratio=True
+                )
         raise _make_gate_error(text)
 
     def get_side_checks(self, evaluation: Evaluation) -> list[tuple[str, str]]:
@@ -341,7 +343,7 @@ class GateOfScores:
             raise DataError(msg)
         return [(side, check), (base, check)]
 
-    def problem(self, scores: Scores) -> str:
+    def find_problem(self, scores: Scores) -> str:
         """Return why the gate does not hold or is undecided; ``""`` if it holds."""
         named = self.get_side_checks(scores.outcome.evaluation)
         outcome = scores.outcome
@@ -353,19 +355,21 @@ class GateOfScores:
             if side in scores.unmeasured:
                 return f"not measured: {scores.unmeasured[side]} samples of {side} have an error of the provider, or of a server of tools"
         if not self.right:
-            return next((said for each in named if (said := self._value_problem(*each, scores))), "")
+            return next((said for each in named if (said := self._find_value_problem(*each, scores))), "")
         (side, check), (base, _) = named
-        above, below = scores.units(side, check), scores.units(base, check)
+        above, below = scores.means_by_unit(side, check), scores.means_by_unit(base, check)
         if check in MEASURES and self.is_ratio:
             made = _estimate_ratio(outcome, base, side, check)
             mean = math.nan if made.ratio is None else made.ratio
-            return self._mean_problem(mean, made.low, made.high, self.bound, made.pairs)
+            return self._find_mean_problem(mean, made.low, made.high, self.bound, made.pairs)
         factor, threshold = (self.bound, 0.0) if self.is_ratio else (1.0, self.bound)
         spread = max(map(abs, (*above.values(), *below.values())), default=1.0) if check in MEASURES else 1.0
         found = estimate_difference({unit: factor * value for unit, value in below.items()}, above, spread=spread)
-        return self._mean_problem(found.mean, found.low, found.high, threshold, found.cases)
+        return self._find_mean_problem(found.mean, found.low, found.high, threshold, found.cases)
 
-    def _mean_problem(self, mean: float, low: float | None, high: float | None, threshold: float, cases: int) -> str:
+    def _find_mean_problem(
+        self, mean: float, low: float | None, high: float | None, threshold: float, cases: int
+    ) -> str:
         value = mean if self.by_mean else low if self.sign.startswith(">") else high
         if value is None:
             return f"{cases} cases are too few for an interval, which takes {FEWEST_CASES}; ~{self.sign} compares means"
@@ -376,8 +380,8 @@ class GateOfScores:
         which = "the mean" if self.by_mean else "the lower end" if self.sign.startswith(">") else "the upper end"
         return f"{which} is {value:.4g}, not {self.sign} {threshold:g}"
 
-    def _value_problem(self, side: str, check: str, scores: Scores) -> str:
-        values = [*scores.units(side, check).values()]
+    def _find_value_problem(self, side: str, check: str, scores: Scores) -> str:
+        values = [*scores.means_by_unit(side, check).values()]
         if not values:
             return f"there is no value of {side}.{check}"
         mean = fmean(values)

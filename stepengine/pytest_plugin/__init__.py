@@ -39,12 +39,12 @@ from stepengine.pytest_plugin.orphans import OrphanFinder
 from stepengine.pytest_plugin.places import ROOT, get_extra_cassette, recording_file
 from stepengine.pytest_plugin.settings import (
     MODES,
-    refuse_unusable_modes,
     choose_mode,
     is_live,
     make_redaction_rules,
     node_id_without_group,
     read_mark_arguments,
+    refuse_unusable_modes,
     requests_cassette,
     rerun_command,
     uses_plugin,
@@ -349,7 +349,7 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Record which recordings the collected tests own."""
-    session.config.stash[ORPHANS].collect(session)
+    session.config.stash[ORPHANS].record_owned_files(session)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -368,7 +368,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_testnodedown(node: Any, error: Any) -> None:
     """Merge the collected tests of a pytest-xdist worker."""
     state = None if error else getattr(node, "workeroutput", {}).get(WORKER)
-    node.config.stash[ORPHANS].add(state)
+    node.config.stash[ORPHANS].merge_worker_state(state)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -377,14 +377,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     orphans = config.stash[ORPHANS]
     if hasattr(config, "workeroutput"):
-        config.workeroutput[WORKER] = orphans.state()
+        config.workeroutput[WORKER] = orphans.to_dict()
         return
     found = [] if config.option.collectonly else orphans.find_orphans()
     config.stash[FOUND] = found
-    if orphans.wanted == "delete":
+    if orphans.wanted_action == "delete":
         for path in found:
             path.unlink()
-    elif found and orphans.wanted == "fail" and session.exitstatus == pytest.ExitCode.OK:
+    elif found and orphans.wanted_action == "fail" and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -394,4 +394,4 @@ def pytest_terminal_summary(terminalreporter: object, config: pytest.Config) -> 
         path.relative_to(config.rootpath) if path.is_relative_to(config.rootpath) else path
         for path in config.stash.get(FOUND, [])
     ]
-    print_recordings_summary(terminalreporter, found, config.stash[ORPHANS].wanted)
+    print_recordings_summary(terminalreporter, found, config.stash[ORPHANS].wanted_action)

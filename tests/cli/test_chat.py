@@ -231,7 +231,7 @@ def test_stop_returns_waiting_words_but_no_command_among_them(folder: Path) -> N
             prompt._unsent = [*waiting]
             prompt.clear_queue(to_line=to_line)
 
-            assert ((), line if to_line else "") == (prompt.waiting, prompt._draft)
+            assert ((), line if to_line else "") == (prompt.queued_lines, prompt._draft)
 
 
 @pytest.mark.spec("interfaces:IF68", "reliability:UI01")
@@ -464,7 +464,9 @@ def test_model_command_rejects_unknown_providers_and_shows_the_price(
     monkeypatch.undo()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            bench, "make_model_registry", lambda options, *_: REAL_MODELS(options) if "nowhere/x" in options.model else model
+            bench,
+            "make_model_registry",
+            lambda options, *_: REAL_MODELS(options) if "nowhere/x" in options.model else model,
         )
         refused = CliRunner().invoke(app, ["chat", "--model", "scripted/m"], input="/model nowhere/x\n")
 
@@ -978,8 +980,8 @@ def test_keys_complete_switch_mode_and_stop_a_shell_command(somebody: Any, folde
 def test_prompt_history_stores_no_secret(folder: Path) -> None:
     secret = "sk-ant-api03-" + "a1B2" * 23 + "AA"
     history = PromptHistory(chat_history_file())
-    history.remember(f"My key is {secret}, use it")
-    history.remember("next")
+    history.append_redacted(f"My key is {secret}, use it")
+    history.append_redacted("next")
 
     assert ["next"] == history.load()[1:]
     assert secret not in history.load()[0]

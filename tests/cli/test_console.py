@@ -503,12 +503,12 @@ def at_terminal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     """
 
     def run(says: Callable[[str], str | None], *replies: Any) -> int:
-        async def line(_: Terminal, prompt: str) -> str | None:
+        async def read_line_with_prompt(_: Terminal, prompt: str) -> str | None:
             return says(prompt)
 
         model = ScriptedModel(replies)
         monkeypatch.chdir(folder)
-        monkeypatch.setattr(Terminal, "line", line)
+        monkeypatch.setattr(Terminal, "read_line_with_prompt", read_line_with_prompt)
         monkeypatch.setattr(bench, "make_model_registry", lambda *_: model)
         with terminal() as (_, stream):
             monkeypatch.setattr(sys, "stdin", stream)
@@ -664,7 +664,7 @@ def test_live_display_is_escaped_and_fits_the_width(width: int) -> None:
         ev.PhaseChanged(phase=RunPhase.EXECUTING_TOOL, detail=FOREIGN),
     ):
         screen.on_event(event)
-    live = bare(screen.live())
+    live = bare(screen.render_live_area())
     lines = live.split("\n")
 
     assert set() == {c for c in live if c != "\n" and unicodedata.category(c) in ("Cc", "Cf")}
@@ -675,7 +675,7 @@ def test_live_display_is_escaped_and_fits_the_width(width: int) -> None:
 
 
 def without_seconds(screen: Screen) -> list[str]:
-    return [line.rpartition(" | ")[0] for line in bare(screen.live()).split("\n")[:-1]]
+    return [line.rpartition(" | ")[0] for line in bare(screen.render_live_area()).split("\n")[:-1]]
 
 
 @pytest.mark.spec("interfaces:IF68")
@@ -788,7 +788,7 @@ def test_running_children_are_a_tree_and_many_are_counted() -> None:
     after = without_seconds(screen)
     for number in range(10, 20):
         spawn(str(number), of=10)
-    many = bare(screen.live()).split("\n")
+    many = bare(screen.render_live_area()).split("\n")
 
     assert ["  a3: look | starts", "    a3.2: look | step 2 | waits for its model"] == tree
     assert ["  a3: look | starts"] == after

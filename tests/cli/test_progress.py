@@ -303,6 +303,6 @@ def test_the_summary_counts_the_whole_tree() -> None:
     # After a hand-off the result lists the call of the child, which its event has counted.
     listed = (ToolCallLog("t", {}, ToolResult.error("no"), 0, 0, "c1", path="1"),)
     state = AgentState(run_id="r", agent_id="a", step_index=3)
-    progress.finish(RunResult(status=RunStatus.COMPLETED, state=state, tool_calls=listed))
+    progress.print_run_summary(RunResult(status=RunStatus.COMPLETED, state=state, tool_calls=listed))
 
     assert "agents kid: 1/9\ncompleted | 5 steps | 1 tool call | 2 child runs | no model call | " in out.getvalue()

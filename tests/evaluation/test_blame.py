@@ -17,7 +17,7 @@ from stepengine.cli.exits import Exit
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DataError, ModelError
 from stepengine.evaluation import blame
-from stepengine.evaluation.blame import estimate_cost, find_change_point
+from stepengine.evaluation.blame import estimate_blame_cost, find_change_point
 from stepengine.evaluation.checks import Check
 from stepengine.evaluation.samples import CostEstimate
 from stepengine.journal import MemoryJournal, SharedBudget
@@ -150,8 +150,8 @@ async def test_a_waiting_run_is_unmeasurable_and_unanswered_calls_unpriced() -> 
         await engine.run("asking", "go", journal=failed)
 
     assert "not measurable: most runs wait for an answer" in report.why
-    assert CostEstimate(8, Decimal("0.08"), Decimal("0.16")) == estimate_cost(waiting, 8)
-    assert CostEstimate(8, None, None) == estimate_cost(failed, 8)
+    assert CostEstimate(8, Decimal("0.08"), Decimal("0.16")) == estimate_blame_cost(waiting, 8)
+    assert CostEstimate(8, None, None) == estimate_blame_cost(failed, 8)
 
 
 @pytest.mark.spec("evaluation:JG86")
@@ -200,8 +200,8 @@ async def test_the_estimate_of_a_long_run_grows_with_k() -> None:
     """
     work, asked, spoilt = Work(steps=24), [], 17
     journal = work.recorded(spoilt)
-    expected = estimate_cost(journal, 2)
-    more = estimate_cost(journal, 20).calls
+    expected = estimate_blame_cost(journal, 2)
+    more = estimate_blame_cost(journal, 20).calls
     async with work.engine(lambda request: asked.append(request) or work.reply(request)) as engine:
         await blame(engine, journal, PASSED, k=2)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from stepengine import STEP, AgentDefinition, Engine
 from stepengine.cli.exits import Exit
-from stepengine.evaluation.impact import ForkSample, Impact, Judged, RepeatedJournal, replay_to_first_difference, impact
+from stepengine.evaluation.impact import ForkSample, Impact, Judged, RepeatedJournal, impact, replay_to_first_difference
 from stepengine.evaluation.samples import CostEstimate, Course
 from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.testing import ScriptedModel, text

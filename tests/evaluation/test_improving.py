@@ -332,7 +332,7 @@ async def test_a_book_keeps_replies_and_counts_interrupted_calls(tmp_path: Path)
         with pytest.raises(LimitExceeded, match="price of 'x/y' is unknown"):
             await other.complete(ModelRequest("x/y"))
     with ReplyBook(file, Decimal(1)) as book:
-        assert "one" == book.replies("b")[book.key(asking(1))][0].text
+        assert "one" == book.replies_by_request_key("b")[book.request_key(asking(1))][0].text
 
 
 @pytest.mark.spec("evaluation:JG148")
@@ -811,7 +811,7 @@ def test_a_version_equals_the_agent_of_its_file(
         "params.limit": limit,
         "params.share": share,
     }
-    made = file.version(changes)
+    made = file.load_with_changes(changes)
     (folder / "after.py").write_bytes(file.source_with_changes(changes))
     after = AgentFile.read(AgentLocation(folder / "after.py"))
 
@@ -853,12 +853,12 @@ def test_a_docstring_of_a_tool_can_say_anything(text: str, parts: AgentFile, tmp
 )
 def test_a_value_that_cannot_stand_there_is_refused(parts: AgentFile, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
-        parts.version(changes)
+        parts.load_with_changes(changes)
 
 
 def test_a_version_that_cannot_be_loaded_says_so(parts: AgentFile) -> None:
     with pytest.raises(DefinitionError, match="max_tokens"):
-        parts.version({"settings.max_tokens": -5})
+        parts.load_with_changes({"settings.max_tokens": -5})
 
 
 # --- the search by itself ---------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from stepengine import Engine, load_agent
 from stepengine.cli.exits import Exit
 from stepengine.errors import DataError
 from stepengine.evaluation import PinnedTest, pin
-from stepengine.evaluation.pinned_tests import render_pin_test, make_pin_name
+from stepengine.evaluation.pinned_tests import make_pin_name, render_pin_test
 from stepengine.journal import FileJournal, MemoryJournal, scan
 from stepengine.testing import ScriptedModel, text
 from stepengine.tools.bundled import file_tools

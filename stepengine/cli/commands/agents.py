@@ -53,7 +53,10 @@ def agents(
     elif as_json:
         print(
             to_ascii_json(
-                [*[_agent_to_dict(e) for e in entries if e.agent is not None], *_packages_to_agent_dicts(found.packages)]
+                [
+                    *[_agent_to_dict(e) for e in entries if e.agent is not None],
+                    *_packages_to_agent_dicts(found.packages),
+                ]
             )
         )
     else:

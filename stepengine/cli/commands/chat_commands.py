@@ -26,7 +26,7 @@ from stepengine.cli.screen.console import DIGITS, WHICH
 from stepengine.cli.screen.progress import style_diff_lines
 from stepengine.cli.screen.render import format_cost, format_tokens, one_line, truncate_text, visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import find_recorded_run_by_prefix, policy_changes
+from stepengine.cli.state_folder import find_recorded_run_by_prefix, read_policy_changes
 from stepengine.cli.toolset import convert_to_code_mode
 from stepengine.data.usage import Spending
 from stepengine.errors import UnknownModel
@@ -150,7 +150,7 @@ async def _print_permission_rules(chat: Chat, _: str) -> None:
 async def _remove_approval_rule(chat: Chat, which: str) -> None:
     talk = chat.conversation
     allowed = talk.list_approval_rules()
-    number = _parse_number(which)
+    number = _parse_number_or_minus_one(which)
     if not 1 <= number <= len(allowed):
         there = f"1 to {len(allowed)}, as /rules numbers them" if allowed else "and nothing was allowed for good yet"
         msg = f"/forget NUMBER has it asked about again, {there}"
@@ -215,7 +215,7 @@ async def _print_journal_name(chat: Chat, _: str) -> None:
 
 async def _clear_conversation(chat: Chat, _: str) -> None:
     talk = chat.conversation
-    talk.fork(0)
+    talk.fork_after_turn(0)
     talk.notes.clear()
     chat.print_text("a new conversation; the one before is recorded, and files stay as they are")
 
@@ -241,7 +241,7 @@ async def _undo_last_writes(chat: Chat, _: str) -> None:
     root = talk.options.cwd.resolve()
     planned = str(undo(talk.journal, root, dry_run=True, partial=True))
     chat.print_text(f"this would be done:\n{visible(planned)}")
-    if ((await chat.terminal.line("bring them back? y/n > ")) or "").strip().lower() not in YES:
+    if ((await chat.terminal.read_line_with_prompt("bring them back? y/n > ")) or "").strip().lower() not in YES:
         chat.print_text("nothing was done")
         return
     # A turn of this chat, which this process recorded.
@@ -263,12 +263,12 @@ async def _save_as_markdown(chat: Chat, file: str) -> None:
 async def _fork_conversation(chat: Chat, turn: str) -> None:
     talk = chat.conversation
     last = len(talk.states) - 1
-    number = _parse_number(turn) if turn else last
+    number = _parse_number_or_minus_one(turn) if turn else last
     if not 0 <= number <= last:
         there = f"0 to {last}; without one, from before the last" if talk.states else "and there is none yet"
         msg = f"/fork TURN continues from after a turn, {there}"
         raise UsageProblem(msg)
-    talk.fork(number)
+    talk.fork_after_turn(number)
     chat.print_text(f"continues from after turn {number}; files do not change, and later turns stay recorded")
 
 
@@ -286,12 +286,12 @@ async def _resume_conversation(chat: Chat, which: str) -> Exit | None:
     recorded = attrs.evolve(options, write=False, shell=False, asks=False, policy=None, policy_changes=None)
     last = await asyncio.to_thread(replay_turn, entry, recorded)
     if entry.status in GOES_ON:
-        options = attrs.evolve(options, policy=None, policy_changes=policy_changes(entry))
+        options = attrs.evolve(options, policy=None, policy_changes=read_policy_changes(entry))
     await talk.switch_engine(options, convert_to_code_mode(agent) if code_mode else agent)
     talk.notes.clear()
     talk.journal = None
     chat.print_text(f"{talk.agent.id}: continues {entry.stem}; files do not change")
-    chat.continue_from(last, entry)
+    chat.load_and_show_recorded_turn(last, entry)
     return await chat.resume_turn()
 
 
@@ -320,9 +320,9 @@ async def _summarize_conversation(chat: Chat, hint: str) -> None:
 
 def _find_conversation(which: str, listed: Sequence[RecordedConversation]) -> RecordedRun | None:
     """Return the last turn of the conversation with the listed number or name; ``None`` if there is none."""
-    number = _parse_number(which)
+    number = _parse_number_or_minus_one(which)
     if 1 <= number <= len(listed):
-        return listed[number - 1].last
+        return listed[number - 1].turn_to_continue
     # Two digits are a number of the list, though the random id of a run may begin with them.
     return None if 0 <= number <= MOST_LISTED else find_recorded_run_by_prefix(which)
 
@@ -341,8 +341,8 @@ async def _choose_conversation(chat: Chat, which: str) -> RecordedRun | None:
         return None
     if not which:
         for number, one in enumerate(found, start=1):
-            chat.print_text(truncate_text(f"{number:>4}. {one.line}", max(TOO_NARROW, chat.console.width - 1)))
-        which = ((await chat.terminal.line(WHICH)) or "").strip()
+            chat.print_text(truncate_text(f"{number:>4}. {one.summary_line}", max(TOO_NARROW, chat.console.width - 1)))
+        which = ((await chat.terminal.read_line_with_prompt(WHICH)) or "").strip()
     if not which:
         return None
     entry = _find_conversation(which, found)
@@ -355,7 +355,7 @@ async def _choose_conversation(chat: Chat, which: str) -> RecordedRun | None:
     return entry
 
 
-def _parse_number(typed: str) -> int:
+def _parse_number_or_minus_one(typed: str) -> int:
     """Parse a number; -1 for anything else."""
     return int(typed) if typed.isascii() and typed.isdigit() and len(typed) < DIGITS else -1
 

@@ -146,7 +146,7 @@ def _load_and_debug(options: Options, asked: DebugOptions, tally: SharedCounters
     code: int | None
     try:
         if forked is None:
-            code = session.serve(None)
+            code = session.run_command_loop(None)
         else:
             message: Mapping[str, object] | None = None
             try:
@@ -154,7 +154,7 @@ def _load_and_debug(options: Options, asked: DebugOptions, tally: SharedCounters
             except Rewound as woken:
                 code, message = None, woken.message
             if code is None:
-                session.end(message)
+                session.run_commands_and_exit_process(message)
     finally:
         sys.breakpointhook = hook
         debugger.close()
@@ -204,17 +204,17 @@ class DebugSession:
         if tape.is_in_address_order:
             print_visible("the journal is in the order of addresses: siblings follow one another")
 
-    def end(self, message: Mapping[str, object] | None) -> Never:
+    def run_commands_and_exit_process(self, message: Mapping[str, object] | None) -> Never:
         """Run the command loop in a child process, and end the process."""
         code: int = Exit.FAILED
         try:
-            code = self.serve(message)
+            code = self.run_command_loop(message)
         except BaseException as error:  # noqa: BLE001 - nothing of this process goes back to where it was forked
             print_error(f"the debugger broke: {type(error).__name__}: {error}")
         assert self._forked is not None  # noqa: S101 - it forked this process
         self._forked.finish(code)
 
-    def serve(self, message: Mapping[str, object] | None) -> int:
+    def run_command_loop(self, message: Mapping[str, object] | None) -> int:
         """Execute commands until there are none left; return the exit code."""
         from stepengine.debugging.walks import Rewound
 
@@ -260,7 +260,7 @@ class DebugSession:
     def _go_to_start_position(self) -> None:
         if not self._asked.at:
             if not self._asked.is_scripted:
-                self._call_reporting_errors(self.screen.show)
+                self._call_reporting_errors(self.screen.show_position)
             return
         self._call_reporting_errors(lambda: self.navigation.goto(self._asked.at))
 
@@ -286,9 +286,9 @@ class DebugSession:
             if message.get("refused"):
                 self.screen.report_divergence(message["refused"])
             elif then == "show":
-                self.screen.show()
+                self.screen.show_position()
             elif then is not None:
-                self.navigation.compare(*then[1:], known=message["known"])
+                self.navigation.print_differences(*then[1:], known=message["known"])
 
         self._call_reporting_errors(finish_move)
 
@@ -311,7 +311,7 @@ class DebugSession:
         except ReplayDivergence as error:
             self.screen.report_divergence(error.message)
         except (StepEngineError, RefusedCommand, UsageProblem, OSError, ValueError) as error:
-            self.screen.fail(error.message if isinstance(error, StepEngineError) else str(error))
+            self.screen.report_failure(error.message if isinstance(error, StepEngineError) else str(error))
 
     def _run_command(self, line: str) -> None:
         name, _, rest = line.strip().partition(" ")
@@ -321,17 +321,19 @@ class DebugSession:
         command = COMMANDS.get(name)
         if command is None:
             hint = did_you_mean(name, COMMANDS, alike=0.5, otherwise="; `help` lists them")
-            self.screen.fail(f"there is no command {name[:40]!r}{hint}")
+            self.screen.report_failure(f"there is no command {name[:40]!r}{hint}")
             return
         if self.screen.parked is not None and command.goes:
-            self.screen.fail(NO_MORE)
+            self.screen.report_failure(NO_MORE)
             return
         if self.screen.running is not None and not command.in_frame:
-            self.screen.fail("the handler is in a breakpoint: use print, locals, list, where, quit, or `continue`")
+            self.screen.report_failure(
+                "the handler is in a breakpoint: use print, locals, list, where, quit, or `continue`"
+            )
             return
         self._call_reporting_errors(lambda: command.act(self, rest.strip()))
 
-    def fork(self, rest: str) -> None:
+    def fork_and_debug_run(self, rest: str) -> None:
         """Fork the run here into a new journal, and debug the fork until the command ``parent``."""
         self._debug_journal(fork_run(self.screen, rest, self._forked))
 
@@ -345,7 +347,7 @@ class DebugSession:
         else:
             code = self._run_in_child_process(lambda: int(_load_and_debug(options, inner, self.screen.tally)))
         if code == PARENT:
-            self.screen.show()
+            self.screen.show_position()
         else:
             self._code = code
 
@@ -364,7 +366,7 @@ class DebugSession:
             leave_process(code)
         return wait_for_child(pid)
 
-    def parent(self, rest: str) -> None:
+    def return_to_parent_run(self, rest: str) -> None:
         """Return to the run that this one was forked from."""
         if not self._asked.is_inner:
             msg = "this run was not forked here"
@@ -415,7 +417,7 @@ class DebugSession:
         """Leave the debugger."""
         self._code = self.screen.tally.code
 
-    def help(self, rest: str) -> None:
+    def print_help(self, rest: str) -> None:
         """Print the commands."""
         command = COMMANDS.get(SHORTS.get(rest, rest)) if rest else None
         if rest and command is None:
@@ -471,7 +473,7 @@ def debug_divergence(stepper: Stepper, error: ReplayDivergence, journal: Journal
         parked=error,
     )
     session = DebugSession(screen)
-    session.serve(None)
+    session.run_command_loop(None)
     engine.close()
 
 
@@ -505,9 +507,14 @@ COMMANDS: dict[str, _Command] = {
         lambda s, rest: s.navigation.move_by(rest, -1, steps=True), "[COUNT]", "one step back", goes=True
     ),
     "goto": _Command(_wrap_move_command(DebugNavigation.goto), "N|PATH#N", "to a step or an effect", goes=True),
-    "first": _Command(lambda s, _: s.navigation.go_to_first_or_last(last=False), "", "to the first position", goes=True),
+    "first": _Command(
+        lambda s, _: s.navigation.go_to_first_or_last(last=False), "", "to the first position", goes=True
+    ),
     "last": _Command(
-        lambda s, _: s.navigation.go_to_first_or_last(last=True), "", "to the last one, or the question that is open", goes=True
+        lambda s, _: s.navigation.go_to_first_or_last(last=True),
+        "",
+        "to the last one, or the question that is open",
+        goes=True,
     ),
     "until": _Command(
         _wrap_move_command(DebugNavigation.run_until), "LINE|@TOOL|error|EXPR", "on to where it holds", goes=True
@@ -559,9 +566,11 @@ COMMANDS: dict[str, _Command] = {
         "where the arguments of the call here come from, or a value",
     ),
     "cost": _Command(_wrap_screen_command(inspection.show_cost), "", "what was spent"),
-    "diff": _Command(_wrap_move_command(DebugNavigation.diff), "N M", "what differs between two places", goes=True),
+    "diff": _Command(
+        _wrap_move_command(DebugNavigation.diff_positions), "N M", "what differs between two places", goes=True
+    ),
     "fork": _Command(
-        DebugSession.fork,
+        DebugSession.fork_and_debug_run,
         "[OPTIONS]",
         "continue from here in a new journal",
         goes=True,
@@ -571,7 +580,7 @@ COMMANDS: dict[str, _Command] = {
         "--into FILE: the new journal; --allow-repeat: what changed the world may happen again\n"
         "--trust-journal: do not ask about calls that only a journal of others asks for",
     ),
-    "parent": _Command(DebugSession.parent, "", "back to the run that this one was forked from"),
+    "parent": _Command(DebugSession.return_to_parent_run, "", "back to the run that this one was forked from"),
     "recorded": _Command(
         lambda s, rest: inspection.show_divergence(s.screen, rest, recorded=True),
         "",
@@ -583,7 +592,7 @@ COMMANDS: dict[str, _Command] = {
         "at a divergence: the current effect",
     ),
     "quit": _Command(DebugSession.quit, "", "leave"),
-    "help": _Command(DebugSession.help, "[COMMAND]", "this list", in_frame=True),
+    "help": _Command(DebugSession.print_help, "[COMMAND]", "this list", in_frame=True),
 }
 SHORTS = {
     "n": "next", "b": "back", "s": "step", "u": "until", "g": "goto", "w": "where", "l": "list", "p": "print", "q": "quit",

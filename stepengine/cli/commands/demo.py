@@ -91,7 +91,7 @@ def demo(
     except CassetteMiss as miss:
         return print_error(str(miss), Exit.DIVERGED)
     if progress is not None:
-        progress.finish(run.result)
+        progress.print_run_summary(run.result)
     if run.code is not Exit.COMPLETED:
         return print_error(f"the demo ended as {run.result.status.value}: {run.result.error}", run.code)
     _print_explanation(run.result.output["diff"], _describe_cost(run.result.usage))

@@ -49,7 +49,7 @@ def _run_with_durable_engine(
     return run_deployment_command(act_with_engine())
 
 
-def export(
+def export_run(
     run: Run,
     *,
     agents: Agents = "agents",
@@ -78,7 +78,7 @@ def export(
     return _run_with_durable_engine(agents, db, write_export, app=app, pool=pool)
 
 
-def import_(
+def import_run(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A journal of a run that has not ended.")],
     *,
     agents: Agents = "agents",
@@ -101,7 +101,7 @@ def import_(
     Examples:
       stepengine journal import run.jsonl --agents my_agents.py
     """
-    from stepengine.cli.journals import refuse_untrusted_approvals, journal_errors_as_usage, open_journal
+    from stepengine.cli.journals import journal_errors_as_usage, open_journal, refuse_untrusted_approvals
     from stepengine.journal.unknown_calls import refuse_unknown_calls
 
     if trust_journal:
@@ -139,7 +139,7 @@ def fork_durable_run(
     return _run_with_durable_engine(agents, db, fork_run, app=app, pool=pool)
 
 
-def move(
+def move_runs_to_release(
     of: Annotated[str, typer.Argument(metavar="FROM", help="The release with runs that have not ended.")],
     to: Annotated[
         str, typer.Argument(metavar="TO", help="The release that resumes them; its workers must be running.")

@@ -14,12 +14,12 @@ import typer
 from stepengine.cli.evaluation import (
     Budget,
     Yes,
-    require_user_confirmation,
     make_result_folder_path,
     make_sample_engine,
     parse_budget,
     redact_lines,
     redact_report,
+    require_user_confirmation,
     run_and_close_engines,
     run_reporting_errors,
 )

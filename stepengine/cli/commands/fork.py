@@ -20,14 +20,14 @@ from stepengine.cli.evaluation import Budget, Fresh, Simulate, parse_budget
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import (
     check_choice,
-    refuse_untrusted_approvals,
     create_journal,
     journal_errors_as_usage,
     load_recorded_agent,
+    make_resume_limits,
     open_journal,
     parse_answers,
+    refuse_untrusted_approvals,
     run_cancelling_on_signal,
-    make_resume_limits,
     run_on_journal,
     start_run_and_wait,
 )

@@ -139,7 +139,7 @@ def _measure_impact(
     files: Sequence[str], options: Options, *, n: int, budget: SharedBudget, tools: str, **asked: Any
 ) -> Impact:
     """Return the report of all runs; the runs of each agent share an engine. *asked* are more options of ``impact``."""
-    from stepengine.evaluation.impact import Impact, Judged, RepeatedJournal, replay_to_first_difference, impact
+    from stepengine.evaluation.impact import Impact, Judged, RepeatedJournal, impact, replay_to_first_difference
 
     own: list[RecordedCase] = []
     unread: list[RepeatedJournal] = []
@@ -153,7 +153,9 @@ def _measure_impact(
         return Impact("", n, tools, tuple(map(Judged, unread)), budget.known)
 
     async def run_impact() -> Impact:
-        found = [await replay_to_first_difference(case.bench.engine, case.file, case.journal, case.agent) for case in own]
+        found = [
+            await replay_to_first_difference(case.bench.engine, case.file, case.journal, case.agent) for case in own
+        ]
         return await impact(own[0].bench.engine, [*found, *unread], n=n, budget=budget, tools=tools, **asked)
 
     return run_and_close_engines(run_impact, [case.bench.engine for case in own])

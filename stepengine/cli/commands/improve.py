@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
-from stepengine.cli.bench import make_pricing, make_model_registry_for_agents
+from stepengine.cli.bench import make_model_registry_for_agents, make_pricing
 from stepengine.cli.evaluation import (
     make_result_folder_path,
     make_sample_engine,

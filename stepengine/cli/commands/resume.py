@@ -16,10 +16,10 @@ from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import (
     check_choice,
     load_recorded_agent,
+    make_resume_limits,
     needs_new_approvals,
     open_journal,
     parse_answers,
-    make_resume_limits,
     run_on_journal,
     start_run_and_wait,
 )

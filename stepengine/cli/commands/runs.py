@@ -14,7 +14,7 @@ import typer
 from stepengine.cli.conversations import format_run_age
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import find_files_and_journals, journal_errors_as_usage
-from stepengine.cli.schedules import list_schedules
+from stepengine.cli.schedules import list_and_print_schedules
 from stepengine.cli.screen.render import format_cost, one_line, print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import list_recorded_runs
@@ -92,7 +92,7 @@ def runs(
         if everywhere or waiting:
             msg = "--schedules lists schedules, not runs; leave out --all and --waiting"
             raise UsageProblem(msg)
-        return list_schedules(files or (), runs=place, db=db, app=app, as_json=as_json, config=config)
+        return list_and_print_schedules(files or (), runs=place, db=db, app=app, as_json=as_json, config=config)
     if place or db or config or app != APP:
         msg = "--runs, --db, --app and --config need --schedules; add --schedules, or leave them out to list recorded runs"
         raise UsageProblem(msg)

@@ -95,10 +95,12 @@ def send(
     content = parse_json_message(message or "null") if topic else read_message_text(message)
     sent = _Outgoing(id or secrets.token_hex(16), check_topic(topic) if topic else "", path, content, answers)
     if (journal := find_journal_unless_durable(run, db)) is not None:
-        return run_mailbox_command(lambda posting: sent.report(sent.send_to_journal(posting, journal), as_json=as_json))
+        return run_mailbox_command(
+            lambda posting: sent.print_sent_ids(sent.send_to_journal(posting, journal), as_json=as_json)
+        )
 
     async def send_message(operator: Operator) -> Exit:
-        sent.report(await sent.send_to_database(operator, run), as_json=as_json)
+        sent.print_sent_ids(await sent.send_to_database(operator, run), as_json=as_json)
         return Exit.COMPLETED
 
     return run_with_operator(db, send_message, app=app)
@@ -135,7 +137,7 @@ class _Outgoing:
             await operator.send_input(run, self.content, id=self.id)
         return None
 
-    def report(self, is_new: bool | None, *, as_json: bool) -> None:
+    def print_sent_ids(self, is_new: bool | None, *, as_json: bool) -> None:
         """Print the id of a message; with *as_json* also the ids of answered questions."""
         if as_json and self.answers:
             print(to_ascii_json({"answered": [*self.answers]}))

@@ -265,7 +265,9 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
         except StepEngineError as error:
             raise UsageProblem(error.message) from error
         agents = [agent.id for agent in engine.agents]
-        begun = partial(_print_links_and_open_browser, wanted, token=token, logins=logins, agents=agents, script=options.script)
+        begun = partial(
+            _print_links_and_open_browser, wanted, token=token, logins=logins, agents=agents, script=options.script
+        )
         with _print_engine_warnings(), contextlib.ExitStack() as until_end:
 
             def listens(url: str) -> None:
@@ -391,7 +393,9 @@ def load_engine_and_schedules(
     script = make_run_script(options.script) if options.script else None
     if offered.models is not None or offered.options:
         request = ToolRequest([add_spawnable_agents(agents)], offered.tools, can_ask=True)
-        setting = {"permissions": choose_policy(options) or request.policy(options, None)} | offered.options
+        setting = {
+            "permissions": choose_policy(options) or request.make_approval_policy(options, None)
+        } | offered.options
         setting["permissions"] = add_guard_rules(options, setting["permissions"])
         return Engine(agents, offered.tools, script or offered.models, **setting), offered.schedules
     first, *others = agents

@@ -33,7 +33,7 @@ RECORDINGS = "recordings/**/*.jsonl"
 _chaos_option = partial(typer.Option, rich_help_panel="Options of --chaos")
 
 
-def suite(
+def replay_runs_as_tests(
     files: Annotated[list[str], typer.Argument(metavar="FILE", help="Journals; with --chaos AGENT [PROMPT].")],
     *,
     agent: Agent = "",

@@ -20,7 +20,7 @@ File: TypeAlias = Annotated[Path, typer.Option("--file", help="The server's file
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token, to list and revoke it.")]
 
 
-def add(
+def create_token(
     name: Name,
     *,
     file: File,
@@ -69,7 +69,7 @@ def add(
     return Exit.COMPLETED
 
 
-def listed(
+def list_tokens(
     *,
     file: File,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
@@ -96,7 +96,7 @@ def listed(
     return Exit.COMPLETED
 
 
-def revoke(name: Name, *, file: File) -> Exit:
+def revoke_token(name: Name, *, file: File) -> Exit:
     """
     Revoke a token: requests with it are refused.
 

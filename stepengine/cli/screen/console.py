@@ -24,7 +24,7 @@ from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from stepengine.adapters.display_items import drop_if_shown
-from stepengine.cli.screen.confirm import NO, YES, is_doubt_result_answer, is_about_doubt, parse_result_answer
+from stepengine.cli.screen.confirm import NO, YES, is_about_doubt, is_doubt_result_answer, parse_result_answer
 from stepengine.cli.screen.progress import COLORS, ProgressDisplay, style_diff_lines
 from stepengine.cli.screen.render import (
     ColorScheme,
@@ -119,7 +119,7 @@ class TypedLines:
         self._bytes = bytearray()
         self._ended = False
 
-    async def next(self) -> str | None:
+    async def read_next_line(self) -> str | None:
         """Return the next line without its end, ``None`` when there is none any more."""
         if self._fd is None:
             line = self._stream.readline()
@@ -235,7 +235,7 @@ class Screen(ProgressDisplay):
         elif isinstance(event, ev.AgentFinished):
             self._children.pop(event.child_path, None)
         elif child := self._children.get(event.path):
-            child.follow(event)
+            child.record_event(event)
         if isinstance(event, ev.TextCompleted) and not event.path:
             self._said.append(event.text)
         elif isinstance(event, ev.ThinkingCompleted):
@@ -261,21 +261,21 @@ class Screen(ProgressDisplay):
         while self._notes:
             print_wrapped(self._console, *self._notes.pop(0))
 
-    def make_room(self) -> None:
+    def end_plain_text_line(self) -> None:
         """End the streaming line of text, so that lines can be printed. An open block of Markdown stays below them."""
         if self._block is None:
             self.close_line()
 
-    def finish(self, result: RunResult) -> None:
+    def print_run_summary(self, result: RunResult) -> None:
         """Print the output of the run if its model did not print it, and the summary line."""
         came_to = _format_output(result)
         if result.status is RunStatus.COMPLETED and drop_if_shown(came_to, self._said):
             self.close_line()
             self.add_text("", came_to)
         self._said.clear()
-        super().finish(result)
+        super().print_run_summary(result)
 
-    def live(self) -> str:
+    def render_live_area(self) -> str:
         """Return the coloured live area: the open block, running children and the status line."""
         from rich.text import Text
 
@@ -297,7 +297,7 @@ class Screen(ProgressDisplay):
                 console.print(Text(truncate_text(text, width - 1), style=style), soft_wrap=True)
             for line in lines:
                 console.print(Text(line, style=self.colors.agent), soft_wrap=True)
-            status = Text(STOPPING, style=self.colors.note) if self.is_stopping else self.status()
+            status = Text(STOPPING, style=self.colors.note) if self.is_stopping else self.format_status_line()
             status.truncate(max(1, width - 1))
             console.print(status, soft_wrap=True)
         return "\n".join([*block, *drawn.get().splitlines()])
@@ -339,11 +339,11 @@ class Screen(ProgressDisplay):
             self.close_line()
         super().discard_text(path)
 
-    def _show(self, event: ev.Event) -> None:
+    def _show_event(self, event: ev.Event) -> None:
         if self.is_stopping and isinstance(event, ev.ReplyDiscarded):
             self.discard_text(event.path)
         elif not (self.is_stopping and isinstance(event, ev.ToolFinished) and event.result.is_error):
-            super()._show(event)
+            super()._show_event(event)
         if isinstance(event, ev.TextCompleted | ev.ReplyDiscarded):
             self.print_delayed_notes()
 
@@ -446,7 +446,7 @@ class _ChildLine:
         self._steps = 0
         self._start = time.monotonic()
 
-    def follow(self, event: ev.Event) -> None:
+    def record_event(self, event: ev.Event) -> None:
         """Update the line from an event of the child."""
         if isinstance(event, ev.StepStarted):
             self._steps = event.step + 1
@@ -507,15 +507,15 @@ class Terminal:
         """Print a line, made visible and wrapped to the terminal; each line starts with *gutter*."""
         print_wrapped(self._console, text, style, gutter=gutter)
 
-    async def line(self, prompt: str) -> str | None:
+    async def read_line_with_prompt(self, prompt: str) -> str | None:
         """Read the next line, with *prompt* on a terminal; ``None`` at the end of the input."""
         from rich.text import Text
 
         if not self.lines.is_terminal:
-            return await self.lines.next()
+            return await self.lines.read_next_line()
         self._console.print(Text(prompt, style=self._colors.question), end="", soft_wrap=True)
         self._console.file.flush()
-        typed = await self.lines.next()
+        typed = await self.lines.read_next_line()
         if typed is None:
             self.print_text("")
         return typed
@@ -523,9 +523,9 @@ class Terminal:
     async def read_line_during_run(self) -> str | None:
         """Read the next line typed during a run, without echo on a terminal; ``None`` at the end of the input."""
         if not (self.lines.is_terminal and self._console.is_terminal):
-            return await self.lines.next()
+            return await self.lines.read_next_line()
         with self.lines.disable_echo():
-            typed = await self.lines.next()
+            typed = await self.lines.read_next_line()
         self._hidden = f"> {visible(typed)}" if typed else ""
         return typed
 
@@ -535,7 +535,7 @@ class Terminal:
         if text:
             (self.print_text if now else self.note)(text, self._colors.note)
 
-    def is_command(self, text: str) -> bool:
+    def is_chat_command(self, text: str) -> bool:
         """Return whether a line is a command of the chat and never an answer."""
         return False
 
@@ -571,12 +571,14 @@ class Terminal:
         """
         for line in self.drain_typed_lines():
             await handle_other_line(line)
-        is_whole = self._show(question, self._max_subject_lines())
+        is_whole = self._print_question(question, self._max_subject_lines())
         prompt = _permission_prompt(question, self._console.width, is_whole=is_whole) if question.tool_name else "> "
         prompt = LATER if may_skip else prompt
-        while (typed := await self.line(prompt)) is not None and not (may_skip and typed.strip() in ("", SKIP)):
+        while (typed := await self.read_line_with_prompt(prompt)) is not None and not (
+            may_skip and typed.strip() in ("", SKIP)
+        ):
             if typed.strip() == "v" and (question.tool_name or not is_whole):
-                self._show(question)
+                self._print_question(question)
                 continue
             said = await self._parse_answer(question, typed)
             try:
@@ -593,7 +595,7 @@ class Terminal:
 
     async def _parse_answer(self, question: Question, typed: str) -> Any:
         """Parse a line as the answer; ``None`` for no answer, ``AGAIN`` if the person returned to the question."""
-        if self.is_command(typed):
+        if self.is_chat_command(typed):
             return None
         if not question.tool_name:
             return _parse_question_answer(question, self.message_from_line(typed))
@@ -625,13 +627,13 @@ class Terminal:
             return AGAIN
         if chosen.confirm:
             self.print_text(one_line(chosen.confirm, 200), self._colors.warning)
-            if ((await self.line(CONFIRM)) or "").strip().lower() != "yes":
+            if ((await self.read_line_with_prompt(CONFIRM)) or "").strip().lower() != "yes":
                 return AGAIN
         return chosen.answer
 
     async def _read_choice_number(self, lasting: Sequence[Choice]) -> Choice | None:
         """Return the choice whose number is typed; ``None`` for an empty line or the end of the input."""
-        while typed := ((await self.line(WHICH)) or "").strip():
+        while typed := ((await self.read_line_with_prompt(WHICH)) or "").strip():
             chosen = _find_typed_choice(lasting, typed)
             if chosen is not None:
                 return chosen
@@ -642,7 +644,7 @@ class Terminal:
         """Return how many lines of a question's subject fit below the question."""
         return max(1, min(MAX_SHOWN, self._console.height - BELOW)) if self._console.is_terminal else MAX_SHOWN
 
-    def _show(self, question: Question, most: int | None = None) -> bool:
+    def _print_question(self, question: Question, most: int | None = None) -> bool:
         """Print a question; return whether all of its lines were printed."""
         first, *rest = question.text.splitlines() or [""]
         self.print_text(f"? {one_line(first, 400)}", self._colors.question)
@@ -903,7 +905,7 @@ async def _show_events(handle: RunHandle, screen: Screen, somebody: _ConsoleInpu
             ):
                 return
             elif isinstance(event, ev.RunFinished):
-                screen.finish(event.result)
+                screen.print_run_summary(event.result)
             elif isinstance(event, ev.PhaseChanged) and not event.path and event.phase is RunPhase.IDLE:
                 somebody.news.put_nowait(None)
 
@@ -997,7 +999,7 @@ class _ConsoleInput:
     async def _send_next_input_or_shut_down(self) -> bool:
         """Read the next input of an idle run; return ``False`` and shut the run down if the person quits."""
         while True:
-            line = await self._terminal.line("> ")
+            line = await self._terminal.read_line_with_prompt("> ")
             if line is None or line.strip() in QUIT:
                 await self._handle.shutdown()
                 return False
@@ -1064,7 +1066,7 @@ class TerminalInteractor:
         def answer(said: Any) -> None:
             answers.append(validate_typed_answer(said, question))
 
-        held = contextlib.nullcontext() if self._progress is None else self._progress.pause()
+        held = contextlib.nullcontext() if self._progress is None else self._progress.hide_status_line()
         async with self._one_at_a_time:
             with held:
                 may_skip = is_about_doubt(question.id)

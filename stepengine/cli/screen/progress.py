@@ -125,7 +125,7 @@ class ProgressDisplay:
         self._live = None
 
     @contextmanager
-    def pause(self) -> Iterator[None]:
+    def hide_status_line(self) -> Iterator[None]:
         """Hide the status line during the block, so that the user can type."""
         live = self._live
         if live is None:
@@ -139,14 +139,14 @@ class ProgressDisplay:
 
     def on_event(self, event: ev.Event) -> None:
         """Show *event*."""
-        self.counts.count(event)
+        self.counts.count_event(event)
         if isinstance(event, ev.AgentSpawned | ev.AgentFinished) and self._count_child(event):
             return
         if self.children.is_only_counted(event.path) and not isinstance(event, OF_MANY):
             return
-        self._show(event)
+        self._show_event(event)
 
-    def _show(self, event: ev.Event) -> None:
+    def _show_event(self, event: ev.Event) -> None:
         show = SHOWN.get(type(event))
         if show is not None:
             show(self, event)
@@ -154,8 +154,8 @@ class ProgressDisplay:
     def _count_child(self, event: ev.AgentSpawned | ev.AgentFinished) -> bool:
         """Count the start or end of one of many children; return whether nothing more is to be printed for it."""
         if isinstance(event, ev.AgentSpawned):
-            return self.children.start(event, are_shown=self.verbose)
-        group = self.children.end(event)
+            return self.children.count_started_child(event, are_shown=self.verbose)
+        group = self.children.count_ended_child(event)
         if group is None:
             return self.children.is_only_counted(event.path)
         if event.status is not RunStatus.COMPLETED:
@@ -174,7 +174,7 @@ class ProgressDisplay:
         diff = diff_of(question)
         self._asked_diffs += [diff] if diff else []
 
-    def finish(self, result: RunResult) -> None:
+    def print_run_summary(self, result: RunResult) -> None:
         """Print the status of the run, its counts and its cost."""
         for path in list(self._partial):
             self.flush_text(path)
@@ -197,9 +197,9 @@ class ProgressDisplay:
         text = Text("".join([visible(p) for p in list(self._partial.values())]))
         if text:
             text.append("\n")
-        return text.append_text(self.status())
+        return text.append_text(self.format_status_line())
 
-    def status(self) -> Text:
+    def format_status_line(self) -> Text:
         """Return the status line: step, activity, tokens, cost and time."""
         from rich.text import Text
 
@@ -298,7 +298,7 @@ class _RunCounts:
         # The root's result has none of its children's.
         self._agents = self._steps = self._tool_calls = 0
 
-    def count(self, event: ev.Event) -> None:
+    def count_event(self, event: ev.Event) -> None:
         """Count *event*."""
         self._agents += isinstance(event, ev.AgentSpawned)
         if isinstance(event, ev.StepStarted):
@@ -381,20 +381,20 @@ class _Children:
             path = path.rpartition(".")[0]
         return path
 
-    def name(self, event: ev.AgentSpawned) -> None:
+    def store_child_heading(self, event: ev.AgentSpawned) -> None:
         """Store the heading of a child that runs alongside others."""
         self.siblings[event.child_path] = f"[{event.agent_id}: {one_line(event.prompt, 40)}]".replace(": ]", "]")
 
-    def start(self, event: ev.AgentSpawned, *, are_shown: bool) -> bool:
+    def count_started_child(self, event: ev.AgentSpawned, *, are_shown: bool) -> bool:
         """Count a child if it is one of many, unless all *are_shown*; return whether nothing is printed for it."""
         if are_shown or event.of < MANY:
             return self.is_only_counted(event.path)
-        self.groups.setdefault(event.path, _SiblingGroup(event.agent_id)).began(event.of)
+        self.groups.setdefault(event.path, _SiblingGroup(event.agent_id)).count_started(event.of)
         self._folded.add(event.child_path)
-        self.name(event)
+        self.store_child_heading(event)
         return True
 
-    def end(self, event: ev.AgentFinished) -> _SiblingGroup | None:
+    def count_ended_child(self, event: ev.AgentFinished) -> _SiblingGroup | None:
         """Count the end of one of many children and return them; ``None`` for another child."""
         if event.child_path not in self._folded:
             return None
@@ -419,7 +419,7 @@ class _SiblingGroup:
         self.asked = self.ended = self.told = 0
         self._awaited = 0
 
-    def began(self, of: int) -> None:
+    def count_started(self, of: int) -> None:
         """Count a started child of a group of *of*."""
         if not self._awaited:
             self._awaited = of
@@ -458,7 +458,7 @@ def _on_agent_spawned(display: ProgressDisplay, event: ev.AgentSpawned) -> None:
         display.colors.agent,
     )
     if not event.only_child:
-        display.children.name(event)
+        display.children.store_child_heading(event)
 
 
 def _on_agent_finished(display: ProgressDisplay, event: ev.AgentFinished) -> None:

@@ -181,14 +181,14 @@ class PromptReader(Terminal):
         finally:
             self._live, self._interrupt = str, None
 
-    async def next(self) -> str | None:
+    async def read_next_prompt(self) -> str | None:
         """Read the next prompt; ``None`` if the person leaves with Ctrl-D or with Ctrl-C twice."""
         if self._unsent:
             said, self.was_pasted = self._unsent.pop(0), False  # that was looked at when it was kept
             self.print_text(f"> {visible(said)}", "dim")
             return said
         if self._session is None:
-            return await super().line("> ")
+            return await super().read_line_with_prompt("> ")
         last = -SOON
         while True:
             try:
@@ -217,10 +217,10 @@ class PromptReader(Terminal):
         self._hidden = "\n".join([f"> {line}" for line in visible(said).splitlines()])
         return said
 
-    async def line(self, prompt: str) -> str | None:
+    async def read_line_with_prompt(self, prompt: str) -> str | None:
         """Read an answer; ``None`` at the end of the input."""
         if self._answers is None:
-            return await super().line(prompt)
+            return await super().read_line_with_prompt(prompt)
         while True:
             try:
                 answer: str = await self._read_session_line(self._answers, prompt, keeps=False)
@@ -234,7 +234,7 @@ class PromptReader(Terminal):
             else:
                 return answer
 
-    def is_command(self, text: str) -> bool:
+    def is_chat_command(self, text: str) -> bool:
         """Return whether a line is a command of the chat and not an answer; ``/skip`` is an answer."""
         word = "".join(text.split(maxsplit=1)[:1])
         return word.startswith("/") and word[1:].isascii() and word[1:].isalpha() and text.strip() not in ANSWERS
@@ -252,7 +252,7 @@ class PromptReader(Terminal):
         return is_command
 
     @property
-    def waiting(self) -> tuple[str, ...]:
+    def queued_lines(self) -> tuple[str, ...]:
         """The queued lines, which are sent after the turn."""
         return tuple(self._unsent)
 
@@ -263,7 +263,7 @@ class PromptReader(Terminal):
         With *to_line* what would have been said stands in the line again, where a line can be edited: the last command only
         where there is nothing else.
         """
-        words = [text for text in self._unsent if not self.is_command(text)] or self._unsent[-1:]
+        words = [text for text in self._unsent if not self.is_chat_command(text)] or self._unsent[-1:]
         if to_line and self.is_rich:
             self._draft = "\n".join([*words, *([self._draft] if self._draft else [])])
         self._unsent.clear()
@@ -433,7 +433,7 @@ def _make_stored_history(history: PromptHistory, unfolded: Callable[[str], str])
             return reversed(history.load())
 
         def store_string(self, string: str) -> None:
-            history.remember(unfolded(string))
+            history.append_redacted(unfolded(string))
 
     return Kept()
 
@@ -498,7 +498,7 @@ class PromptHistory:
                 said += [text] if isinstance(text := json.loads(line), str) else []
         return said
 
-    def remember(self, said: str) -> None:
+    def append_redacted(self, said: str) -> None:
         """Append an input to the file, with secrets redacted; ignore write errors."""
         file = self._file
         if file is None or len(said) > HISTORY_CHARS:
