@@ -296,7 +296,7 @@ def test_without_its_extra_a_terminal_is_read_line_by_line(folder: Path, monkeyp
     without = prompt()
 
     assert (True, False) == (with_it.is_rich, without.is_rich)
-    assert "said" == asyncio.run(without.next())
+    assert "said" == asyncio.run(without.read_next_prompt())
 
 
 @pytest.mark.deep

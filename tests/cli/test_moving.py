@@ -72,7 +72,7 @@ def test_diverging_run_is_reported_and_the_others_move(
 
     monkeypatch.setattr("stepengine.durable.DeploymentMaintenance", Found)
     monkeypatch.setattr(durable_runs, "_run_with_durable_engine", with_agents)
-    code = durable_runs.move("1", "2", check=check, as_json=True)
+    code = durable_runs.move_runs_to_release("1", "2", check=check, as_json=True)
     told = json.loads(capsys.readouterr().out)
 
     expected = [

@@ -769,7 +769,7 @@ def test_a_diff_keeps_the_lines_of_the_file(tmp_path: Path, end: str) -> None:
     source = f'{GREETER}\x0c\nLATER = "a\u2028b"\n'.replace("\n", end)
     (tmp_path / "mine.py").write_bytes(source.encode())
     file = AgentFile.read(AgentLocation(tmp_path / "mine.py"))
-    made = file.diff({"system_prompt": "Greet\u2028all\x85of them."}).split("\n")
+    made = file.diff_changes({"system_prompt": "Greet\u2028all\x85of them."}).split("\n")
     kept = [line[1:] for line in made[3:] if line[:1] in (" ", "+")]
 
     assert [] == [line for line in made[2:-1] if line[:1] not in (" ", "+", "-", "@")]
@@ -784,7 +784,7 @@ def test_parts_are_the_literals_that_an_agent_is_made_of(parts: AgentFile) -> No
         "tools.look": "Look something up.\n\nArgs:\n    name: What.", "tools.count": "Count it.", "tools.made": "It is made.",
     } == {name: part.value for name, part in parts.parts.items()}  # fmt: skip
     assert ["instructions_prompt"] == [*parts.fixed]
-    assert "" == parts.diff({})
+    assert "" == parts.diff_changes({})
 
 
 TEXTS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=60).filter(
