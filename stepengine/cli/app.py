@@ -160,12 +160,12 @@ def _make_typer_app(**attributes: Any) -> typer.Typer:
     return typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False, **attributes)
 
 
-def _make_command_group(first: str) -> Parsed:
-    """Return the group of the two-word commands whose first word is *first*."""
-    text, several = UNDER[first]
-    part = _make_typer_app(name=first, help=text, no_args_is_help=True)
+def _make_command_group(first_word: str) -> Parsed:
+    """Return the group of the two-word commands whose first word is *first_word*."""
+    text, several = UNDER[first_word]
+    part = _make_typer_app(name=first_word, help=text, no_args_is_help=True)
     for name, listed in several.items():
-        _register_command(part, name, listed, f"{first} {name}")
+        _register_command(part, name, listed, f"{first_word} {name}")
     return typer.main.get_group(part)  # of one command, `get_command` would make that command
 
 
@@ -175,16 +175,16 @@ def _make_single_command(name: str, listed: ListedCommand) -> Parsed:
     return typer.main.get_command(part)
 
 
-def _register_command(part: typer.Typer, name: str, listed: ListedCommand, words: str) -> None:
+def _register_command(part: typer.Typer, name: str, listed: ListedCommand, full_name: str) -> None:
     command = listed.load()
     part.command(
         name,
         help=_help_text_to_markup(inspect.cleandoc(command.__doc__ or "")),
         short_help=_escape_markup(listed.text),
-        epilog=_help_text_to_markup(EXIT_CODES) if words in RUNNING else None,
+        epilog=_help_text_to_markup(EXIT_CODES) if full_name in RUNNING else None,
         # What follows the command of a server is its own, also where it looks like an option of ours.
-        context_settings=AS_TYPED if words == "mcp inspect" else None,
-    )(_wrap_with_trust_and_exit(words, command))
+        context_settings=AS_TYPED if full_name == "mcp inspect" else None,
+    )(_wrap_with_trust_and_exit(full_name, command))
 
 
 def _escape_markup(text: str) -> str:

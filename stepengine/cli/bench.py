@@ -147,8 +147,8 @@ def make_engine_setup(
     alone = not sys.stdin.isatty() if is_chat else somebody is None
     # The journal that every run has by itself is no sign that somebody will come back to answer.
     denies = True if headless is None and is_new and not options.journal and alone else headless
-    homeless = _models_without_provider(options, agents)
-    named = next((one for one in agents if one.model and one.model not in homeless), None)
+    unserved_models = _models_without_provider(options, agents)
+    named = next((one for one in agents if one.model and one.model not in unserved_models), None)
     if options.base_url and is_new and named is not None and not _base_url_models(options):
         msg = (
             f"--base-url is {options.base_url!r}but no model is named for that server: {named.id!r} names {named.model!r}, which is "
@@ -157,7 +157,9 @@ def make_engine_setup(
         raise UsageProblem(msg)
     if options.base_url and not is_new and not any(options.served):
         options = attrs.evolve(options, served=_recorded_model_overrides(options.journal))
-    models = _make_script_provider(options) if performs and options.script else make_model_registry(options, homeless)
+    models = (
+        _make_script_provider(options) if performs and options.script else make_model_registry(options, unserved_models)
+    )
     default, problem = _default_model_or_problem(models, settings)
     options = attrs.evolve(options, place=_parse_workspace_option(options) if performs else None)
     beside = load_module_tools(options, agents) if tools is None else tools
@@ -265,7 +267,7 @@ def add_guard_rules(options: Options, policy: Policy | None, recorded: History |
 
 
 def make_asking_policy() -> Policy:
-    """Return the policy that allows reading and asks about everything else."""
+    """Return the policy that allows reading, read-only commands and questions, and asks about everything else."""
     from stepengine.permissions import Policy, Rule, read_only_commands
 
     return Policy([Rule.allow_category("read"), Rule.allow_tool("ask_user"), *read_only_commands()])
@@ -290,12 +292,12 @@ def _choose_model_overrides(options: Options, agents: list[AgentDefinition], *, 
     return {normalised_id(name): model for name, model in chosen.items()} | typed
 
 
-def make_model_registry(options: Options, homeless: Iterable[str] = ()) -> Models | Provider:
+def make_model_registry(options: Options, unserved_models: Iterable[str] = ()) -> Models | Provider:
     """
     Return the registered providers; with ``--base-url``, models of ``--model`` are requested from that server.
 
     A model that an agent or a yield names itself goes to its own provider: that server has no model of that name, and a
-    request that went there would be priced as what it is not. Those in *homeless* have no provider, so that server gets them.
+    request that went there would be priced as what it is not. Those in *unserved_models* have no provider, so that server gets them.
 
     Raises:
         UsageProblem: when that is not an address, or a key is named without it.
@@ -318,7 +320,7 @@ def make_model_registry(options: Options, homeless: Iterable[str] = ()) -> Model
     name = prefix if prefix in PRESETS and prefix != "openai" else "openai_chat"
     server = OpenAIChatProvider(name, base_url=options.base_url, key_env=options.api_key_env or None)
     models.register(name, server)
-    for model in (*served, *homeless):
+    for model in (*served, *unserved_models):
         models.serve(model, server)
     return models
 

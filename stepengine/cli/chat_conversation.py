@@ -99,13 +99,13 @@ class ChatConversation:
             self.filled = filled or self.estimate_prompt_tokens()
 
     def load_recorded_turn(self, last: RunResult, entry: RecordedRun) -> None:
-        """Continue after a recorded turn."""
+        """Replace the turns by a recorded one, from whose end the conversation continues."""
         self.states = [last.state]
         self.session_id = entry.text("session_id") or self.session_id
         self.filled = self.estimate_prompt_tokens()
 
     def fork_after_turn(self, turn: int) -> None:
-        """Start a new conversation with the first turns of this one."""
+        """Drop the turns after number *turn*, and continue as a new conversation."""
         self.states, self.session_id = self.states[:turn], _make_session_id()
         self.filled = self.estimate_prompt_tokens()
 

@@ -203,7 +203,7 @@ class Chat:
         return code
 
     def compose_prompt_and_clear_notes(self, said: str) -> str:
-        """Return the prompt for the agent: the input, the named files, and notes since the last turn."""
+        """Return the prompt of notes, input and named files; print which files are sent, and clear the notes."""
         text, notes = expand_attachments(said, self.conversation.options.cwd.resolve())
         for note in notes:
             self.print_text(f"  {visible(note)}", "dim")
@@ -262,7 +262,7 @@ class Chat:
     # --- a turn ----------------------------------------------------------------------------------------------------------
 
     async def run_turn(
-        self, said: str, agent: AgentDefinition | None = None, options: Options | None = None, *, title: str = ""
+        self, prompt: str, agent: AgentDefinition | None = None, options: Options | None = None, *, title: str = ""
     ) -> Exit:
         """Run one turn and record it; return its exit code."""
         from stepengine.engine.packages import published_id
@@ -272,7 +272,7 @@ class Chat:
         about = {"agent_id": published_id(agent), "prompt": title, "session_id": chat.session_id}
         with RunRecording.start(options, None, command="chat", **about) as recording:
             try:
-                handle = chat.start_turn(said, agent, options, recording.journal)
+                handle = chat.start_turn(prompt, agent, options, recording.journal)
             except StepEngineError as error:
                 return print_error(visible(format_error(error)))
             recording.record_start(handle.run_id)

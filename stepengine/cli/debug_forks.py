@@ -53,18 +53,18 @@ FLAGS = {
 }
 
 
-def fork_run(screen: DebugScreen, rest: str, forked: ForkedWalk | None) -> str:
+def fork_run(screen: DebugScreen, typed: str, forked: ForkedWalk | None) -> str:
     """
     Continue the run from its current position in a new journal, and return the journal's name.
 
     Args:
         screen: Shows the result of the fork.
-        rest: The options as they were typed; see ``help fork``.
+        typed: The options as they were typed; see ``help fork``.
         forked: The walk, if it consists of processes: then the fork has a process of its own, too.
     """
     from stepengine.journal.sources import parse_database_path
 
-    asked = _parse_fork_options(rest)
+    asked = _parse_fork_options(typed)
     if asked.trusts:
         refuse_inside_tool("debug fork --trust-journal")
     source = screen.options.journal

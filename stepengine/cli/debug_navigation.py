@@ -65,21 +65,21 @@ class DebugNavigation:
             raise RefusedCommand(msg)
         return self._debugger.places.find(text)
 
-    def move_by(self, rest: str, sign: int = 1, *, steps: bool = False) -> None:
+    def move_by(self, typed: str, sign: int = 1, *, steps: bool = False) -> None:
         """
         Move by a count of positions and show the new one.
 
         Args:
-            rest: The count; 1 if empty.
+            typed: The count; 1 if empty.
             sign: 1 to move forward, -1 to move back.
             steps: Count steps instead of positions.
 
         Raises:
-            RefusedCommand: at either end, or when *rest* is no count.
+            RefusedCommand: at either end, or when *typed* is no count.
         """
         places = self._debugger.places
         after = places.find_step_after if steps else places.find_after
-        target = after(self._debugger.position, sign * parse_count(rest))
+        target = after(self._debugger.position, sign * parse_count(typed))
         if target == self._debugger.position:
             self._raise_at_end() if sign > 0 else self._raise_at_start()
         self.go_to_position(target, jumps=steps)
@@ -93,9 +93,9 @@ class DebugNavigation:
         )
         raise RefusedCommand(msg)
 
-    def goto(self, rest: str) -> None:
+    def goto(self, typed: str) -> None:
         """Move to a step or an effect and show it."""
-        self.go_to_position(self.parse_position(rest))
+        self.go_to_position(self.parse_position(typed))
 
     def go_to_first_or_last(self, *, last: bool) -> None:
         """Move to the first or the last position."""
@@ -107,27 +107,27 @@ class DebugNavigation:
         self.move_silently(position, jumps=jumps, then="show")
         self._screen.show_position()
 
-    def run_until(self, rest: str) -> None:
+    def run_until(self, typed: str) -> None:
         """Move forward to the next position where a condition is true, or else to the last position, and report the failure."""
         from stepengine.debugging.expressions import is_harmless
 
-        if not rest:
+        if not typed:
             msg = "until what? A line (41, file.py:41), @tool_name, error, or an expression"
             raise RefusedCommand(msg)
         start = self._debugger.position
-        if self._forked is None or is_harmless(rest):
+        if self._forked is None or is_harmless(typed):
             with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
-                found = self._debugger.run_until(rest)
-            self._report_search_problems(rest, self._debugger.problem, self._debugger.looked_at, found=found)
+                found = self._debugger.run_until(typed)
+            self._report_search_problems(typed, self._debugger.problem, self._debugger.looked_at, found=found)
         else:
-            told = self._search_in_child_process(rest, start + 1, self._debugger.last, backwards=False)
+            told = self._search_in_child_process(typed, start + 1, self._debugger.last, backwards=False)
             if told.get("differs"):
                 self.move_silently(self._debugger.last)
                 # The run by itself is as recorded: it is the expression that did something to it.
-                self._screen.report_failure(f"{rest} changes the run, so it cannot be searched for")
+                self._screen.report_failure(f"{typed} changes the run, so it cannot be searched for")
                 self.move_silently(start, then=None)
                 return
-            self._report_search_problems(rest, told["problem"], told["looked_at"], found=told["found"] is not None)
+            self._report_search_problems(typed, told["problem"], told["looked_at"], found=told["found"] is not None)
             self.move_silently(self._debugger.last if told["found"] is None else told["found"])
         self._screen.show_position()
 
@@ -162,24 +162,24 @@ class DebugNavigation:
         if not found:
             self._screen.report_failure(f"{what} never held: {looked_at} positions were looked at")
 
-    def run_back_until(self, rest: str) -> None:
+    def run_back_until(self, typed: str) -> None:
         """Move back to the last position where a condition was true, or else to the first position, and report the failure."""
         from stepengine.debugging.expressions import parse_condition
 
         start = self._debugger.position
-        if not rest:
+        if not typed:
             msg = "back to what? A line (41, file.py:41), @tool_name, error, or an expression"
             raise RefusedCommand(msg)
         if start == 0:
             self._raise_at_start()
-        parse_condition(rest)
+        parse_condition(typed)
         if self._forked is None:
             with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
-                found = self._debugger.run_until(rest, backwards=True)
-            self._report_search_problems(rest, self._debugger.problem, self._debugger.looked_at, found=found)
+                found = self._debugger.run_until(typed, backwards=True)
+            self._report_search_problems(typed, self._debugger.problem, self._debugger.looked_at, found=found)
             self._screen.show_position()
         else:
-            self._forked.leave(start - 1, search=[rest, start, 0, ""])
+            self._forked.leave(start - 1, search=[typed, start, 0, ""])
 
     def search_back_and_move(self, what: str, before: int, looked_at: int, problem: str) -> None:
         """Search backwards from *before* to here and move there. Without a match, an earlier process searches, or this one moves to the start."""
@@ -192,21 +192,21 @@ class DebugNavigation:
         self.move_silently(told["found"] or 0)
         self._screen.show_position()
 
-    def follow_child(self, rest: str) -> None:
+    def follow_child(self, typed: str) -> None:
         """Restrict the debugger to one child run."""
-        if not rest:
+        if not typed:
             msg = "into which child? Name its path, such as 3 or 3.2"
             raise RefusedCommand(msg)
-        self._move_and_show(self._debugger.places.follow(rest, self._debugger.position))
+        self._move_and_show(self._debugger.places.follow(typed, self._debugger.position))
 
     def follow_all_runs(self, _: str) -> None:
         """Let the debugger follow all runs again."""
         self._debugger.places.followed_path = None
         self._screen.print_result("all runs count again", {"inside": None})
 
-    def diff_positions(self, rest: str) -> None:
+    def diff_positions(self, typed: str) -> None:
         """Print the differences between two positions."""
-        places = rest.split()
+        places = typed.split()
         if len(places) != 2:  # noqa: PLR2004
             msg = "diff compares two places: diff 3 5, diff #2 3.2#1"
             raise RefusedCommand(msg)

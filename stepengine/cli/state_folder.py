@@ -160,7 +160,7 @@ def find_recorded_run_by_journal(journal: str) -> RecordedRun | None:
 
 
 def fill_options_from_recorded(options: Options, entry: RecordedRun) -> Options:
-    """Return *options* with everything that was not typed filled from a recorded run."""
+    """Return *options* with everything that was not typed filled from a recorded run; warn of a changed agent file."""
     from stepengine.engine.loader import AgentLocation
 
     recorded = entry.info.get("options")

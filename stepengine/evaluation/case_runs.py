@@ -625,7 +625,7 @@ class _EvaluationRun:
             await engine.aclose()
 
     def get_replay_engine(self, side: Side) -> Engine:
-        """Return an engine for *side* that never calls tools."""
+        """Return the engine for *side* that never calls tools; it is created once."""
         if side.name not in self.readers:
             self.readers[side.name] = self.bench(side.agent, self.root, performs=False)
         return self.readers[side.name]
@@ -685,7 +685,7 @@ class _EvaluationRun:
                 copy.remove()
 
     def _stop_if_budget_spent(self, result: RunResult, reserved: Decimal | None) -> bool:
-        """Return whether a run ended because the total budget was spent, and not by its own limit."""
+        """Return whether the total budget, not its own limit, ended a run; if so, prevent further runs. Raise for an unpriced model."""
         error = result.error
         if reserved is None or not isinstance(error, LimitExceeded):
             return False
@@ -783,7 +783,7 @@ class _EvaluationRun:
     # --- checks -------------------------------------------------------------------------------------------------------
 
     async def _judge_and_store(self, slot: _SampleSlot, made: _EndedSample) -> Sample:
-        """Return the sample of an ended run with the verdicts of its checks."""
+        """Run the checks of an ended run, store their verdicts in its note, and return its sample."""
         result, note = made.result, made.note
         cut = _find_interruption(FileJournal(slot.journal_path).history())
         status = ERROR if cut else _run_status(result)

@@ -171,7 +171,7 @@ class Judged:
         return fmean([getattr(each, what) for each in samples]) if samples else None
 
     def get_old_and_new_value(self, what: str) -> tuple[float | None, float | None]:
-        """Return two costs, steps or tokens: recorded or old agent's, and the mean of samples within the record."""
+        """Return a cost, steps or tokens of the record or the old agent, and the mean over new samples within the record."""
         if self.recorded is None:
             return None, None
         before = (

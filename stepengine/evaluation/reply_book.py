@@ -132,7 +132,7 @@ class ReplyBook:
         return reply
 
     async def _wait_for_budget(self, most: Decimal | None) -> int:
-        """Wait until the budget allows another call, and return the call's number."""
+        """Wait until the budget allows another call, write its start to the file, and return its number."""
         while True:
             left = self.budget - self.spent - sum(self._open.values())
             if most is not None and most <= left and not self._is_alone:
@@ -175,7 +175,7 @@ class ReplyBook:
         self._file.flush()
 
     def _load_file(self, file: Path) -> None:
-        """Read the file; an incomplete last line of a crash is ignored."""
+        """Load the purchases in the file, and cut off an incomplete last line that a crash left."""
         if not file.is_file():
             return
         REPLIES_FILE.check(file)
@@ -194,7 +194,7 @@ class ReplyBook:
                 raise DataError(msg) from None
 
     def _load_line(self, line: Mapping[str, Any]) -> None:
-        """Apply a line of the file to this book: the start or the end of a purchase."""
+        """Add the start or the end of a purchase from a line of the file."""
         number = int(line["number"])
         self._number = max(self._number, number)
         if "most" in line:

@@ -162,7 +162,7 @@ def add_recordings_to_report(report: pytest.TestReport, told: RecordingReport) -
         crash.message = f"{type(first).__name__}: {summary} (swallowed; then {crash.message})"
 
 
-def print_recordings_summary(terminal: Any, orphans: list[Any], done: str) -> None:
+def print_recordings_summary(terminal: Any, orphans: list[Any], orphan_action: str) -> None:
     """Print new recordings, files that no test owns, and with ``-v`` how each test used its recordings."""
     reports = [r for group in terminal.stats.values() for r in group if hasattr(r, ATTRIBUTE)]
     told = [getattr(r, ATTRIBUTE) for r in reports]
@@ -175,9 +175,9 @@ def print_recordings_summary(terminal: Any, orphans: list[Any], done: str) -> No
         terminal.line(line)
     if orphans:
         count, one = len(orphans), len(orphans) == 1
-        gone = f" {'was' if one else 'were'} deleted" if done == "delete" else ""
+        gone = f" {'was' if one else 'were'} deleted" if orphan_action == "delete" else ""
         terminal.line(f"{count} recording{'' if one else 's'} that no test owns{gone}:")
         for path in orphans:
             terminal.line(f"  {path}")
-        if done != "delete":
+        if orphan_action != "delete":
             terminal.line(f"to delete {'it' if one else 'them'}: run the same tests with --stepengine-orphans=delete")

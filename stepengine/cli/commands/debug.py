@@ -314,7 +314,7 @@ class DebugSession:
             self.screen.report_failure(error.message if isinstance(error, StepEngineError) else str(error))
 
     def _run_command(self, line: str) -> None:
-        name, _, rest = line.strip().partition(" ")
+        name, _, typed = line.strip().partition(" ")
         if not name:
             return
         name = SHORTS.get(name, name)
@@ -331,11 +331,11 @@ class DebugSession:
                 "the handler is in a breakpoint: use print, locals, list, where, quit, or `continue`"
             )
             return
-        self._call_reporting_errors(lambda: command.act(self, rest.strip()))
+        self._call_reporting_errors(lambda: command.act(self, typed.strip()))
 
-    def fork_and_debug_run(self, rest: str) -> None:
+    def fork_and_debug_run(self, typed: str) -> None:
         """Fork the run here into a new journal, and debug the fork until the command ``parent``."""
-        self._debug_journal(fork_run(self.screen, rest, self._forked))
+        self._debug_journal(fork_run(self.screen, typed, self._forked))
 
     def _debug_journal(self, journal: str) -> None:
         """Debug another run until the command ``parent``."""
@@ -366,7 +366,7 @@ class DebugSession:
             leave_process(code)
         return wait_for_child(pid)
 
-    def return_to_parent_run(self, rest: str) -> None:
+    def return_to_parent_run(self, typed: str) -> None:
         """Return to the run that this one was forked from."""
         if not self._asked.is_inner:
             msg = "this run was not forked here"
@@ -413,15 +413,15 @@ class DebugSession:
                 raise SystemExit(self.screen.tally.code)
             self._run_command(line)
 
-    def quit(self, rest: str) -> None:
+    def quit(self, typed: str) -> None:
         """Leave the debugger."""
         self._code = self.screen.tally.code
 
-    def print_help(self, rest: str) -> None:
+    def print_help(self, typed: str) -> None:
         """Print the commands."""
-        command = COMMANDS.get(SHORTS.get(rest, rest)) if rest else None
-        if rest and command is None:
-            msg = f"there is no command {rest[:40]!r}"
+        command = COMMANDS.get(SHORTS.get(typed, typed)) if typed else None
+        if typed and command is None:
+            msg = f"there is no command {typed[:40]!r}"
             raise RefusedCommand(msg)
         shorts = {name: short for short, name in SHORTS.items()}
         rows = [(name, c) for name, c in COMMANDS.items() if command is None or c is command]
@@ -478,11 +478,11 @@ def debug_divergence(stepper: Stepper, error: ReplayDivergence, journal: Journal
 
 
 def _wrap_screen_command(act: Callable[[DebugScreen, str], None]) -> Callable[[DebugSession, str], None]:
-    return lambda session, rest: act(session.screen, rest)
+    return lambda session, typed: act(session.screen, typed)
 
 
 def _wrap_move_command(act: Callable[[DebugNavigation, str], None]) -> Callable[[DebugSession, str], None]:
-    return lambda session, rest: act(session.navigation, rest)
+    return lambda session, typed: act(session.navigation, typed)
 
 
 class _Command(NamedTuple):
@@ -501,10 +501,10 @@ OWN_CODE = (
 )
 COMMANDS: dict[str, _Command] = {
     "next": _Command(_wrap_move_command(DebugNavigation.move_by), "[COUNT]", "one position on", goes=True),
-    "back": _Command(lambda s, rest: s.navigation.move_by(rest, -1), "[COUNT]", "one position back", goes=True),
-    "step": _Command(lambda s, rest: s.navigation.move_by(rest, steps=True), "[COUNT]", "one step on", goes=True),
+    "back": _Command(lambda s, typed: s.navigation.move_by(typed, -1), "[COUNT]", "one position back", goes=True),
+    "step": _Command(lambda s, typed: s.navigation.move_by(typed, steps=True), "[COUNT]", "one step on", goes=True),
     "unstep": _Command(
-        lambda s, rest: s.navigation.move_by(rest, -1, steps=True), "[COUNT]", "one step back", goes=True
+        lambda s, typed: s.navigation.move_by(typed, -1, steps=True), "[COUNT]", "one step back", goes=True
     ),
     "goto": _Command(_wrap_move_command(DebugNavigation.goto), "N|PATH#N", "to a step or an effect", goes=True),
     "first": _Command(
@@ -535,7 +535,7 @@ COMMANDS: dict[str, _Command] = {
     ),
     "up": _Command(_wrap_screen_command(inspection.select_frame), "[COUNT]", "the frame outside of this one"),
     "down": _Command(
-        lambda s, rest: inspection.select_frame(s.screen, rest, 1), "[COUNT]", "the frame inside of this one"
+        lambda s, typed: inspection.select_frame(s.screen, typed, 1), "[COUNT]", "the frame inside of this one"
     ),
     "locals": _Command(_wrap_screen_command(inspection.show_locals), "", "all variables of the frame", in_frame=True),
     "print": _Command(
@@ -546,7 +546,7 @@ COMMANDS: dict[str, _Command] = {
         more=OWN_CODE,
     ),
     "pp": _Command(
-        lambda s, rest: inspection.print_expression(s.screen, rest, pretty=True),
+        lambda s, typed: inspection.print_expression(s.screen, typed, pretty=True),
         "EXPR",
         "the same in several lines",
         in_frame=True,
@@ -556,7 +556,7 @@ COMMANDS: dict[str, _Command] = {
     "view": _Command(_wrap_screen_command(inspection.show_model_view), "", "what the model is shown of it"),
     "request": _Command(_wrap_screen_command(inspection.show_request), "", "the last request"),
     "reply": _Command(
-        lambda s, rest: inspection.show_result(s.screen, rest, reply=True), "", "the results here, by member"
+        lambda s, typed: inspection.show_result(s.screen, typed, reply=True), "", "the results here, by member"
     ),
     "result": _Command(_wrap_screen_command(inspection.show_result), "", "the result here"),
     "hooks": _Command(_wrap_screen_command(inspection.show_hooks), "", "the hooks since the last outcome"),
@@ -582,12 +582,12 @@ COMMANDS: dict[str, _Command] = {
     ),
     "parent": _Command(DebugSession.return_to_parent_run, "", "back to the run that this one was forked from"),
     "recorded": _Command(
-        lambda s, rest: inspection.show_divergence(s.screen, rest, recorded=True),
+        lambda s, typed: inspection.show_divergence(s.screen, typed, recorded=True),
         "",
         "at a divergence: the recorded effect",
     ),
     "asked": _Command(
-        lambda s, rest: inspection.show_divergence(s.screen, rest, recorded=False),
+        lambda s, typed: inspection.show_divergence(s.screen, typed, recorded=False),
         "",
         "at a divergence: the current effect",
     ),
