@@ -43,7 +43,7 @@ from stepengine.cli.screen.console import (
     show_run,
     validate_typed_answer,
 )
-from stepengine.cli.screen.interrupt_keys import handle_interrupts
+from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.screen.prompt import (
     PASTED,
     SOON,
@@ -270,7 +270,7 @@ class Chat:
         chat = self.conversation
         agent, options = agent or chat.agent, options or chat.options
         about = {"agent_id": published_id(agent), "prompt": title, "session_id": chat.session_id}
-        with RunRecording.start(options, None, command="chat", **about) as recording:
+        with RunRecording.create(options, None, command="chat", **about) as recording:
             try:
                 handle = chat.start_turn(prompt, agent, options, recording.journal)
             except StepEngineError as error:
@@ -396,7 +396,7 @@ class Chat:
         # The keys of a terminal that is read key by key are no signals.
         pressed = partial(signal.raise_signal, signal.SIGINT)
         with (
-            handle_interrupts(stop, again) as received,
+            call_on_interrupts(stop, again) as received,
             self.terminal.show_during_turn(self._render_live_text, pressed),
         ):
             yield received
@@ -407,10 +407,12 @@ class Chat:
     def _format_status_line(self) -> str:
         """Return the status line: model, mode, folder, remaining context and cost."""
         chat = self.conversation
-        left = self._remaining_context_percent(model_label(chat))
+        left = self._remaining_context_percent(model_name_or_substitute(chat))
         spent = self.screen.counts.cost if self.is_working and self.screen is not None else Decimal(0)
         after = [*([] if left is None else [f"{left} % of context left"]), format_cost(chat.total_cost(spent))]
-        return _shorten_status_line(model_label(chat), chat.mode, chat.options.cwd.resolve(), after, self.console.width)
+        return _shorten_status_line(
+            model_name_or_substitute(chat), chat.mode, chat.options.cwd.resolve(), after, self.console.width
+        )
 
     def _remaining_context_percent(self, model: str) -> int | None:
         """Return the remaining percentage of the model's context; ``None`` if its size is unknown."""
@@ -455,7 +457,7 @@ def _print_stopping_notice(handle: RunHandle, screen: Screen | None, terminal: P
         terminal.print_text(f"(waits up to {GRACE:g} s for {one_line(names, 60)}; Ctrl-C once more leaves)", "dim")
 
 
-def model_label(chat: ChatConversation) -> str:
+def model_name_or_substitute(chat: ChatConversation) -> str:
     """Return the model of a chat, or the words that replace it."""
     options = chat.options
     instead = f"script {Path(options.script).name}" if options.script else "no model"

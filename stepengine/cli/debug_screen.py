@@ -66,7 +66,7 @@ class SharedCounters:
         return self[0] - 1
 
     @property
-    def code(self) -> int:
+    def exit_code(self) -> int:
         """The exit code so far."""
         return self[1]
 

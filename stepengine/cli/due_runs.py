@@ -20,7 +20,7 @@ from stepengine.cli.exits import Exit, choose_exit_code, print_error
 from stepengine.cli.journals import load_recorded_agent, make_resume_limits, needs_new_approvals
 from stepengine.cli.options import Options
 from stepengine.cli.perform import GRACE, await_result_or_limit
-from stepengine.cli.screen.interrupt_keys import handle_interrupts
+from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.screen.render import format_error, one_line, print_visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import RunRecording, fill_options_from_recorded
@@ -181,7 +181,7 @@ class _DueRunResumer:
                 for task in work:
                     loop.call_soon_threadsafe(task.cancel)
 
-            with handle_interrupts(stop) as received:
+            with call_on_interrupts(stop) as received:
                 await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
                 for task in work:
                     task.cancel()

@@ -25,7 +25,7 @@ from stepengine.cli.perform import (
     run_with_display,
 )
 from stepengine.cli.screen.confirm import is_doubt_result_answer, parse_result_answer
-from stepengine.cli.screen.interrupt_keys import handle_interrupts
+from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import fill_options_from_recorded, find_recorded_run_by_prefix, get_newest_run
 from stepengine.cli.toolset import convert_to_code_mode, was_in_code_mode
@@ -310,7 +310,7 @@ def run_cancelling_on_signal(bench: EngineSetup, make: Callable[[], Coroutine[ob
         loop = asyncio.get_running_loop()
         async with bench.engine:
             task = asyncio.ensure_future(make())
-            with handle_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
+            with call_on_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
                 try:
                     return FinishedRun(await await_result_or_limit(task))
                 except asyncio.CancelledError:
@@ -348,7 +348,7 @@ def start_run_and_wait(bench: EngineSetup, start: Callable[[], Coroutine[object,
                 else:
                     loop.call_soon_threadsafe(starting.cancel)
 
-            with handle_interrupts(stop) as received:
+            with call_on_interrupts(stop) as received:
                 try:
                     async with await starting as handle:
                         result = await await_result_or_limit(handle.result())

@@ -15,7 +15,7 @@ from attrs import frozen
 from stepengine.cli.bench import EngineSetup
 from stepengine.cli.exits import Exit, choose_exit_code, print_error
 from stepengine.cli.options import Options
-from stepengine.cli.screen.interrupt_keys import handle_interrupts
+from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.screen.render import format_error, print_output, result_to_json, to_ascii_json
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.state import RunResult, RunStatus
@@ -81,7 +81,7 @@ def run_agent_to_end(
         async with engine, engine.start(agent, prompt, wait_for_answers=0, **options) as handle:
             started(handle.run_id)
             loop = asyncio.get_running_loop()
-            with handle_interrupts(lambda: interrupt_run(handle, loop)) as received:
+            with call_on_interrupts(lambda: interrupt_run(handle, loop)) as received:
                 result = await await_result_or_limit(handle.result())
         return FinishedRun(result, received[0] if received else None)
 

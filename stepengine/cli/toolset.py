@@ -13,10 +13,10 @@ from attrs import frozen
 
 from stepengine.cli.approvals import (
     OPTIONS,
-    approval_policy,
     collect_tool_specs,
     disallowed_categories,
     find_categories_to_ask_about,
+    make_category_approval_policy,
     tools_needing_approval,
 )
 from stepengine.cli.options import Options
@@ -88,7 +88,7 @@ class ToolRequest:
         categories = disallowed_categories(options)
         if recorded is not None:
             categories = find_categories_to_ask_about(recorded, specs, categories)
-        return approval_policy(categories, specs.values())
+        return make_category_approval_policy(categories, specs.values())
 
     def add_approvable_categories(self, options: Options) -> Options:
         """Return *options* that also allow the categories of bundled tools whose calls a person can approve."""

@@ -113,7 +113,7 @@ class AgentFile:
         found = _AgentSource(source, agent, place.file.resolve())
         # A text that stands for two things is one part: both change with it.
         places: dict[int, Part] = {}
-        for part in found.parts():
+        for part in found.find_parts():
             places.setdefault(part._start, part)  # noqa: SLF001
         parts = {part.name: part for part in places.values()}
         return cls(place.file, agent.id, source, parts, found.fixed)
@@ -136,7 +136,7 @@ class AgentFile:
             text = _replace_part(text, part, changes[part.name])
         return text
 
-    def is_unchanged(self) -> bool:
+    def is_file_unchanged(self) -> bool:
         """Return whether the file still has the content that was read; a search takes hours."""
         try:
             return self.file.read_bytes() == self.source
@@ -190,7 +190,7 @@ class _AgentSource:
             self._starts.append(self._starts[-1] + len(line))
         self._family = _agent_and_children(agent)
 
-    def parts(self) -> Iterator[Part]:
+    def find_parts(self) -> Iterator[Part]:
         """Yield the changeable parts: of the agent, of other agents in the file, and of tools."""
         for call in self._find_agent_constructors():
             own = self._find_constant(_find_argument(call, "id", 0))

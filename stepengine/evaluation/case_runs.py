@@ -375,7 +375,7 @@ class Copy:
             shutil.rmtree(folder.parent, ignore_errors=True)
             raise
 
-    def files(self, keep: Sequence[str]) -> WorkingFiles:
+    def read_files(self, keep: Sequence[str]) -> WorkingFiles:
         """Return the current files of the copy, with the texts of those that match *keep*."""
         after = hash_files(self.root)
         wanted = [path for path in after if any(fnmatchcase(path, pattern) for pattern in keep)]
@@ -430,7 +430,7 @@ class EvaluationBudget:
         self._dearest = Decimal(0)
         self._waiting: list[asyncio.Future[None]] = []
 
-    async def reserve(self, limits: Limits | None) -> Decimal | None:
+    async def wait_and_reserve(self, limits: Limits | None) -> Decimal | None:
         """
         Return the amount that a run may cost; ``None`` if the budget is spent, which ends the evaluation.
 
@@ -457,7 +457,7 @@ class EvaluationBudget:
         """Prevent further runs from starting."""
         self.stopped = self.stopped or f"the budget of {self.budget} US dollars is spent"
 
-    def settle(self, reserved: Decimal | None, cost: Decimal | None) -> None:
+    def record_cost(self, reserved: Decimal | None, cost: Decimal | None) -> None:
         """Record the cost of a run in place of its reservation."""
         if reserved is not None:
             self._reserved.remove(reserved)
@@ -635,7 +635,7 @@ class _EvaluationRun:
     async def _run_live_sample(self, slot: _SampleSlot) -> Sample | None:
         limits, reserved, models = self.evaluation.limits, None, self.models(slot.case)
         if self.ledger.budget is not None:
-            reserved = await self.ledger.reserve(limits)
+            reserved = await self.ledger.wait_and_reserve(limits)
             if reserved is None:
                 return None
             # What stands in for a model says itself what a reply costs, or nothing.
@@ -647,7 +647,7 @@ class _EvaluationRun:
             try:
                 result = await _run_case(engine, slot, limits)
             finally:
-                self.ledger.settle(reserved, None if result is None else result.cost)
+                self.ledger.record_cost(reserved, None if result is None else result.cost)
             return result, "new"
 
         async with self._make_working_copy(slot.case) as copy:
@@ -669,7 +669,7 @@ class _EvaluationRun:
             with engine.override(models=models, budget=self.ledger.shared_budget):
                 result, reused = await run(engine)
         seconds = time.monotonic() - began
-        files = await asyncio.to_thread(copy.files, self.evaluation.keep)
+        files = await asyncio.to_thread(copy.read_files, self.evaluation.keep)
         note = _Note(self.make_case_key(slot.case, copy.before), slot.side.definition, slot.side.tools, files, seconds)
         note.write(slot.journal_path)
         return _EndedSample(result, note, reused, models)
@@ -758,10 +758,10 @@ class _EvaluationRun:
                 before = f"{path}#{int(number) - 1}"
                 # A call of the tool as it was would be served from the record; all that is done is done in a copy.
                 result = await engine.fork(journal, at=before, agent=agent, limits=limits, allow_repeat=True, into=into)
-                self.ledger.settle(None, None)
+                self.ledger.record_cost(None, None)
                 return result, f"from {changed}"
             made = await engine.fork(journal, agent=agent, tools="working-copy", limits=limits, into=into)
-            self.ledger.settle(None, made.cost)
+            self.ledger.record_cost(None, made.cost)
             return made.result, f"from {made.broke_at}"
 
         async with self._make_working_copy(slot.case) as copy:
@@ -842,7 +842,7 @@ class _EvaluationRun:
             raise JudgeNeeded(msg)
         limits, reserved = definition.limits, None
         if self.ledger.budget is not None:
-            reserved = await self.ledger.reserve(limits)
+            reserved = await self.ledger.wait_and_reserve(limits)
             if reserved is None:
                 raise JudgeNeeded(self.ledger.stopped)
             limits = attrs.evolve(limits, max_cost_usd=reserved, allow_unpriced=models is not None or None)
@@ -854,7 +854,7 @@ class _EvaluationRun:
                     journal = FileJournal(place, sync="write")
                     result = await engine.run(definition, prompt, journal=journal, limits=limits)
         finally:
-            self.ledger.settle(reserved, None if result is None else result.cost)
+            self.ledger.record_cost(reserved, None if result is None else result.cost)
         if result.status is not RunStatus.COMPLETED:
             msg = f"the judge {definition.id} ended as {result.status.value}: {result.error}"
             raise DataError(msg)

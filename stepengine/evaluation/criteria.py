@@ -381,7 +381,7 @@ def _make_verdict(holds: bool, reason: str) -> Verdict:  # noqa: FBT001 - what i
     return Verdict(float(holds), holds, "" if holds else reason)
 
 
-def _shorten(value: object) -> str:
+def _shorten_value(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
     return visible(cut_after(text, MAX_SAID), strict=True)
 
@@ -394,7 +394,7 @@ def equals(expected: object) -> Criterion:
 
     def check(run: JudgedRun) -> Verdict:
         is_equal = run.output == expected or plain(run.output) == expected
-        return _make_verdict(is_equal, f"the output is {_shorten(run.output)}, not {_shorten(expected)}")
+        return _make_verdict(is_equal, f"the output is {_shorten_value(run.output)}, not {_shorten_value(expected)}")
 
     return _make_criterion("equals", check, expected)
 
@@ -408,7 +408,7 @@ def _refuse_structured_output(run: JudgedRun, check: str) -> None:
     """
     if run.output is not None and not isinstance(run.output, str):
         msg = (
-            f"{check}() reads the text of a run, and the output of this one is {_shorten(run.output)}. "
+            f"{check}() reads the text of a run, and the output of this one is {_shorten_value(run.output)}. "
             "Check it with equals(...), fits(...) or a function of the run, which reads run.output"
         )
         raise DataError(msg)
@@ -421,7 +421,7 @@ def contains(*words: str) -> Criterion:
         _refuse_structured_output(run, "contains")
         missing = [word for word in words if word.casefold() not in run.text.casefold()]
         return _make_verdict(
-            not missing, f"the text does not hold {', '.join(map(repr, missing))}: {_shorten(run.text)}"
+            not missing, f"the text does not hold {', '.join(map(repr, missing))}: {_shorten_value(run.text)}"
         )
 
     return _make_criterion("contains", check, words)
@@ -449,7 +449,7 @@ def matches(pattern: str) -> Criterion:
         try:
             search.validate_python(run.text)
         except ValidationError:
-            return _make_verdict(False, f"the text does not match {pattern!r}: {_shorten(run.text)}")
+            return _make_verdict(False, f"the text does not match {pattern!r}: {_shorten_value(run.text)}")
         return Verdict(1.0, passed=True)
 
     return _make_criterion("matches", check, pattern)
@@ -491,7 +491,7 @@ def called(tool: str, input: Mapping[str, object] | None = None) -> Criterion:
     def check(run: JudgedRun) -> Verdict:
         calls = [call for call in run.tool_calls if call.tool == tool]
         found = any(all(k in call.input and v == call.input[k] for k, v in expected.items()) for call in calls)
-        inputs = ", ".join([_shorten(canonical(call.input)) for call in calls[:3]])
+        inputs = ", ".join([_shorten_value(canonical(call.input)) for call in calls[:3]])
         return _make_verdict(found, f"{tool} was called with {inputs} only" if calls else f"{tool} was not called")
 
     return _make_criterion(f"called_{tool}", check, sorted(expected.items(), key=lambda item: item[0]))
@@ -537,7 +537,7 @@ def only_changes(*patterns: str) -> Criterion:
 
     def check(run: JudgedRun) -> Verdict:
         others = [path for path in run.files.changed if not any(fnmatchcase(path, p) for p in patterns)]
-        return _make_verdict(not others, f"it changed {', '.join(map(_shorten, others[:5]))}")
+        return _make_verdict(not others, f"it changed {', '.join(map(_shorten_value, others[:5]))}")
 
     return _make_criterion("only_changes", check, patterns)
 
@@ -594,7 +594,7 @@ def _run_command(words: Sequence[str], folder: Path, seconds: float, code: int) 
     program = Path(words[0]).name
     if ended is None:
         return _make_verdict(False, f"{program} took longer than {seconds:g} seconds")
-    return _make_verdict(ended == code, f"{program} ended with {ended}: {_shorten(lines[-1])}")
+    return _make_verdict(ended == code, f"{program} ended with {ended}: {_shorten_value(lines[-1])}")
 
 
 # --- judges -----------------------------------------------------------------------------------------------------------
@@ -651,6 +651,6 @@ def _parse_verdict(said: object) -> Verdict:
             found = None
     score = found.get("score") if isinstance(found, Mapping) else None
     if not isinstance(found, Mapping) or not isinstance(score, int | float) or not 0 <= score <= 1:
-        msg = f'the judge said {_shorten(said)}; it has to say {{"score": 0 to 1, "reason": "..."}}'
+        msg = f'the judge said {_shorten_value(said)}; it has to say {{"score": 0 to 1, "reason": "..."}}'
         raise DataError(msg)
     return Verdict(float(score), reason=str(found.get("reason", "")), label=str(found.get("label", "")))

@@ -185,7 +185,7 @@ async def evaluate(
     where = find_evaluation_root(evaluation, root)
     loaded = evaluation if isinstance(evaluation, Evaluation) else load_evaluation(Path(evaluation))
     loaded = _select_cases_and_agents(loaded, to_string_tuple(cases), to_string_tuple(tags), agents)
-    earlier = _get_earlier_folder(against, recheck, resume)
+    earlier = _find_earlier_folder(against, recheck, resume)
     place = Path(recheck or resume or folder or tempfile.mkdtemp(prefix="stepengine-eval-"))
     plan = read_seed_and_sample_count(place) if recheck or resume else {}
     loaded = attrs.evolve(loaded, n=plan.get("n", loaded.n) if n is None else n)
@@ -256,7 +256,7 @@ def _select_cases_and_agents(
     return attrs.evolve(evaluation, cases=chosen, agents=agents or evaluation.agents)
 
 
-def _get_earlier_folder(*folders: str | Path | None) -> Path | None:
+def _find_earlier_folder(*folders: str | Path | None) -> Path | None:
     """Return the folder of earlier results; raise if the options name more than one."""
     given = [Path(one) for one in folders if one]
     if len(given) > 1:

@@ -86,7 +86,7 @@ class RepeatedJournal:
     agent: AgentDefinition | None = attrs.field(default=None, eq=False, repr=False)
 
     @property
-    def is_asked(self) -> bool:
+    def needs_model_calls(self) -> bool:
         """Whether models are called again: not for an unreadable journal, nor where nothing or only the end differs."""
         return self.kind in (ASKED, HANDLER) and self.broke_at != END
 
@@ -118,7 +118,7 @@ def estimate_impact_cost(found: Sequence[RepeatedJournal], n: int) -> CostEstima
     calls, cost = 0, Decimal(0)
     is_known = True
     for one in found:
-        if one.is_asked and one.journal is not None:
+        if one.needs_model_calls and one.journal is not None:
             part = summarize_run_from(one.journal.history(), one.broke_at)
             calls += part.steps * n
             is_known = is_known and part.cost is not None
@@ -144,14 +144,14 @@ class ForkSample:
     report: ForkReport
 
     @property
-    def has_left(self) -> bool:
+    def has_left_record(self) -> bool:
         """Whether a call differs from the record, so that the rest of the run is unknown."""
         return self.report.refused is not None
 
     @property
     def has_failed(self) -> bool:
         """Whether the forked run failed by itself."""
-        return not self.has_left and self.course.status == RunStatus.FAILED.value
+        return not self.has_left_record and self.course.status == RunStatus.FAILED.value
 
 
 @frozen
@@ -163,25 +163,27 @@ class Judged:
     samples: tuple[ForkSample, ...] = ()
     baseline: tuple[ForkSample, ...] = ()
 
-    def share(self, what: str, *, of_baseline: bool = False) -> float | None:
-        """Return the share of samples whose attribute *what* is true; 0 if no model was called, ``None`` without samples."""
-        if not self.found.is_asked:
+    def share_of_samples(self, attribute: str, *, of_baseline: bool = False) -> float | None:
+        """Return the share of samples whose *attribute* is true; 0 if no model was called, ``None`` without samples."""
+        if not self.found.needs_model_calls:
             return 0.0
         samples = self.baseline if of_baseline else self.samples
-        return fmean([getattr(each, what) for each in samples]) if samples else None
+        return fmean([getattr(each, attribute) for each in samples]) if samples else None
 
-    def get_old_and_new_value(self, what: str) -> tuple[float | None, float | None]:
+    def get_old_and_new_value(self, measure: str) -> tuple[float | None, float | None]:
         """Return a cost, steps or tokens of the record or the old agent, and the mean over new samples within the record."""
         if self.recorded is None:
             return None, None
         before = (
-            _mean_within_record(self.baseline, what) if self.baseline else _float_or_none(getattr(self.recorded, what))
+            _mean_within_record(self.baseline, measure)
+            if self.baseline
+            else _float_or_none(getattr(self.recorded, measure))
         )
-        return before, _mean_within_record(self.samples, what)
+        return before, _mean_within_record(self.samples, measure)
 
 
 def _mean_within_record(samples: Sequence[ForkSample], what: str) -> float | None:
-    values = [_float_or_none(getattr(each.course, what)) for each in samples if not each.has_left]
+    values = [_float_or_none(getattr(each.course, what)) for each in samples if not each.has_left_record]
     known = [value for value in values if value is not None]
     return fmean(known) if known and len(known) == len(values) else None
 
@@ -216,9 +218,11 @@ class Impact:
         """Whether the old agent was sampled, too."""
         return any(one.baseline for one in self.journals)
 
-    def estimate_rate(self, what: str) -> Estimate:
-        """Return the rate of samples whose attribute *what* is true: the mean over the runs, or the difference to the old agent."""
-        runs = {one.found.file: one.share(what) for one in self.journals if one.found.kind != UNREADABLE}
+    def estimate_rate(self, attribute: str) -> Estimate:
+        """Return the rate of samples whose *attribute* is true: the mean over the runs, or the difference to the old agent."""
+        runs = {
+            one.found.file: one.share_of_samples(attribute) for one in self.journals if one.found.kind != UNREADABLE
+        }
         now = {file: share for file, share in runs.items() if share is not None}
         if not self.has_baseline:
             return (
@@ -226,16 +230,18 @@ class Impact:
                 if self.n == 1
                 else estimate_mean([*now.values()])
             )
-        base = {one.found.file: one.share(what, of_baseline=True) for one in self.journals}
+        base = {one.found.file: one.share_of_samples(attribute, of_baseline=True) for one in self.journals}
         return estimate_difference({file: share for file, share in base.items() if share is not None}, now)
 
-    def estimate_ratio(self, what: str) -> Ratio:
+    def estimate_ratio(self, measure: str) -> Ratio:
         """Return the ratio of new to old cost, steps or tokens, from the first difference on."""
-        return estimate_geometric_mean_ratio([one.get_old_and_new_value(what) for one in self.journals if one.samples])
+        return estimate_geometric_mean_ratio(
+            [one.get_old_and_new_value(measure) for one in self.journals if one.samples]
+        )
 
     def values(self) -> dict[str, float | None]:
         """Return the values that gates can compare."""
-        changed, left, failed = [self.estimate_rate(what) for what in ("changed", "has_left", "has_failed")]
+        changed, left, failed = [self.estimate_rate(what) for what in ("changed", "has_left_record", "has_failed")]
         ratios = {what: self.estimate_ratio(what).ratio for what in ("cost", "steps", "tokens")}
         return {"changed": changed.mean, "left": left.mean, "failed": failed.mean, **ratios}
 
@@ -253,7 +259,7 @@ class Impact:
                 "changed": _finite_or_none(changed.mean),
                 "low": changed.low,
                 "high": changed.high,
-                "left": _finite_or_none(self.estimate_rate("has_left").mean),
+                "left": _finite_or_none(self.estimate_rate("has_left_record").mean),
                 "failed": _finite_or_none(self.estimate_rate("has_failed").mean),
                 "cost_ratio": cost.ratio,
                 "cost_low": cost.low,
@@ -266,7 +272,7 @@ class Impact:
     def lines(self) -> Iterator[str]:
         """Yield the report as lines of text."""
         asked = [one for one in self.journals if one.samples]
-        left = [one for one in asked if any(each.has_left for each in one.samples)]
+        left = [one for one in asked if any(each.has_left_record for each in one.samples)]
         if asked and 2 * len(left) > len(asked):
             yield "mostly unknown: most of the runs that were asked again left the record; use --tools idempotent, or eval"
         yield f"{format_count(len(self.journals), 'journal')}: {self._describe_class_counts()}"
@@ -290,7 +296,7 @@ class Impact:
         elif self.has_baseline:
             yield f"the choice of tools changed {_format_signed(changed)} more often than the old agent's own noise"
         else:
-            runs = sum((one.share("changed") or 0) >= 0.5 for one in self.journals)  # noqa: PLR2004 - most of the samples
+            runs = sum((one.share_of_samples("changed") or 0) >= 0.5 for one in self.journals)  # noqa: PLR2004 - most of the samples
             yield f"{runs} of {number} chose another tool in most samples ({_format_percent(changed)})"
         calls = [each.report.refused for one in left for each in one.samples if each.report.refused is not None]
         if calls:
@@ -363,11 +369,11 @@ def _sample_json(each: ForkSample) -> dict[str, object]:
     head = report.journal.history().head
     refused = report.refused
     return {
-        "status": "unknown" if each.has_left else course.status,
+        "status": "unknown" if each.has_left_record else course.status,
         "decision": None if course.decision is None else [{"tool": t, "input": given} for t, given in course.decision],
         "changed": each.changed,
         "tools": list(course.tools),
-        "output_equal": None if each.has_left else each.output_equal,
+        "output_equal": None if each.has_left_record else each.output_equal,
         "steps": course.steps,
         "tokens": course.tokens,
         "cost": None if course.cost is None else str(course.cost),
@@ -423,7 +429,7 @@ async def impact(
     ]
     money = await confirm_estimate(confirm, partial(estimate_impact_cost, found, n * (1 if old is None else 2)), budget)
     ask = partial(fork_sample, budget=money, models=models, **options)
-    asked = [one for one in found if one.is_asked]
+    asked = [one for one in found if one.needs_model_calls]
     made_by = [(partial(ask, one.engine or engine), one) for one in asked for _ in range(n)]
     new = [partial(_make_fork_sample, own, one, agent=one.agent or agent) for own, one in made_by]
     before = [partial(_make_fork_sample, own, one, agent=old, is_old=True) for own, one in made_by] if old else []
@@ -434,7 +440,7 @@ async def impact(
     now, was = (made[::2], made[1::2]) if old else (made, [])
     judged: list[Judged] = []
     for one in found:
-        if not one.is_asked or one.journal is None:
+        if not one.needs_model_calls or one.journal is None:
             judged.append(Judged(one))
             continue
         start = next(i for i, each in enumerate(asked) if each is one) * n

@@ -194,9 +194,9 @@ class Trials:
             for number in range(1, self.evaluation.n + 1)
         ]
         samples = [sample for sample, _ in made]
-        scores = [self._score(sample) for sample in samples]
+        scores = [self._get_sample_score(sample) for sample in samples]
         problem = next((said for sample in samples if (said := self._explain_unmeasured(sample))), "")
-        worst = min(samples, key=lambda sample: self._score(sample) or 0.0)
+        worst = min(samples, key=lambda sample: self._get_sample_score(sample) or 0.0)
         known = [score for score in scores if score is not None]
         costs = [sample.cost for sample in samples]
         return {
@@ -257,7 +257,7 @@ class Trials:
     def _journal_path(self, changes: Mapping[str, Any], sample: Sample) -> Path:
         return self.folder / "versions" / version_name(changes) / sample.journal
 
-    def _score(self, sample: Sample) -> float | None:
+    def _get_sample_score(self, sample: Sample) -> float | None:
         if sample.status == ERROR:
             return None
         if self.by == PASS:

@@ -28,7 +28,7 @@ class Origin(NamedTuple):
     line: int
 
 
-def find_origin(agent: AgentDefinition) -> Origin | None:
+def find_agent_origin(agent: AgentDefinition) -> Origin | None:
     """Return where an agent is defined: in the module that has it, or by its handler; ``None`` if that is unknown."""
     handler = agent.handle_steps
     location = location_of(handler) if handler is not None else ""

@@ -25,7 +25,7 @@ from stepengine.engine.agent_family import find_agent_family
 from stepengine.engine.loader import AgentLocation
 from stepengine.errors import DataError, ModelError
 from stepengine.evaluation.checks import Check, load_member
-from stepengine.evaluation.origins import Origin, find_origin
+from stepengine.evaluation.origins import Origin, find_agent_origin
 from stepengine.journal import (
     ExternalCall,
     FileJournal,
@@ -325,7 +325,7 @@ def _find_origins(agents: Iterable[AgentDefinition]) -> dict[str, Origin]:
     Raises:
         DataError: for an agent that no file defines.
     """
-    found = {one.id: find_origin(one) for one in agents}
+    found = {one.id: find_agent_origin(one) for one in agents}
     lost = [name for name, origin in found.items() if origin is None]
     if lost:
         msg = f"the agent {lost[0]!r} is in no file of its own, so that no test can load it"

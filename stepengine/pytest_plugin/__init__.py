@@ -30,7 +30,7 @@ from stepengine.pytest_plugin.messages import (
     add_advice_note,
     add_evaluation_reports,
     add_recordings_to_report,
-    hidden_errors_section,
+    format_hidden_errors,
     print_recordings_summary,
     trim_traceback,
     was_raised_by_test,
@@ -39,7 +39,7 @@ from stepengine.pytest_plugin.orphans import OrphanFinder
 from stepengine.pytest_plugin.places import ROOT, get_extra_cassette, recording_file
 from stepengine.pytest_plugin.settings import (
     MODES,
-    choose_mode,
+    choose_record_mode,
     is_live,
     make_redaction_rules,
     node_id_without_group,
@@ -138,7 +138,7 @@ def stepengine_cassette(request: pytest.FixtureRequest) -> CassetteFixture:
     passed = ("ignore", "ignore_headers", "allow_unused", "chunks", "record_errors")
     cassette = CassetteFixture(
         recording_file(item, "cassette"),
-        "rewrite" if is_live(item) else choose_mode(item),
+        "rewrite" if is_live(item) else choose_record_mode(item),
         command=rerun_command(item),
         keeps=not is_live(item),
         requested=requests_cassette(item),
@@ -164,7 +164,7 @@ def stepengine_journal(request: pytest.FixtureRequest) -> JournalFixture:
     item = request.node
     journal = JournalFixture(
         recording_file(item, "journal"),
-        "rewrite" if is_live(item) else choose_mode(item),
+        "rewrite" if is_live(item) else choose_record_mode(item),
         command=rerun_command(item),
         allow_unused=bool(read_mark_arguments(item).get("allow_unused")),
         keeps=not is_live(item),
@@ -212,7 +212,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     mine = uses_plugin(item)
     if mine:
         try:
-            replays = choose_mode(item) == "none" and not is_live(item)
+            replays = choose_record_mode(item) == "none" and not is_live(item)
         except pytest.UsageError:  # it is told where the test runs
             replays = False
     from stepengine.workspace.network import block_test_network
@@ -322,7 +322,7 @@ def _add_failure_notes(item: pytest.Item, recordings: Sequence[Any], error: Base
     full = item.config.getoption("--stepengine-diff") == "full"
     shown = misses if full else hidden
     if shown:
-        item.add_report_section("call", "stepengine", hidden_errors_section(item, shown))
+        item.add_report_section("call", "stepengine", format_hidden_errors(item, shown))
 
 
 @pytest.hookimpl(wrapper=True)

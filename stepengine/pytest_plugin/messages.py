@@ -136,7 +136,7 @@ def _find_author_frame(item: pytest.Item, error: BaseException) -> TracebackType
     return last
 
 
-def hidden_errors_section(item: pytest.Item, errors: Iterable[BaseException]) -> str:
+def format_hidden_errors(item: pytest.Item, errors: Iterable[BaseException]) -> str:
     """Return the report section on hidden misses and divergences; with ``full``, all differences."""
     full = item.config.getoption("--stepengine-diff") == "full"
     return "\n\n".join([f"{type(e).__name__}: {e}{_format_all_differences(e) if full else ''}" for e in errors])

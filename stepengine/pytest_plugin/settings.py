@@ -32,7 +32,7 @@ def requests_cassette(item: pytest.Item) -> bool:
     return own and FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
 
 
-def command_line_mode(config: pytest.Config) -> str | None:
+def command_line_record_mode(config: pytest.Config) -> str | None:
     """Return the mode of the command line, if one is given."""
     mode: str | None = config.getoption("--stepengine-record")
     return mode
@@ -50,7 +50,7 @@ def refuse_unusable_modes(config: pytest.Config) -> None:
     Raises:
         pytest.UsageError: when one of them is asked for.
     """
-    given = command_line_mode(config)
+    given = command_line_record_mode(config)
     for mode in (given, config.getini("stepengine_record")):
         if mode:
             _refuse_unknown_mode(mode)
@@ -97,7 +97,7 @@ def is_live(item: pytest.Item) -> bool:
     return bool(read_mark_arguments(item).get("live"))
 
 
-def choose_mode(item: pytest.Item) -> Any:
+def choose_record_mode(item: pytest.Item) -> Any:
     """
     Return the mode of a test: the command line beats the mark, but a test that is marked ``none`` stays so.
 
@@ -106,7 +106,7 @@ def choose_mode(item: pytest.Item) -> Any:
     wanted = read_mark_arguments(item).get("record")
     if wanted == "none" or not may_record(item.config):
         return "none"
-    return command_line_mode(item.config) or wanted or item.config.getini("stepengine_record") or "none"
+    return command_line_record_mode(item.config) or wanted or item.config.getini("stepengine_record") or "none"
 
 
 def make_redaction_rules(item: pytest.Item) -> dict[str, Any]:

@@ -18,7 +18,7 @@ import attrs
 
 from stepengine.cli import bench
 from stepengine.cli.chat_conversation import replay_turn
-from stepengine.cli.chat_screen import TOO_NARROW, Chat, ChatCommand, model_label
+from stepengine.cli.chat_screen import TOO_NARROW, Chat, ChatCommand, model_name_or_substitute
 from stepengine.cli.conversations import RecordedConversation, list_conversations
 from stepengine.cli.exits import Exit
 from stepengine.cli.screen.confirm import YES
@@ -60,7 +60,7 @@ async def _show_or_set_model(chat: Chat, model: str) -> None:
         from stepengine.cli.commands.models import describe_model
         from stepengine.models import find_known_models, list_providers
 
-        now = model_label(talk)
+        now = model_name_or_substitute(talk)
         registry = talk.options.settings.make_models()
         chat.print_text(f"now: {one_line(now)}")
         with contextlib.suppress(UnknownModel):  # that of a server at --base-url
@@ -276,7 +276,7 @@ async def _resume_conversation(chat: Chat, which: str) -> Exit | None:
     from stepengine.engine.loader import load_agent
 
     talk = chat.conversation
-    entry = await _choose_conversation(chat, which)
+    entry = await _find_or_ask_for_conversation(chat, which)
     if entry is None:
         return None
     name, code_mode = entry.text("agent", "file") or entry.text("agent", "id"), entry.get_flag("options", "code_mode")
@@ -327,7 +327,7 @@ def _find_conversation(which: str, listed: Sequence[RecordedConversation]) -> Re
     return None if 0 <= number <= MOST_LISTED else find_recorded_run_by_prefix(which)
 
 
-async def _choose_conversation(chat: Chat, which: str) -> RecordedRun | None:
+async def _find_or_ask_for_conversation(chat: Chat, which: str) -> RecordedRun | None:
     """
     Return the last turn of the conversation with that number or name; without one, list conversations and ask.
 

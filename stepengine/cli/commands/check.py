@@ -77,7 +77,7 @@ def check(
         msg = "--seen and --allow-unsigned are about signatures; give --key PUB, too"
         raise UsageProblem(msg)
     try:
-        found = list(_check_files(paths, allow or (), key or (), seen))
+        found = list(_check_journals_and_secrets(paths, allow or (), key or (), seen))
     except JournalError as error:
         return print_error(error.message, Exit.FAILED)
     if seen and sum(one.verified is not None for one in found) != 1:
@@ -135,7 +135,9 @@ class _CheckedFile:
         yield from [str(leak) for leak in self.leaks if f"record {leak.line}" not in shown]
 
 
-def _check_files(paths: Iterable[str], allow: Sequence[str], keys: Sequence[str], seen: str) -> Iterator[_CheckedFile]:
+def _check_journals_and_secrets(
+    paths: Iterable[str], allow: Sequence[str], keys: Sequence[str], seen: str
+) -> Iterator[_CheckedFile]:
     """Check every file of *paths*; yield journals and files with secrets."""
     from stepengine.journal import check, decisions, scan, verify
 

@@ -243,7 +243,7 @@ class DebugSession:
     def _run_next_command(self) -> None:
         line = self._read_command()
         if line is None:
-            self._code = self.screen.tally.code
+            self._code = self.screen.tally.exit_code
         else:
             self._run_command(line)
 
@@ -409,13 +409,13 @@ class DebugSession:
                 return
             if line.strip() in ("quit", "q"):
                 if self._forked is not None:
-                    self._forked.finish(self.screen.tally.code)
-                raise SystemExit(self.screen.tally.code)
+                    self._forked.finish(self.screen.tally.exit_code)
+                raise SystemExit(self.screen.tally.exit_code)
             self._run_command(line)
 
     def quit(self, typed: str) -> None:
         """Leave the debugger."""
-        self._code = self.screen.tally.code
+        self._code = self.screen.tally.exit_code
 
     def print_help(self, typed: str) -> None:
         """Print the commands."""

@@ -40,7 +40,7 @@ def diff(
     from stepengine.journal import diff
 
     try:
-        before, after = _select_runs(a, b, last=last)
+        before, after = _choose_two_runs(a, b, last=last)
         found = diff(open_journal_or_cassette(before), open_journal_or_cassette(after))
     except JournalError as error:
         return print_error(error.message, Exit.FAILED)
@@ -51,7 +51,7 @@ def diff(
     return Exit.FAILED if found else Exit.COMPLETED
 
 
-def _select_runs(a: str, b: str, *, last: bool) -> tuple[str, str]:
+def _choose_two_runs(a: str, b: str, *, last: bool) -> tuple[str, str]:
     if last and b:
         msg = f"--last, {a!r} and {b!r} name three runs; pass two"
         raise UsageProblem(msg)

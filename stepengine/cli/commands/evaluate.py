@@ -113,7 +113,7 @@ def evaluate(
             agents=_parse_sides(agent or ()), against=against, recheck=recheck, resume=goes_on,
             keep=keep, confirm=None if budget or yes else _confirm_live_runs,
             on_sample=(lambda _: None) if options.quiet else _print_sample, render_page=render_run if html else None,
-            load_agent=agents.load, make_engine=agents.make_engine,
+            load_agent=agents.load_agent_and_store_file, make_engine=agents.make_engine,
         )  # fmt: skip
         report = run_and_close_engines(evaluated, [])
         _print_report(report, Path(file).parent, as_json=options.as_json)
@@ -142,7 +142,7 @@ class _EvaluationAgents:
         self._root = root
         self._files: list[tuple[AgentDefinition, str]] = []
 
-    def load(self, agent: Any) -> AgentDefinition:
+    def load_agent_and_store_file(self, agent: Any) -> AgentDefinition:
         """Load the agent that an evaluation names, and store its file for agents that it may spawn."""
         from stepengine.engine.loader import load_agent
         from stepengine.evaluation.evaluation_files import resolve_agent_path

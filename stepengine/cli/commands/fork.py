@@ -168,7 +168,7 @@ def _run_fork(options: Options, at: str, into: str, prepare: Callable[[Options, 
     bench = make_engine_setup(options, agent, into="" if target is None else target.address, recorded=history)
     about = {"agent_id": agent.id, "prompt": str(history.root.get("prompt", ""))}
     origin = {"stem": options.stem or None, "at": at}
-    with RunRecording.start(options, target, command="fork", forked_from=origin, **about) as recording:
+    with RunRecording.create(options, target, command="fork", forked_from=origin, **about) as recording:
         if recording.journal is None:
             msg = "a fork needs a journal: name one with --into FILE"
             raise UsageProblem(msg)

@@ -187,7 +187,7 @@ def _has_difference(each: Any) -> bool:
 
 def _summarize_samples(samples: Sequence[Any]) -> str:
     changed, left = _count_changed_and_left(samples)
-    ends = ", ".join(dict.fromkeys(["unknown" if each.has_left else each.course.status for each in samples]))
+    ends = ", ".join(dict.fromkeys(["unknown" if each.has_left_record else each.course.status for each in samples]))
     return f"of {len(samples)} samples {changed} chose another tool, {left} left the record; they ended: {ends}"
 
 
@@ -224,7 +224,7 @@ def _format_markdown_comment(report: Impact, holding: Sequence[ImpactGate]) -> s
 
 def _count_changed_and_left(samples: Sequence[Any]) -> tuple[int, int]:
     """Return how many samples chose another tool, and how many left the record."""
-    return sum(each.changed for each in samples), sum(each.has_left for each in samples)
+    return sum(each.changed for each in samples), sum(each.has_left_record for each in samples)
 
 
 def _shorten_and_escape_markdown(text: str) -> str:

@@ -18,7 +18,7 @@ import typer
 from stepengine.cli.bench import choose_limits, make_engine_setup
 from stepengine.cli.exits import Exit
 from stepengine.cli.options import Model, Options, with_shared_options
-from stepengine.cli.screen.interrupt_keys import handle_interrupts
+from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.visible import visible
 from stepengine.errors import ToolServerError
@@ -196,7 +196,7 @@ async def _serve_http(server: Any, engines: list[Any], host: str, port: int, tok
     loop = asyncio.get_running_loop()
     serving = server.serve_http(host=host, port=port, token=token, ready=print_url)
     task = asyncio.ensure_future(_await_and_close_engines(serving, engines))
-    with handle_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
+    with call_on_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
         try:
             await task
         except asyncio.CancelledError:

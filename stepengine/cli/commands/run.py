@@ -143,7 +143,7 @@ def _run_and_record_agent(options: Options, sign: str) -> Exit:
         from stepengine.cli.journals import create_journal
 
         given = create_journal(options.journal, sign=sign)
-    with RunRecording.start(options, given, command="run", agent_id=published_id(agent), prompt=prompt) as recording:
+    with RunRecording.create(options, given, command="run", agent_id=published_id(agent), prompt=prompt) as recording:
         journal = recording.journal
         run = run_agent_to_end(
             bench.engine,

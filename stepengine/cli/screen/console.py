@@ -24,7 +24,7 @@ from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from stepengine.adapters.display_items import drop_if_shown
-from stepengine.cli.screen.confirm import NO, YES, is_about_doubt, is_doubt_result_answer, parse_result_answer
+from stepengine.cli.screen.confirm import NO, YES, is_about_effect_in_doubt, is_doubt_result_answer, parse_result_answer
 from stepengine.cli.screen.progress import COLORS, ProgressDisplay, style_diff_lines
 from stepengine.cli.screen.render import (
     ColorScheme,
@@ -653,7 +653,7 @@ class Terminal:
             self.print_text(text, style, gutter="| ")
         if most is not None and len(lines) > most:
             self.print_text(f"({len(lines) - most} more lines; v shows them)", self._colors.warning, gutter="| ")
-        is_doubt = is_about_doubt(question.id)
+        is_doubt = is_about_effect_in_doubt(question.id)
         if is_doubt:
             self.print_text(DECISIONS)
         # Of what numbers answer, the text says what else does.
@@ -668,7 +668,7 @@ class Terminal:
 
 def _subject_lines(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]:
     """Yield the lines of a question's subject, a call, made visible, with their styles."""
-    if is_about_doubt(question.id):
+    if is_about_effect_in_doubt(question.id):
         yield f"with: {visible(cut_end(compact(question.details), DETAILS_CHARS))}", ""
     # First, since the rest may be long and cut: a person must see that a third party chose the recipient.
     for origin in sort_origins(question.provenance):
@@ -782,7 +782,7 @@ def _parse_question_answer(question: Question, line: str) -> object:
     text = line.strip()
     if not text or text == SKIP:
         return Answer(declined=True) if text else None
-    if is_about_doubt(question.id):
+    if is_about_effect_in_doubt(question.id):
         if is_doubt_result_answer(question.id, text):
             return parse_result_answer(text)
         if text.lower() in (*YES, *NO):
@@ -1069,7 +1069,7 @@ class TerminalInteractor:
         held = contextlib.nullcontext() if self._progress is None else self._progress.hide_status_line()
         async with self._one_at_a_time:
             with held:
-                may_skip = is_about_doubt(question.id)
+                may_skip = is_about_effect_in_doubt(question.id)
                 await self._terminal.ask_until_answered(question, answer, self._print_unsent_line, may_skip=may_skip)
         if self._progress is not None:
             self._progress.record_shown_diff(question)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stepengine.cli.screen.console import Terminal, TypedLines
-from stepengine.cli.screen.interrupt_keys import handle_interrupts
+from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.screen.render import visible
 from stepengine.errors import StepEngineError, ToolError
 from stepengine.redaction import ANY
@@ -608,7 +608,7 @@ async def run_shell_command(command: str, folder: Path) -> str:
                 os.killpg(process.pid, signal.SIGKILL)
 
     said, total = b"", 0
-    with handle_interrupts(end):  # before it is started: Ctrl-C may come as soon as it runs
+    with call_on_interrupts(end):  # before it is started: Ctrl-C may come as soon as it runs
         process = await asyncio.create_subprocess_shell(
             command, cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT, start_new_session=True,
