@@ -22,7 +22,7 @@ from stepengine import load_agents
 from stepengine.cli.app import app
 from stepengine.cli.commands import ask, run
 from stepengine.cli.exits import Exit
-from stepengine.cli.options import read_params
+from stepengine.cli.options import parse_json_params
 from stepengine.data.yields import YIELDABLES
 from tests.servers import Quiet, served
 
@@ -178,7 +178,7 @@ def test_every_command_parses(line: str, monkeypatch: pytest.MonkeyPatch) -> Non
     ``run`` and ``ask`` are replaced after their options were read; the params are JSON that fits the agent.
     """
     seen: list[Any] = []
-    monkeypatch.setattr(run, "_run_agent", lambda options, _: seen.append(options) or Exit.COMPLETED)
+    monkeypatch.setattr(run, "_run_and_record_agent", lambda options, _: seen.append(options) or Exit.COMPLETED)
     monkeypatch.setattr(ask, "run_agent_to_end", lambda *_: None)
     monkeypatch.setattr(ask, "_print_result", lambda *_, **__: Exit.COMPLETED)
 
@@ -189,7 +189,7 @@ def test_every_command_parses(line: str, monkeypatch: pytest.MonkeyPatch) -> Non
         from stepengine.engine import load_agent
 
         load_agent(options.agent)
-        read_params(options.params)
+        parse_json_params(options.params)
 
 
 def test_the_list_of_exit_codes_is_complete() -> None:

@@ -18,7 +18,7 @@ import typer.core
 import typer.main
 
 from stepengine.cli.command_table import FIRST, LISTED, OVERVIEW, UNDER, ListedCommand
-from stepengine.cli.exits import EXIT_CODES, Exit, raise_exit, run_explaining_errors
+from stepengine.cli.exits import EXIT_CODES, Exit, raise_exit_unless_completed, run_explaining_errors
 
 MARKUP = re.compile(r"\[(?=[a-z#/@])")
 """Where rich would take text for a style."""
@@ -41,14 +41,14 @@ ASKING = ("run", "chat")
 """Those that ask a person at a terminal whether ./agents is trusted; ``acp`` and others have no such person."""
 
 
-def _format_help_text(text: str) -> str:
+def _help_text_to_markup(text: str) -> str:
     """Return a help text with rich markup: prose stays unwrapped, indented lines keep their breaks."""
     return "\n\n".join(
-        ["\n".join(_format_help_lines(paragraph)) for paragraph in MARKUP.sub(r"\\[", text).split("\n\n")]
+        ["\n".join(_help_lines_to_markup(paragraph)) for paragraph in MARKUP.sub(r"\\[", text).split("\n\n")]
     )
 
 
-def _format_help_lines(paragraph: str) -> Iterator[str]:
+def _help_lines_to_markup(paragraph: str) -> Iterator[str]:
     """Yield the lines of a paragraph: prose joined into one line, indented lines marked as they are."""
     prose: list[str] = []
     for line in paragraph.split("\n"):
@@ -63,7 +63,7 @@ def _format_help_lines(paragraph: str) -> Iterator[str]:
     yield from [" ".join(prose)] if prose else []
 
 
-def _wrap_command(name: str, command: Callable[..., Exit]) -> Callable[..., None]:
+def _wrap_with_trust_and_exit(name: str, command: Callable[..., Exit]) -> Callable[..., None]:
     """Return a command that checks the trust of agent files, reports errors and leaves with the exit code."""
     from stepengine.cli.code_trust import OPTION, enforce_trust
 
@@ -75,7 +75,7 @@ def _wrap_command(name: str, command: Callable[..., Exit]) -> Callable[..., None
             with enforce_trust(asks=name in ASKING, content=content):
                 return command(**given)
 
-        raise_exit(run_explaining_errors(run_trusted))
+        raise_exit_unless_completed(run_explaining_errors(run_trusted))
 
     if name in LOCAL:
         own = inspect.signature(command, eval_str=True)
@@ -86,7 +86,7 @@ def _wrap_command(name: str, command: Callable[..., Exit]) -> Callable[..., None
     return run_and_exit
 
 
-def _print_version(is_asked: bool) -> None:
+def _print_version_and_exit(is_asked: bool) -> None:
     if not is_asked:
         return
     from importlib.metadata import PackageNotFoundError, version
@@ -98,11 +98,12 @@ def _print_version(is_asked: bool) -> None:
     raise typer.Exit
 
 
-def _print_overview(
+def _print_overview_if_no_command(
     context: typer.Context,
     *,
     _: Annotated[
-        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+        bool,
+        typer.Option("--version", callback=_print_version_and_exit, is_eager=True, help="Print the version and exit."),
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
@@ -136,7 +137,7 @@ class _MainCommandGroup(typer.core.TyperGroup):
     def __init__(self, **attributes: Any) -> None:
         super().__init__(**attributes)
         self.commands = _Commands()  # type: ignore[assignment]
-        self._overview = typer.core.TyperGroup(**{**attributes, "commands": _make_listing_commands()})
+        self._overview = typer.core.TyperGroup(**{**attributes, "commands": _make_help_only_commands()})
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return all names, in the order of the table."""
@@ -147,7 +148,7 @@ class _MainCommandGroup(typer.core.TyperGroup):
         self._overview.format_help(ctx, formatter)
 
 
-def _make_listing_commands() -> dict[str, Parsed]:
+def _make_help_only_commands() -> dict[str, Parsed]:
     """Return commands that are only listed: a name, a line of help and a group."""
     return {
         name: typer.core.TyperCommand(name, help=_escape_markup(listed.text), rich_help_panel=group)
@@ -159,12 +160,12 @@ def _make_typer_app(**attributes: Any) -> typer.Typer:
     return typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False, **attributes)
 
 
-def _make_command_group(first: str) -> Parsed:
-    """Return the group of the two-word commands whose first word is *first*."""
-    text, several = UNDER[first]
-    part = _make_typer_app(name=first, help=text, no_args_is_help=True)
+def _make_command_group(first_word: str) -> Parsed:
+    """Return the group of the two-word commands whose first word is *first_word*."""
+    text, several = UNDER[first_word]
+    part = _make_typer_app(name=first_word, help=text, no_args_is_help=True)
     for name, listed in several.items():
-        _register_command(part, name, listed, f"{first} {name}")
+        _register_command(part, name, listed, f"{first_word} {name}")
     return typer.main.get_group(part)  # of one command, `get_command` would make that command
 
 
@@ -174,16 +175,16 @@ def _make_single_command(name: str, listed: ListedCommand) -> Parsed:
     return typer.main.get_command(part)
 
 
-def _register_command(part: typer.Typer, name: str, listed: ListedCommand, words: str) -> None:
+def _register_command(part: typer.Typer, name: str, listed: ListedCommand, full_name: str) -> None:
     command = listed.load()
     part.command(
         name,
-        help=_format_help_text(inspect.cleandoc(command.__doc__ or "")),
+        help=_help_text_to_markup(inspect.cleandoc(command.__doc__ or "")),
         short_help=_escape_markup(listed.text),
-        epilog=_format_help_text(EXIT_CODES) if words in RUNNING else None,
+        epilog=_help_text_to_markup(EXIT_CODES) if full_name in RUNNING else None,
         # What follows the command of a server is its own, also where it looks like an option of ours.
-        context_settings=AS_TYPED if words == "mcp inspect" else None,
-    )(_wrap_command(words, command))
+        context_settings=AS_TYPED if full_name == "mcp inspect" else None,
+    )(_wrap_with_trust_and_exit(full_name, command))
 
 
 def _escape_markup(text: str) -> str:
@@ -193,8 +194,8 @@ def _escape_markup(text: str) -> str:
 app = _make_typer_app(
     name="stepengine",
     cls=_MainCommandGroup,
-    help=_format_help_text(OVERVIEW.strip()),
-    epilog=_format_help_text(EXIT_CODES),
-    callback=_print_overview,
+    help=_help_text_to_markup(OVERVIEW.strip()),
+    epilog=_help_text_to_markup(EXIT_CODES),
+    callback=_print_overview_if_no_command,
     invoke_without_command=True,
 )

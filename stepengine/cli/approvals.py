@@ -47,7 +47,7 @@ def tools_needing_approval(specs: Iterable[ToolSpec], category: str) -> list[str
     return [spec.name for spec in specs if spec.category == category and spec.requires_permission]
 
 
-def approval_policy(categories: frozenset[str], specs: Collection[ToolSpec]) -> Policy | None:
+def make_category_approval_policy(categories: frozenset[str], specs: Collection[ToolSpec]) -> Policy | None:
     """Return the policy that asks about tools of *categories* and allows all others; ``None`` where none of *specs* is one."""
     asked = [category for category in OPTIONS if category in categories and tools_needing_approval(specs, category)]
     if not asked:
@@ -58,7 +58,7 @@ def approval_policy(categories: frozenset[str], specs: Collection[ToolSpec]) -> 
     return Policy([*[Rule.ask_for_category(category) for category in asked], Rule("allow", EveryCall())])
 
 
-def had_policy_hook(history: History, agent: AgentDefinition) -> bool:
+def had_command_line_policy(history: History, agent: AgentDefinition) -> bool:
     """Return whether a command-line policy was a hook of a recorded run, besides hooks of the agent."""
     from stepengine.journal.encoding import name_of
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import attrs
 from attrs import frozen
 
-from stepengine.cli.approvals import INJECTION, had_policy_hook, has_guard_rules
+from stepengine.cli.approvals import INJECTION, had_command_line_policy, has_guard_rules
 from stepengine.cli.options import Options
 from stepengine.cli.screen.render import is_terminal
 from stepengine.cli.settings import UsageProblem
@@ -141,14 +141,14 @@ def make_engine_setup(
     agents = [
         member for members in families for member in members if known.pop(normalised_id(published_id(member)), None)
     ]
-    progress = make_progress(options)
+    progress = make_progress_display(options)
     is_chat = options.asks and is_new
     somebody = _make_interactor(progress, options) if performs and not (is_chat or asks_nobody) else None
     alone = not sys.stdin.isatty() if is_chat else somebody is None
     # The journal that every run has by itself is no sign that somebody will come back to answer.
     denies = True if headless is None and is_new and not options.journal and alone else headless
-    homeless = _models_without_provider(options, agents)
-    named = next((one for one in agents if one.model and one.model not in homeless), None)
+    unserved_models = _models_without_provider(options, agents)
+    named = next((one for one in agents if one.model and one.model not in unserved_models), None)
     if options.base_url and is_new and named is not None and not _base_url_models(options):
         msg = (
             f"--base-url is {options.base_url!r}but no model is named for that server: {named.id!r} names {named.model!r}, which is "
@@ -156,12 +156,14 @@ def make_engine_setup(
         )
         raise UsageProblem(msg)
     if options.base_url and not is_new and not any(options.served):
-        options = attrs.evolve(options, served=_recorded_models(options.journal))
-    models = _make_script_provider(options) if performs and options.script else choose_models(options, homeless)
-    default, problem = _default_model(models, settings)
-    options = attrs.evolve(options, place=_find_workspace(options) if performs else None)
+        options = attrs.evolve(options, served=_recorded_model_overrides(options.journal))
+    models = (
+        _make_script_provider(options) if performs and options.script else make_model_registry(options, unserved_models)
+    )
+    default, problem = _default_model_or_problem(models, settings)
+    options = attrs.evolve(options, place=_parse_workspace_option(options) if performs else None)
     beside = load_module_tools(options, agents) if tools is None else tools
-    can_ask = not unattended and not denies and (recorded is None or had_policy_hook(recorded, agent))
+    can_ask = not unattended and not denies and (recorded is None or had_command_line_policy(recorded, agent))
     policy = choose_policy(options)
     request = ToolRequest(families, beside, (options.journal, into), can_ask=can_ask, is_judged=policy is not None)
     root = options.cwd.resolve()
@@ -181,7 +183,7 @@ def make_engine_setup(
         agent_models=_choose_model_overrides(options, agents, is_new=is_new),
         hooks=_make_hooks(recorded, agent),
         permissions=add_guard_rules(
-            options, policy or (request.policy(options, recorded) if can_ask else None), recorded
+            options, policy or (request.make_approval_policy(options, recorded) if can_ask else None), recorded
         ),
         interactor=somebody,
         headless=denies,
@@ -192,7 +194,7 @@ def make_engine_setup(
     return EngineSetup(engine, progress, problem or NO_MODEL.format(agent=agent.id))
 
 
-def _find_workspace(options: Options) -> Workspace | None:
+def _parse_workspace_option(options: Options) -> Workspace | None:
     """Return the workspace named by ``--workspace``; ``None`` for this machine."""
     if not options.workspace:
         return None
@@ -265,7 +267,7 @@ def add_guard_rules(options: Options, policy: Policy | None, recorded: History |
 
 
 def make_asking_policy() -> Policy:
-    """Return the policy that allows reading and asks about everything else."""
+    """Return the policy that allows reading, read-only commands and questions, and asks about everything else."""
     from stepengine.permissions import Policy, Rule, read_only_commands
 
     return Policy([Rule.allow_category("read"), Rule.allow_tool("ask_user"), *read_only_commands()])
@@ -290,12 +292,12 @@ def _choose_model_overrides(options: Options, agents: list[AgentDefinition], *, 
     return {normalised_id(name): model for name, model in chosen.items()} | typed
 
 
-def choose_models(options: Options, homeless: Iterable[str] = ()) -> Models | Provider:
+def make_model_registry(options: Options, unserved_models: Iterable[str] = ()) -> Models | Provider:
     """
     Return the registered providers; with ``--base-url``, models of ``--model`` are requested from that server.
 
     A model that an agent or a yield names itself goes to its own provider: that server has no model of that name, and a
-    request that went there would be priced as what it is not. Those in *homeless* have no provider, so that server gets them.
+    request that went there would be priced as what it is not. Those in *unserved_models* have no provider, so that server gets them.
 
     Raises:
         UsageProblem: when that is not an address, or a key is named without it.
@@ -318,7 +320,7 @@ def choose_models(options: Options, homeless: Iterable[str] = ()) -> Models | Pr
     name = prefix if prefix in PRESETS and prefix != "openai" else "openai_chat"
     server = OpenAIChatProvider(name, base_url=options.base_url, key_env=options.api_key_env or None)
     models.register(name, server)
-    for model in (*served, *homeless):
+    for model in (*served, *unserved_models):
         models.serve(model, server)
     return models
 
@@ -351,7 +353,7 @@ def _base_url_models(options: Options) -> tuple[str, ...]:
     return tuple(dict.fromkeys([model for model in named if model]))
 
 
-def _recorded_models(journal: str) -> tuple[str, ...]:
+def _recorded_model_overrides(journal: str) -> tuple[str, ...]:
     """Return the models that replaced those of the agents when the run in *journal* was started."""
     from stepengine.journal import as_journal
 
@@ -426,14 +428,14 @@ class _CustomPrices:
         return (self.into * usage.prompt_tokens + self.out * usage.completion_tokens) / MILLION
 
 
-def models_for_agents(options: Options, agents: Iterable[AgentDefinition]) -> Models:
-    """Return the providers of the models of *agents*, as in ``make_engine_setup``; raises as ``choose_models``."""
+def make_model_registry_for_agents(options: Options, agents: Iterable[AgentDefinition]) -> Models:
+    """Return the providers of the models of *agents*, as in ``make_engine_setup``; raises as ``make_model_registry``."""
     from stepengine.models import Models
 
-    return Models.from_value(choose_models(options, _models_without_provider(options, agents)))
+    return Models.from_value(make_model_registry(options, _models_without_provider(options, agents)))
 
 
-def _default_model(models: Models | Provider, settings: Settings) -> tuple[str | None, str]:
+def _default_model_or_problem(models: Models | Provider, settings: Settings) -> tuple[str | None, str]:
     """Return the model of the settings, or the reason it cannot be used."""
     model = settings.get("model")
     if not model:
@@ -445,7 +447,7 @@ def _default_model(models: Models | Provider, settings: Settings) -> tuple[str |
     return model, ""
 
 
-def make_progress(options: Options) -> ProgressDisplay | None:
+def make_progress_display(options: Options) -> ProgressDisplay | None:
     """Return the progress display on stderr; ``None`` with ``--quiet``."""
     if options.quiet:
         return None

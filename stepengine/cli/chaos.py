@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import attrs
 
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.options import Options, read_params
+from stepengine.cli.options import Options, parse_json_params
 from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import list_names
@@ -38,9 +38,9 @@ def run_chaos(
             loaded,
             range(seed, seed + runs),
             prompt=prompt,
-            params=read_params(params),
+            params=parse_json_params(params),
             tools=[tool for tool in list_all_workspace_tools(options.cwd.resolve()) if tool.spec.name in named],
-            results=read_params(results, "--results"),
+            results=parse_json_params(results, "--results"),
             faults=kinds or None,
             agents=[one for one in known if one is not loaded],
         )

@@ -17,7 +17,7 @@ from stepengine.cli import bench
 from stepengine.cli.bench import choose_limits, make_engine_setup
 from stepengine.cli.journals import open_journal, replay_recorded_run
 from stepengine.cli.options import Options
-from stepengine.cli.state_folder import fill_from_recorded
+from stepengine.cli.state_folder import fill_options_from_recorded
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.estimate import estimate_tokens, message_tokens, tool_tokens
 from stepengine.data.messages import AssistantMessage, UserMessage
@@ -91,21 +91,21 @@ class ChatConversation:
             limits=choose_limits(options, agent),
         )
 
-    def end_turn(self, result: RunResult, filled: int) -> None:
+    def store_turn_result(self, result: RunResult, filled: int) -> None:
         """Store the result of a turn; the conversation continues after it unless it failed."""
         self.results.append(result)
         if result.status is not RunStatus.FAILED:
             self.states.append(result.state)
             self.filled = filled or self.estimate_prompt_tokens()
 
-    def continue_from(self, last: RunResult, entry: RecordedRun) -> None:
-        """Continue after a recorded turn."""
+    def load_recorded_turn(self, last: RunResult, entry: RecordedRun) -> None:
+        """Replace the turns by a recorded one, from whose end the conversation continues."""
         self.states = [last.state]
         self.session_id = entry.get_text("session_id") or self.session_id
         self.filled = self.estimate_prompt_tokens()
 
-    def fork(self, turn: int) -> None:
-        """Start a new conversation with the first turns of this one."""
+    def fork_after_turn(self, turn: int) -> None:
+        """Drop the turns after number *turn*, and continue as a new conversation."""
         self.states, self.session_id = self.states[:turn], _make_session_id()
         self.filled = self.estimate_prompt_tokens()
 
@@ -171,12 +171,12 @@ class ChatConversation:
         """The permission mode of the next turn."""
         return self.wanted_mode or self.policy.mode
 
-    def schedule_next_mode(self) -> str:
+    def schedule_next_permission_mode(self) -> str:
         """Select the following permission mode for the next turn, and return it."""
         self.wanted_mode = self.modes[(self.modes.index(self.mode) + 1) % len(self.modes)]
         return self.wanted_mode
 
-    async def apply_mode(self, mode: str) -> None:
+    async def switch_permission_mode(self, mode: str) -> None:
         """Set the permission mode, and forget a scheduled one."""
         self.wanted_mode = ""
         await self.switch_policy(attrs.evolve(self.policy, mode=cast("Any", mode)))
@@ -199,7 +199,7 @@ class ChatConversation:
 
 def replay_turn(entry: RecordedRun, options: Options) -> RunResult:
     """Replay a recorded turn without model calls and return its result."""
-    there = attrs.evolve(fill_from_recorded(options, entry), settings=options.settings, quiet=True)
+    there = attrs.evolve(fill_options_from_recorded(options, entry), settings=options.settings, quiet=True)
     return replay_recorded_run(open_journal(entry.journal), there)
 
 

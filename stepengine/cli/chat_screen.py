@@ -23,7 +23,7 @@ import attrs
 from stepengine.cli.bench import EngineSetup
 from stepengine.cli.chat_conversation import ChatConversation
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import open_journal, resume_limits
+from stepengine.cli.journals import make_resume_limits, open_journal
 from stepengine.cli.options import Options
 from stepengine.cli.perform import (
     GRACE,
@@ -38,12 +38,12 @@ from stepengine.cli.screen.console import (
     QUIT,
     Screen,
     TypedLines,
-    check_typed_answer,
     make_console,
     print_markdown,
     show_run,
+    validate_typed_answer,
 )
-from stepengine.cli.screen.interrupt_keys import handle_interrupts
+from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.screen.prompt import (
     PASTED,
     SOON,
@@ -55,7 +55,7 @@ from stepengine.cli.screen.prompt import (
 )
 from stepengine.cli.screen.render import format_cost, format_error, one_line, truncate_text, visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import RunRecording, chat_history_file, fill_from_recorded
+from stepengine.cli.state_folder import RunRecording, chat_history_file, fill_options_from_recorded
 from stepengine.data.alike import find_nearest
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.questions import Question
@@ -133,8 +133,8 @@ class Chat:
             console, lines, above, commands=[f"/{name}" for name in commands], root=options.cwd.resolve(),
             history=PromptHistory(chat_history_file()), plain=plain,
         )  # fmt: skip
-        self.terminal.keys = {"c-o": self._print_last_full_output, "s-tab": self._switch_mode}
-        self.terminal.at_once = self._run_immediate_command
+        self.terminal.keys = {"c-o": self._print_last_full_output, "s-tab": self._schedule_and_print_next_mode}
+        self.terminal.at_once = self._run_command_if_immediate
         self.terminal.status = self._format_status_line
         # Until the turn is over, the rule that the answer adds does what the mode does afterwards.
         self.terminal.accepts_edits = partial(setattr, conversation, "wanted_mode", "accept_edits")
@@ -149,9 +149,9 @@ class Chat:
         self._waiting: RecordedRun | None = None
         self._questions: Sequence[Question] = ()
 
-    def continue_from(self, last: RunResult, entry: RecordedRun) -> None:
+    def load_and_show_recorded_turn(self, last: RunResult, entry: RecordedRun) -> None:
         """Continue after the *last* turn, recorded as *entry*, or with this turn if it is not over. Show its last messages."""
-        self.conversation.continue_from(last, entry)
+        self.conversation.load_recorded_turn(last, entry)
         self._waiting = entry if entry.status in GOES_ON else None
         self._questions = last.pending_questions
         for message in self.conversation.visible_messages()[-SHOWN_TURNS:]:
@@ -175,35 +175,35 @@ class Chat:
             self.print_text(NO_MODEL, "yellow")
         async with chat.engines as engines:
             engines.enter_context(_exit_on_sigterm())
-            engines.enter_context(self.terminal.capture_terminal())
+            engines.enter_context(self.terminal.set_raw_terminal_mode())
             await engines.enter_async_context(chat.bench.engine)
             if self._waiting is not None:
                 code = await self.resume_turn() or code
                 if code is Exit.SUSPENDED or self.leaves:
                     return code
-            said: str | None = options.prompt or await self.terminal.next()
+            said: str | None = options.prompt or await self.terminal.read_next_prompt()
             while said is not None and said.strip() not in QUIT:
-                code = await self._handle_input(said, code)
+                code = await self._run_command_or_turn(said, code)
                 if code is Exit.SUSPENDED or self.leaves:
                     return code
-                said = await self.terminal.next()
+                said = await self.terminal.read_next_prompt()
         return code
 
-    async def _handle_input(self, said: str, code: Exit) -> Exit:
+    async def _run_command_or_turn(self, said: str, code: Exit) -> Exit:
         """Handle one input: a command, a shell command or a prompt. Return its exit code, or *code* if it has none."""
         if self.conversation.wanted_mode:
-            await self.conversation.apply_mode(self.conversation.wanted_mode)
+            await self.conversation.switch_permission_mode(self.conversation.wanted_mode)
         if said.startswith("/") and not said.startswith("//"):
-            return await self._run_command(said)
+            return await self._run_slash_command(said)
         if said.startswith("!"):
             await self._run_shell_input(said)
         elif said.strip():
             said = said.removeprefix("/") if said.startswith("//") else said
-            return await self.run_turn(self.compose_prompt(said), title=said)
+            return await self.run_turn(self.compose_prompt_and_clear_notes(said), title=said)
         return code
 
-    def compose_prompt(self, said: str) -> str:
-        """Return the prompt for the agent: the input, the named files, and notes since the last turn."""
+    def compose_prompt_and_clear_notes(self, said: str) -> str:
+        """Return the prompt of notes, input and named files; print which files are sent, and clear the notes."""
         text, notes = expand_attachments(said, self.conversation.options.cwd.resolve())
         for note in notes:
             self.print_text(f"  {visible(note)}", "dim")
@@ -229,19 +229,19 @@ class Chat:
         if not said.startswith("!!"):
             self.conversation.notes.append(f"(I ran `{command}` myself. It printed:)\n{cut_end(output, SENT_CHARS)}")
 
-    async def _run_immediate_command(self, said: str) -> bool:
+    async def _run_command_if_immediate(self, said: str) -> bool:
         """Execute a command that is possible during a turn or a question; return ``False`` for commands that must wait."""
         name, _, rest = said[1:].strip().partition(" ")
         command = self.commands.get(name)
         if command is not None and (command.at_once == "no" or (command.at_once == "alone" and rest.strip())):
             return False
         if self.screen is not None:
-            self.screen.make_room()
+            self.screen.end_plain_text_line()
         self.terminal.print_typed_line(now=True)
-        await self._run_command(said)
+        await self._run_slash_command(said)
         return True
 
-    async def _run_command(self, said: str) -> Exit:
+    async def _run_slash_command(self, said: str) -> Exit:
         """Execute a slash command and report its error; return its exit code."""
         name, _, rest = said[1:].strip().partition(" ")
         command = self.commands.get(name)
@@ -262,7 +262,7 @@ class Chat:
     # --- a turn ----------------------------------------------------------------------------------------------------------
 
     async def run_turn(
-        self, said: str, agent: AgentDefinition | None = None, options: Options | None = None, *, title: str = ""
+        self, prompt: str, agent: AgentDefinition | None = None, options: Options | None = None, *, title: str = ""
     ) -> Exit:
         """Run one turn and record it; return its exit code."""
         from stepengine.engine.packages import published_id
@@ -270,13 +270,13 @@ class Chat:
         chat = self.conversation
         agent, options = agent or chat.agent, options or chat.options
         about = {"agent_id": published_id(agent), "prompt": title, "session_id": chat.session_id}
-        with RunRecording.start(options, None, command="chat", **about) as recording:
+        with RunRecording.create(options, None, command="chat", **about) as recording:
             try:
-                handle = chat.start_turn(said, agent, options, recording.journal)
+                handle = chat.start_turn(prompt, agent, options, recording.journal)
             except StepEngineError as error:
                 return print_error(visible(format_error(error)))
             recording.record_start(handle.run_id)
-            return await self._watch_turn(handle, recording, options)
+            return await self._show_and_record_turn(handle, recording, options)
 
     async def resume_turn(self) -> Exit | None:
         """Resume the turn that was interrupted or waits for an answer, and ask its questions; ``None`` if there is none."""
@@ -284,8 +284,8 @@ class Chat:
         if entry is None:
             return None
         journal = open_journal(entry.journal)
-        limits = resume_limits(
-            journal, attrs.evolve(fill_from_recorded(chat.options, entry), settings=chat.options.settings)
+        limits = make_resume_limits(
+            journal, attrs.evolve(fill_options_from_recorded(chat.options, entry), settings=chat.options.settings)
         )
         chat.states.clear()  # the turn's end has all that was said
         questions, code = self._questions, Exit.SUSPENDED
@@ -300,7 +300,7 @@ class Chat:
                 )  # fmt: skip
             except StepEngineError as error:
                 return print_error(visible(format_error(error)))
-            code = await self._watch_turn(handle, RunRecording(journal, entry), chat.options, settled=answers)
+            code = await self._show_and_record_turn(handle, RunRecording(journal, entry), chat.options, settled=answers)
             if questions:
                 break
             # Only the journal knew that something was cut off in the middle: that is the question.
@@ -313,28 +313,28 @@ class Chat:
         """Ask a recorded question; return whether it was answered."""
 
         def answer(said: Any) -> None:
-            answers[question.id] = check_typed_answer(said, question)
+            answers[question.id] = validate_typed_answer(said, question)
 
         async def other(typed: str) -> None:
-            if typed.strip() and not await self.terminal.handle_chat_command(typed):
-                self.terminal.queue_first([self.terminal.message_from_line(typed)])
+            if typed.strip() and not await self.terminal.run_or_queue_chat_command(typed):
+                self.terminal.queue_messages_first([self.terminal.message_from_line(typed)])
 
         return await self.terminal.ask_until_answered(question, answer, other)
 
-    async def _watch_turn(
+    async def _show_and_record_turn(
         self, handle: RunHandle, recording: RunRecording, options: Options, *, settled: Collection[str] = ()
     ) -> Exit:
         """Show a turn to its end, and store its result for the next turn."""
         chat, screen = self.conversation, Screen(self.console, **self._shown)
         self.screen = screen
         for question in self._questions:
-            screen.mark_asked(question)
+            screen.record_shown_diff(question)
         self._questions = ()
         # Where nobody sits there, the engine refuses what needs a person's permission.
         permits = self.terminal.lines.is_terminal
         turn = asyncio.ensure_future(show_run(handle, screen, self.terminal, permits=permits, settled=settled))
         self.is_working = True
-        with self._handle_interrupt_keys(handle, turn) as received:
+        with self._interrupt_turn_on_ctrl_c(handle, turn) as received:
             await asyncio.wait((turn,))
         self.is_working = False
         chat.diffs += screen.diffs
@@ -351,28 +351,32 @@ class Chat:
         result = turn.result()
         recording.record_end(result)
         unread = handle.unread
-        self.terminal.queue_first(unread)
+        self.terminal.queue_messages_first(unread)
         chat.journal = recording.journal or chat.journal
-        chat.end_turn(result, screen.counts.filled)
+        chat.store_turn_result(result, screen.counts.filled)
         run = FinishedRun(result, received[0] if received else None)
         _print_turn_ending(run, len(unread), options, chat.bench)
         if signal.SIGTERM in received:
             self.leaves = True
             return Exit.TERMINATED
-        if received and self.terminal.waiting:
+        if received and self.terminal.queued_lines:
             await self._ask_about_queued_lines()
         return run.code
 
     async def _ask_about_queued_lines(self) -> None:
         """After Ctrl-C, ask whether the queued lines are still to be sent."""
-        for line in self.terminal.waiting:
+        for line in self.terminal.queued_lines:
             self.print_text(f"not sent yet: {one_line(line, 200)}", "yellow")
-        said = ((await self.terminal.line(QUEUED if self.terminal.is_rich else QUEUED_PLAIN)) or "").strip().lower()
+        said = (
+            ((await self.terminal.read_line_with_prompt(QUEUED if self.terminal.is_rich else QUEUED_PLAIN)) or "")
+            .strip()
+            .lower()
+        )
         if said not in YES:
             self.terminal.clear_queue(to_line=said not in NO)
 
     @contextlib.contextmanager
-    def _handle_interrupt_keys(self, handle: RunHandle, turn: asyncio.Task[Any]) -> Iterator[list[int]]:
+    def _interrupt_turn_on_ctrl_c(self, handle: RunHandle, turn: asyncio.Task[Any]) -> Iterator[list[int]]:
         """Let Ctrl-C interrupt the turn while the block runs, and leave the chat at a second one; yield the signals received."""
         loop = asyncio.get_running_loop()
         last = loop.time()
@@ -392,21 +396,23 @@ class Chat:
         # The keys of a terminal that is read key by key are no signals.
         pressed = partial(signal.raise_signal, signal.SIGINT)
         with (
-            handle_interrupts(stop, again) as received,
+            call_on_interrupts(stop, again) as received,
             self.terminal.show_during_turn(self._render_live_text, pressed),
         ):
             yield received
 
     def _render_live_text(self) -> str:
-        return "" if self.screen is None else self.screen.live()
+        return "" if self.screen is None else self.screen.render_live_area()
 
     def _format_status_line(self) -> str:
         """Return the status line: model, mode, folder, remaining context and cost."""
         chat = self.conversation
-        left = self._remaining_context_percent(model_label(chat))
+        left = self._remaining_context_percent(model_name_or_substitute(chat))
         spent = self.screen.counts.cost if self.is_working and self.screen is not None else Decimal(0)
         after = [*([] if left is None else [f"{left} % of context left"]), format_cost(chat.total_cost(spent))]
-        return _shorten_status_line(model_label(chat), chat.mode, chat.options.cwd.resolve(), after, self.console.width)
+        return _shorten_status_line(
+            model_name_or_substitute(chat), chat.mode, chat.options.cwd.resolve(), after, self.console.width
+        )
 
     def _remaining_context_percent(self, model: str) -> int | None:
         """Return the remaining percentage of the model's context; ``None`` if its size is unknown."""
@@ -419,8 +425,8 @@ class Chat:
         filled = self.screen.counts.filled if self.is_working and self.screen is not None else 0
         return None if not window else max(0, 100 - round(100 * (filled or chat.filled or 0) / window))
 
-    def _switch_mode(self) -> None:
-        self.print_text(f"mode {self.conversation.schedule_next_mode()}, from the next turn on")
+    def _schedule_and_print_next_mode(self) -> None:
+        self.print_text(f"mode {self.conversation.schedule_next_permission_mode()}, from the next turn on")
 
     def _print_last_full_output(self) -> None:
         """Print the last thoughts or the last tool result in full."""
@@ -451,7 +457,7 @@ def _print_stopping_notice(handle: RunHandle, screen: Screen | None, terminal: P
         terminal.print_text(f"(waits up to {GRACE:g} s for {one_line(names, 60)}; Ctrl-C once more leaves)", "dim")
 
 
-def model_label(chat: ChatConversation) -> str:
+def model_name_or_substitute(chat: ChatConversation) -> str:
     """Return the model of a chat, or the words that replace it."""
     options = chat.options
     instead = f"script {Path(options.script).name}" if options.script else "no model"

@@ -88,7 +88,9 @@ GROUPS = {
         "serve": ListedCommand("commands.serve:serve", "Serve runs over HTTP until stopped."),
     },
     "More commands": {
-        "test": ListedCommand("commands.test:suite", "Replay runs against the current code, as a test suite."),
+        "test": ListedCommand(
+            "commands.test:replay_runs_as_tests", "Replay runs against the current code, as a test suite."
+        ),
         "debug": ListedCommand("commands.debug:debug", "Step through a recorded run, forwards and backwards."),
         "ask": ListedCommand("commands.ask:ask", "Call a model once, and stream its reply."),
         "undo": ListedCommand("commands.undo:undo", "Restore the files that a run wrote."),
@@ -105,9 +107,9 @@ UNDER = {
             "check": ListedCommand("commands.check:check", "Check journals and files: damage, secrets, signatures."),
             "repair": ListedCommand("commands.repair:repair", "Repair a damaged journal, or make an edited one valid."),
             "scrub": ListedCommand("commands.scrub:scrub", "Copy a journal without anything that looks like a secret."),
-            "export": ListedCommand("commands.durable_runs:export", "Export a durable run to a journal file."),
+            "export": ListedCommand("commands.durable_runs:export_run", "Export a durable run to a journal file."),
             "import": ListedCommand(
-                "commands.durable_runs:import_", "Continue the run of a journal file as a durable run."
+                "commands.durable_runs:import_run", "Continue the run of a journal file as a durable run."
             ),
         },
     ),
@@ -132,8 +134,12 @@ UNDER = {
             "models": ListedCommand(
                 "commands.models:models", "List the providers of models, and whether their keys are set."
             ),
-            "check": ListedCommand("commands.package:check", "Check a package of agents as its users will find it."),
-            "agree": ListedCommand("commands.package:agree", "Approve what an installed package of agents asks for."),
+            "check": ListedCommand(
+                "commands.package:check_package_of_agents", "Check a package of agents as its users will find it."
+            ),
+            "agree": ListedCommand(
+                "commands.package:approve_installed_package", "Approve what an installed package of agents asks for."
+            ),
             "trust": ListedCommand("code_trust:trust", "Allow commands to run the agent files of a folder."),
         },
     ),
@@ -169,19 +175,21 @@ UNDER = {
             "status": ListedCommand(
                 "commands.status:status", "Show a deployment: runs, live and dead workers, releases."
             ),
-            "release": ListedCommand("commands.durable_runs:move", "Move runs from one release to another."),
+            "release": ListedCommand(
+                "commands.durable_runs:move_runs_to_release", "Move runs from one release to another."
+            ),
             "takeover": ListedCommand("commands.takeover:takeover", "Assign the runs of a dead worker to live ones."),
             "retry": ListedCommand("commands.retry:retry", "Resume a stopped durable run after its last record."),
             "migrate": ListedCommand("commands.migrate:migrate", "Create and update the tables of durable runs."),
-            "gc": ListedCommand("commands.gc:collect", "Delete durable runs that ended long ago."),
+            "gc": ListedCommand("commands.gc:delete_ended_runs", "Delete durable runs that ended long ago."),
         },
     ),
     "tokens": (
         "Manage the tokens of a run server and their scopes.",
         {
-            "add": ListedCommand("commands.tokens:add", "Create a token, and print it once."),
-            "list": ListedCommand("commands.tokens:listed", "List tokens, their owners and scopes."),
-            "revoke": ListedCommand("commands.tokens:revoke", "Revoke a token: requests with it are refused."),
+            "add": ListedCommand("commands.tokens:create_token", "Create a token, and print it once."),
+            "list": ListedCommand("commands.tokens:list_tokens", "List tokens, their owners and scopes."),
+            "revoke": ListedCommand("commands.tokens:revoke_token", "Revoke a token: requests with it are refused."),
         },
     ),
 }

@@ -31,14 +31,14 @@ class RecordedConversation(NamedTuple):
         return self.turns[0].get_text("session_id")
 
     @property
-    def last(self) -> RecordedRun:
+    def turn_to_continue(self) -> RecordedRun:
         """The turn to continue from: the newest that did not fail, else the newest."""
         return next((turn for turn in self.turns if turn.status != "failed"), self.turns[0])
 
     @property
-    def line(self) -> str:
+    def summary_line(self) -> str:
         """One line: name, age, status, agent, number of turns and the first prompt."""
-        last = self.last
+        last = self.turn_to_continue
         turns = format_count(len(self.turns), "turn") if self.session_id else one_line(last.get_text("command"), 12)
         agent = one_line(last.get_text("agent", "id"), 24)
         about = (

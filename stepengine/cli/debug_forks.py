@@ -53,23 +53,23 @@ FLAGS = {
 }
 
 
-def fork_run(screen: DebugScreen, rest: str, forked: ForkedWalk | None) -> str:
+def fork_run(screen: DebugScreen, typed: str, forked: ForkedWalk | None) -> str:
     """
     Continue the run from its current position in a new journal, and return the journal's name.
 
     Args:
         screen: Shows the result of the fork.
-        rest: The options as they were typed; see ``help fork``.
+        typed: The options as they were typed; see ``help fork``.
         forked: The walk, if it consists of processes: then the fork has a process of its own, too.
     """
     from stepengine.journal.sources import parse_database_path
 
-    asked = _parse_fork(rest)
+    asked = _parse_fork_options(typed)
     if asked.trusts:
         refuse_inside_tool("debug fork --trust-journal")
     source = screen.options.journal
     into = asked.into or _find_free_path(Path((parse_database_path(source) or (source, ""))[0]))
-    act = partial(_run_fork_to_end, screen, asked, into)
+    act = partial(_run_fork_to_json, screen, asked, into)
     if asked.live:
         _confirm_cost(screen, asked)
     if forked is None:
@@ -96,11 +96,11 @@ def fork_run(screen: DebugScreen, rest: str, forked: ForkedWalk | None) -> str:
 
 def _confirm_cost(screen: DebugScreen, asked: ForkRequest) -> None:
     """Ask the person to confirm the estimated cost of live model calls."""
-    from stepengine.evaluation.samples import course_from
+    from stepengine.evaluation.samples import summarize_run_from
 
     stepper = screen.debugger.stepper
     history, place = stepper.tape.history, stepper.tape.address_at(stepper.position)
-    left = None if place is None else course_from(history, format_address(*place)).cost
+    left = None if place is None else summarize_run_from(history, format_address(*place)).cost
     models = sorted({history.model(i) for i in history.intents.values() if i.type == "model_call"})
     price = (
         "an unknown price"
@@ -118,7 +118,7 @@ def _confirm_cost(screen: DebugScreen, asked: ForkRequest) -> None:
         raise RefusedCommand(msg)
 
 
-def _run_fork_to_end(screen: DebugScreen, asked: ForkRequest, into: str) -> str:
+def _run_fork_to_json(screen: DebugScreen, asked: ForkRequest, into: str) -> str:
     """Run the fork to its end, and return its status, steps and error as JSON."""
     from stepengine.journal.show import status_of
     from stepengine.testing import ScriptedModel
@@ -166,7 +166,7 @@ def _find_free_path(source: Path) -> str:
     raise RefusedCommand(msg)
 
 
-def _parse_fork(text: str) -> ForkRequest:
+def _parse_fork_options(text: str) -> ForkRequest:
     try:
         words = shlex.split(text)
     except ValueError as error:
@@ -201,7 +201,7 @@ def _parse_edit(name: str, value: str) -> object:
     """Parse an option to an outcome: a reply, a JSON result or an error."""
     if name == "--raise":
         kind, _, said = value.partition(":")
-        return _parse_error_option(kind, said)
+        return _make_error_of_kind(kind, said)
     if value.startswith("@"):
         value = read_value_file(value[1:], name)
     if name == "--reply":
@@ -212,7 +212,7 @@ def _parse_edit(name: str, value: str) -> object:
         return value
 
 
-def _parse_error_option(kind: str, said: str) -> StepEngineError:
+def _make_error_of_kind(kind: str, said: str) -> StepEngineError:
     known = {n: c for n, c in vars(errors).items() if isinstance(c, type) and issubclass(c, StepEngineError)}
     if kind not in known:
         msg = f"there is no error {kind[:40]!r}, such as ToolError:gone{did_you_mean(kind, known)}"

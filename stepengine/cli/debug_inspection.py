@@ -15,35 +15,35 @@ def show_frames(screen: DebugScreen, _: str) -> None:
     """Print the stack frames."""
     frames = screen.list_frames()
     lines = [
-        f"{'>' if n == screen.frame else ' '} {n} {frame.kind:<8} {frame.function} {screen.file_of(frame)}:{frame.line}"
+        f"{'>' if n == screen.frame else ' '} {n} {frame.kind:<8} {frame.function} {screen.describe_frame_file(frame)}:{frame.line}"
         for n, frame in enumerate(frames)
     ]
     data = [{"function": f.function, "file": f.file, "line": f.line, "kind": f.kind} for f in frames]
     screen.print_result("\n".join(lines) or "nothing of the author's waits here", {"frames": data})
 
 
-def list_source(screen: DebugScreen, rest: str) -> None:
+def show_source(screen: DebugScreen, typed: str) -> None:
     """Print the source around the current line."""
-    frame = screen.current_frame()
-    said = "\n".join(screen.source_lines(frame, parse_count(rest) if rest else 2 * AROUND))
+    frame = screen.get_selected_frame()
+    said = "\n".join(screen.source_lines(frame, parse_count(typed) if typed else 2 * AROUND))
     screen.print_result(said, {"file": frame.file, "line": frame.line, "source": screen.clean(said)})
 
 
-def select_frame(screen: DebugScreen, rest: str, by: int = -1) -> None:
+def select_frame(screen: DebugScreen, typed: str, by: int = -1) -> None:
     """Select the frame that is the typed number of levels outwards, or inwards with *by* 1, and print its source."""
     frames = screen.list_frames()
-    chosen = screen.frame + by * parse_count(rest)
+    chosen = screen.frame + by * parse_count(typed)
     if not 0 <= chosen < len(frames):
         msg = f"there is no frame {chosen}: 0 is the outermost, {len(frames) - 1} the innermost"
         raise RefusedCommand(msg)
     screen.frame = chosen
-    list_source(screen, str(AROUND))
+    show_source(screen, str(AROUND))
 
 
 def show_locals(screen: DebugScreen, _: str) -> None:
     """Print the variables of the frame and those that programs left."""
     frames, left = screen.list_frames(), screen.debugger.variables() if screen.running is None else {}
-    here = None if left and not frames else screen.current_frame()
+    here = None if left and not frames else screen.get_selected_frame()
     if here is not None and here.kind == "program":
         screen.print_result("the variables of a program are known only after it has ended", {"locals": {}})
         return
@@ -53,15 +53,15 @@ def show_locals(screen: DebugScreen, _: str) -> None:
     screen.print_result("\n".join(lines) or "no variables", {"locals": values})
 
 
-def print_expression(screen: DebugScreen, rest: str, *, pretty: bool = False) -> None:
+def print_expression(screen: DebugScreen, typed: str, *, pretty: bool = False) -> None:
     """Evaluate an expression in the current frame and print its value."""
-    if not rest:
+    if not typed:
         msg = "print what? An expression, such as len(seen)"
         raise RefusedCommand(msg)
-    made = screen.debugger.evaluate_in(screen.current_frame(), rest, pretty=pretty)
+    made = screen.debugger.evaluate_in(screen.get_selected_frame(), typed, pretty=pretty)
     if made.raised and screen.asked.is_scripted:
-        screen.tally.fail(Exit.FAILED)
-    screen.print_result(made.text, {"expression": rest, "text": made.text, "raised": made.raised})
+        screen.tally.record_failure(Exit.FAILED)
+    screen.print_result(made.text, {"expression": typed, "text": made.text, "raised": made.raised})
 
 
 def show_state(screen: DebugScreen, _: str) -> None:
@@ -78,7 +78,7 @@ def show_state(screen: DebugScreen, _: str) -> None:
     screen.print_messages(head, state.message_history)
 
 
-def show_view(screen: DebugScreen, _: str) -> None:
+def show_model_view(screen: DebugScreen, _: str) -> None:
     """Print the messages that the model sees."""
     view = screen.debugger.moment().view
     screen.print_messages([f"{len(view)} messages in view"], view)
@@ -123,22 +123,22 @@ def show_hooks(screen: DebugScreen, _: str) -> None:
     screen.print_result("\n".join(lines) or "no hook was called here", {"hooks": [list(each) for each in called]})
 
 
-def show_origins(screen: DebugScreen, rest: str) -> None:
+def show_origins(screen: DebugScreen, typed: str) -> None:
     """Print where the arguments of the call here come from, or in which texts of the run the typed value occurs."""
     from stepengine.debugging.viewer.payload import PageTexts
     from stepengine.journal.origins import RecordedSources
 
     recorded, address = RecordedSources(), screen.debugger.moment().address
     calls = recorded.trace_calls(screen.debugger.stepper.tape.history)
-    if rest:
+    if typed:
         list(calls)
-        found = [(path, source) for path, sources in recorded.find_value(rest).items() for source in sources]
+        found = [(path, source) for path, sources in recorded.find_value(typed).items() for source in sources]
         said = [f"{describe_source(source)}{f' (run {path})' if path else ''}" for path, source in found]
     else:
         here = [origin for call in calls if call.address == address for origin in call.origins]
         said = [describe_origin(clean_origin(origin, PageTexts().clean)) for origin in sort_origins(here)]
     lines = list(dict.fromkeys(map(screen.clean, said)))
-    nothing = "this run did not receive it" if rest else "no call with arguments waits here"
+    nothing = "this run did not receive it" if typed else "no call with arguments waits here"
     screen.print_result("\n".join(lines) or nothing, {"origins": lines})
 
 

@@ -43,7 +43,7 @@ class DebugNavigation:
         finally:
             self.jumps = True
 
-    def go(self, position: int, *, jumps: bool = True) -> None:
+    def go_to_position(self, position: int, *, jumps: bool = True) -> None:
         """Move to a position and show it; raise at the end of the run."""
         if position > self._debugger.position >= self._debugger.last:
             self._raise_at_end()
@@ -58,31 +58,31 @@ class DebugNavigation:
         )
         raise RefusedCommand(msg)
 
-    def parse_place(self, text: str) -> int:
+    def parse_position(self, text: str) -> int:
         """Parse a step or an effect and return its position."""
         if not text:
             msg = "name a place: a step such as 12, or an effect such as #5 or 3.2#1"
             raise RefusedCommand(msg)
         return self._debugger.places.find_position(text)
 
-    def move_by(self, rest: str, sign: int = 1, *, steps: bool = False) -> None:
+    def move_by(self, typed: str, sign: int = 1, *, steps: bool = False) -> None:
         """
         Move by a count of positions and show the new one.
 
         Args:
-            rest: The count; 1 if empty.
+            typed: The count; 1 if empty.
             sign: 1 to move forward, -1 to move back.
             steps: Count steps instead of positions.
 
         Raises:
-            RefusedCommand: at either end, or when *rest* is no count.
+            RefusedCommand: at either end, or when *typed* is no count.
         """
         places = self._debugger.places
         after = places.find_step_position_after if steps else places.find_position_after
-        target = after(self._debugger.position, sign * parse_count(rest))
+        target = after(self._debugger.position, sign * parse_count(typed))
         if target == self._debugger.position:
             self._raise_at_end() if sign > 0 else self._raise_at_start()
-        self.go(target, jumps=steps)
+        self.go_to_position(target, jumps=steps)
 
     def _raise_at_start(self) -> Never:
         inside = self._debugger.places.followed_path
@@ -93,11 +93,11 @@ class DebugNavigation:
         )
         raise RefusedCommand(msg)
 
-    def goto(self, rest: str) -> None:
+    def goto(self, typed: str) -> None:
         """Move to a step or an effect and show it."""
-        self.go(self.parse_place(rest))
+        self.go_to_position(self.parse_position(typed))
 
-    def go_to_end(self, *, last: bool) -> None:
+    def go_to_first_or_last(self, *, last: bool) -> None:
         """Move to the first or the last position."""
         self._move_and_show(self._debugger.last if last else 0)
 
@@ -105,31 +105,31 @@ class DebugNavigation:
         """Move to a position and show it, without a check for the end of the run."""
         self._screen.frame = 0
         self.move_silently(position, jumps=jumps, then="show")
-        self._screen.show()
+        self._screen.show_position()
 
-    def run_until(self, rest: str) -> None:
+    def run_until(self, typed: str) -> None:
         """Move forward to the next position where a condition is true, or else to the last position, and report the failure."""
         from stepengine.debugging.expressions import has_no_side_effects
 
-        if not rest:
+        if not typed:
             msg = "until what? A line (41, file.py:41), @tool_name, error, or an expression"
             raise RefusedCommand(msg)
         start = self._debugger.position
-        if self._forked is None or has_no_side_effects(rest):
+        if self._forked is None or has_no_side_effects(typed):
             with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
-                found = self._debugger.run_until(rest)
-            self._report_search(rest, self._debugger.problem, self._debugger.looked_at, found=found)
+                found = self._debugger.run_until(typed)
+            self._report_search_problems(typed, self._debugger.problem, self._debugger.looked_at, found=found)
         else:
-            told = self._search_in_child_process(rest, start + 1, self._debugger.last, backwards=False)
+            told = self._search_in_child_process(typed, start + 1, self._debugger.last, backwards=False)
             if told.get("differs"):
                 self.move_silently(self._debugger.last)
                 # The run by itself is as recorded: it is the expression that did something to it.
-                self._screen.fail(f"{rest} changes the run, so it cannot be searched for")
+                self._screen.report_failure(f"{typed} changes the run, so it cannot be searched for")
                 self.move_silently(start, then=None)
                 return
-            self._report_search(rest, told["problem"], told["looked_at"], found=told["found"] is not None)
+            self._report_search_problems(typed, told["problem"], told["looked_at"], found=told["found"] is not None)
             self.move_silently(self._debugger.last if told["found"] is None else told["found"])
-        self._screen.show()
+        self._screen.show_position()
 
     def _search_in_child_process(self, what: str, first: int, last: int, *, backwards: bool) -> dict[str, Any]:
         """Search for a condition in a child process, because expressions may change the run."""
@@ -155,65 +155,65 @@ class DebugNavigation:
         found: dict[str, object] = json.loads(said)
         return found
 
-    def _report_search(self, what: str, problem: str, looked_at: int, *, found: bool) -> None:
+    def _report_search_problems(self, what: str, problem: str, looked_at: int, *, found: bool) -> None:
         """Print the problem of a search, and report a search without a match as failed."""
         if problem:
             print_error(self._screen.clean(f"{what}: {problem} (counted as false; shown once)"))
         if not found:
-            self._screen.fail(f"{what} never held: {looked_at} positions were looked at")
+            self._screen.report_failure(f"{what} never held: {looked_at} positions were looked at")
 
-    def run_back_until(self, rest: str) -> None:
+    def run_back_until(self, typed: str) -> None:
         """Move back to the last position where a condition was true, or else to the first position, and report the failure."""
         from stepengine.debugging.expressions import parse_condition
 
         start = self._debugger.position
-        if not rest:
+        if not typed:
             msg = "back to what? A line (41, file.py:41), @tool_name, error, or an expression"
             raise RefusedCommand(msg)
         if start == 0:
             self._raise_at_start()
-        parse_condition(rest)
+        parse_condition(typed)
         if self._forked is None:
             with redirect_handler_output(self._screen.asked, as_json=self._screen.is_json):
-                found = self._debugger.run_until(rest, backwards=True)
-            self._report_search(rest, self._debugger.problem, self._debugger.looked_at, found=found)
-            self._screen.show()
+                found = self._debugger.run_until(typed, backwards=True)
+            self._report_search_problems(typed, self._debugger.problem, self._debugger.looked_at, found=found)
+            self._screen.show_position()
         else:
-            self._forked.wake_nearest_and_exit(start - 1, search=[rest, start, 0, ""])
+            self._forked.wake_nearest_and_exit(start - 1, search=[typed, start, 0, ""])
 
-    def search_back(self, what: str, before: int, looked_at: int, problem: str) -> None:
+    def search_back_and_move(self, what: str, before: int, looked_at: int, problem: str) -> None:
         """Search backwards from *before* to here and move there. Without a match, an earlier process searches, or this one moves to the start."""
         here = self._debugger.position
         told = self._search_in_child_process(what, here, before - 1, backwards=True)
         looked_at, problem = looked_at + told["looked_at"], problem or told["problem"]
         if told["found"] is None and here > 0 and self._forked is not None:
             self._forked.wake_nearest_and_exit(here - 1, search=[what, here, looked_at, problem])
-        self._report_search(what, problem, looked_at, found=told["found"] is not None)
+        self._report_search_problems(what, problem, looked_at, found=told["found"] is not None)
         self.move_silently(told["found"] or 0)
-        self._screen.show()
+        self._screen.show_position()
 
-    def follow_child(self, rest: str) -> None:
+    def follow_child(self, typed: str) -> None:
         """Restrict the debugger to one child run."""
-        if not rest:
+        if not typed:
             msg = "into which child? Name its path, such as 3 or 3.2"
             raise RefusedCommand(msg)
-        self._move_and_show(self._debugger.places.follow_child(rest, self._debugger.position))
+        self._move_and_show(self._debugger.places.follow_child(typed, self._debugger.position))
 
-    def follow_all(self, _: str) -> None:
+    def follow_all_runs(self, _: str) -> None:
         """Let the debugger follow all runs again."""
         self._debugger.places.followed_path = None
         self._screen.print_result("all runs count again", {"inside": None})
 
-    def diff(self, rest: str) -> None:
+    def diff_positions(self, typed: str) -> None:
         """Print the differences between two positions."""
-        places = rest.split()
+        places = typed.split()
         if len(places) != 2:  # noqa: PLR2004
             msg = "diff compares two places: diff 3 5, diff #2 3.2#1"
             raise RefusedCommand(msg)
-        one, two = self.parse_place(places[0]), self.parse_place(places[1])
-        self.compare(one, two, self._debugger.position, known={})
+        one, two = self.parse_position(places[0]), self.parse_position(places[1])
+        self.print_differences(one, two, self._debugger.position, known={})
 
-    def compare(self, one: int, two: int, stood: int, *, known: dict[str, dict[str, object]]) -> None:
+    def print_differences(self, one: int, two: int, stood: int, *, known: dict[str, dict[str, object]]) -> None:
         """Print the differences between two positions and move back to *stood*. *known* has the summaries made so far."""
         from stepengine.debugging.debugger import diff_summaries, summarize_moment
 

@@ -66,11 +66,11 @@ class SharedCounters:
         return self[0] - 1
 
     @property
-    def code(self) -> int:
+    def exit_code(self) -> int:
         """The exit code so far."""
         return self[1]
 
-    def fail(self, code: Exit) -> None:
+    def record_failure(self, code: Exit) -> None:
         """Record the exit code of a failed command; the first failure counts, and a divergence before all others."""
         self[1] = int(code) if not self[1] or code is Exit.DIVERGED else self[1]
 
@@ -146,20 +146,20 @@ class DebugScreen:
 
     def report_divergence(self, said: str) -> None:
         """Report a divergence between the code and the record."""
-        self.tally.fail(Exit.DIVERGED)
+        self.tally.record_failure(Exit.DIVERGED)
         if self.is_json:
             self.print_result("", {"error": self.clean(said), "diverged": True})
         print_error(f"{said}\n  {NO_MORE}", Exit.DIVERGED)
 
-    def fail(self, said: str) -> None:
+    def report_failure(self, said: str) -> None:
         """Report that a command failed."""
         if self.asked.is_scripted:
-            self.tally.fail(Exit.FAILED)
+            self.tally.record_failure(Exit.FAILED)
         if self.is_json:
             self.print_result("", {"error": self.clean(said), "diverged": False})
         print_error(self.clean(said))
 
-    def show(self) -> None:
+    def show_position(self) -> None:
         """Print the current position of the run."""
         moment = self.debugger.moment()
         self.print_result("\n".join(self._position_lines(moment)), self.debugger.to_dict())
@@ -245,7 +245,7 @@ class DebugScreen:
 
         return format_address(*get_starter_address(self.debugger.moment().address.rpartition("#")[0]))
 
-    def file_of(self, frame: Frame) -> str:
+    def describe_frame_file(self, frame: Frame) -> str:
         """Return the file of a frame; for a program, the address of its call."""
         return (
             f"of {self._program_call_address()}"
@@ -266,7 +266,7 @@ class DebugScreen:
         moment = self.debugger.moment()
         return [f for f in moment.frames if f.kind != "package" or self.options.verbose]
 
-    def current_frame(self) -> Frame:
+    def get_selected_frame(self) -> Frame:
         """Return the selected frame."""
         frames = self.list_frames()
         if not frames:

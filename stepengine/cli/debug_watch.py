@@ -16,7 +16,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from stepengine.cli.bench import choose_models, make_engine_setup
+from stepengine.cli.bench import make_engine_setup, make_model_registry
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import load_recorded_agent, open_journal
 from stepengine.cli.options import Options
@@ -51,7 +51,7 @@ def watch_place(options: Options, at: str, *, prints: bool) -> Exit:
     from stepengine.tools.bundled.bundled import list_all_workspace_tools
 
     # Not by `make_engine_setup`: that would look for agents next to the one that was typed.
-    import_engine_libraries(tools=list_all_workspace_tools(options.cwd), models=choose_models(options))
+    import_engine_libraries(tools=list_all_workspace_tools(options.cwd), models=make_model_registry(options))
     why = find_fork_problem()
     if why:
         msg = f"--watch needs a process for each look, and there is none here: {why}"
@@ -59,8 +59,8 @@ def watch_place(options: Options, at: str, *, prints: bool) -> Exit:
     tape = Tape(open_journal(options.journal))
     screen = _WatchScreen(options, tape, at, prints=prints)
     try:
-        screen.print_preview([])
-        while screen.wait():
+        screen.load_and_print_preview([])
+        while screen.wait_and_print_change():
             pass
     except KeyboardInterrupt:
         pass
@@ -88,7 +88,7 @@ class _WatchScreen:
         self._width = shutil.get_terminal_size().columns
         self._last: MomentPreview | None = None
         self._watched = WatchedMoment(
-            self._load_engine, tape, at, files=lambda: _find_typed_agent_file(options.agent), prints=prints
+            self._load_engine_and_agent, tape, at, files=lambda: _find_typed_agent_file(options.agent), prints=prints
         )
         if not options.as_json:
             root = tape.history.root
@@ -98,7 +98,7 @@ class _WatchScreen:
                 "type a place, such as 12 or 3.2#1, to go there; Ctrl-C ends this"
             )
 
-    def _load_engine(self) -> tuple[Engine, AgentDefinition]:
+    def _load_engine_and_agent(self) -> tuple[Engine, AgentDefinition]:
         history = self._tape.history
         agent = load_recorded_agent(self._options, history)
         return make_engine_setup(self._options, agent, performs=False, recorded=history).engine, agent
@@ -107,7 +107,7 @@ class _WatchScreen:
         """Stop watching."""
         self._watched.close()
 
-    def print_preview(self, saved: list[str]) -> None:
+    def load_and_print_preview(self, saved: list[str]) -> None:
         """Load the code in a child process, and print the position or its changes."""
         self._last = self._watched.good
         try:
@@ -119,21 +119,21 @@ class _WatchScreen:
             return
         self._print_preview(found, saved, changes)
 
-    def wait(self) -> bool:
+    def wait_and_print_change(self) -> bool:
         """Wait for a saved file or a typed place and show it; return ``False`` when the user quits."""
         while True:
             saved = self._watched.find_saved_files()
             if saved:
-                self.print_preview(saved)
+                self.load_and_print_preview(saved)
                 return True
-            typed = _read_typed_line()
+            typed = _wait_for_typed_line()
             if typed is None:
                 continue
             if typed in ("q", "quit"):
                 return False
             if typed:
                 self._watched.at = typed
-                self.print_preview([])
+                self.load_and_print_preview([])
                 return True
 
     # --- showing ------------------------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def _relative_path(file: str) -> str:
     return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else file
 
 
-def _read_typed_line() -> str | None:
+def _wait_for_typed_line() -> str | None:
     """Wait at most ``EVERY`` seconds for a line and return it; ``"quit"`` at the end of the input, ``None`` without a line or a terminal."""
     if not sys.stdin.isatty():
         time.sleep(EVERY)

@@ -89,7 +89,7 @@ def run_with_operator(db: str, act: Callable[[Operator], Awaitable[Exit]], *, ap
     return run_deployment_command(act_with_operator())
 
 
-def find_journal_or_durable(run: str, db: str) -> Journal | None:
+def find_journal_unless_durable(run: str, db: str) -> Journal | None:
     """
     Return the journal that *run* names; ``None`` for a durable run.
 

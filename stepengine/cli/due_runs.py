@@ -17,13 +17,13 @@ from attrs import frozen
 
 from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.exits import Exit, choose_exit_code, print_error
-from stepengine.cli.journals import load_recorded_agent, must_ask_again, resume_limits
+from stepengine.cli.journals import load_recorded_agent, make_resume_limits, needs_new_approvals
 from stepengine.cli.options import Options
-from stepengine.cli.perform import GRACE, await_result
-from stepengine.cli.screen.interrupt_keys import handle_interrupts
+from stepengine.cli.perform import GRACE, await_result_or_limit
+from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.screen.render import format_error, one_line, print_visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import RunRecording, fill_from_recorded
+from stepengine.cli.state_folder import RunRecording, fill_options_from_recorded
 from stepengine.data.quantities import format_age
 from stepengine.data.state import RunResult, RunStatus
 from stepengine.data.waits import describe_wait, wait_to_json
@@ -42,7 +42,7 @@ LATE = timedelta(minutes=1)
 """How late a run has to be for a word about it."""
 
 
-def resume_due(
+def resume_all_due_runs(
     options: Options,
     store: str,
     *,
@@ -70,7 +70,7 @@ def resume_due(
         print_error("nothing was recorded yet, so nothing sleeps", Exit.COMPLETED)
         return Exit.COMPLETED
     try:
-        return asyncio.run(made.work(every, at_once))
+        return asyncio.run(made.resume_and_start_runs(every, at_once))
     except JournalError as error:
         return print_error(error.message, Exit.FAILED)
 
@@ -162,16 +162,16 @@ class _DueRunResumer:
         self._trusts = trusts
         self._code = Exit.COMPLETED
 
-    async def work(self, every: float | None, at_once: int) -> Exit:
+    async def resume_and_start_runs(self, every: float | None, at_once: int) -> Exit:
         """Resume due runs and start scheduled ones, once or with *every* until stopped."""
         from stepengine.engine.waker import Waker
 
         loop = asyncio.get_running_loop()
         async with contextlib.AsyncExitStack() as stack:
             schedulers = [await self._make_scheduler(stack, one) for one in self._agents.schedules]
-            waker = Waker(self._place, self.resume, tell=self.print_outcome, at_once=at_once)
+            waker = Waker(self._place, self.resume_run, tell=self.record_and_print_outcome, at_once=at_once)
             if every is None:
-                work = [loop.create_task(_start_due_schedules(scheduler)) for scheduler in schedulers]
+                work = [loop.create_task(_start_due_runs_and_wait(scheduler)) for scheduler in schedulers]
                 work.append(loop.create_task(waker.once()))
             else:
                 work = [loop.create_task(scheduler.run_forever()) for scheduler in schedulers]
@@ -181,7 +181,7 @@ class _DueRunResumer:
                 for task in work:
                     loop.call_soon_threadsafe(task.cancel)
 
-            with handle_interrupts(stop) as received:
+            with call_on_interrupts(stop) as received:
                 await asyncio.wait(work, return_when=asyncio.FIRST_EXCEPTION)
                 for task in work:
                     task.cancel()
@@ -213,15 +213,15 @@ class _DueRunResumer:
 
     # --- one run ------------------------------------------------------------------------------------------------------
 
-    async def resume(self, journal: Journal, one: Sleeping) -> RunResult:
+    async def resume_run(self, journal: Journal, one: Sleeping) -> RunResult:
         """Resume one run. If this process has to stop, interrupt the run as Ctrl-C does."""
         # Loading agents takes a moment, and so does reading a long journal.
-        start, entry = await asyncio.to_thread(self._prepare_resume_options, journal, one)
+        start, entry = await asyncio.to_thread(self._make_resume_arguments, journal, one)
         bench, asked = start
         async with bench.engine:
             handle = await bench.engine.start_resume(journal, **asked)
             try:
-                result = await await_result(handle.result())
+                result = await await_result_or_limit(handle.result())
             except asyncio.CancelledError:
                 handle.interrupt(GRACE)
                 with contextlib.suppress(Exception):
@@ -230,21 +230,21 @@ class _DueRunResumer:
         RunRecording(journal, entry).record_end(result)
         return result
 
-    def _prepare_resume_options(self, journal: Journal, one: Sleeping) -> tuple[tuple[Any, dict[str, Any]], Any]:
+    def _make_resume_arguments(self, journal: Journal, one: Sleeping) -> tuple[tuple[Any, dict[str, Any]], Any]:
         """Return the engine setup and arguments for resuming a run, and its recorded run, if there is one."""
         options, entry = attrs.evolve(self._options, journal=str(self._place / one.run)), None
         if self._is_ours:
             entry = find_recorded_run(self._place, Path(one.run).stem)
         if entry is not None:
-            options = fill_from_recorded(options, entry).with_settings()
+            options = fill_options_from_recorded(options, entry).with_settings()
         history = journal.history()
         agent_id = str(history.root["agent_id"])
         settings = options.settings
         options = attrs.evolve(options, agent=options.agent or self._agents.files.get(agent_id, ""))
         agent = load_recorded_agent(options, history, folders=self._agent_folders, option="--agents")
-        again = not self._trusts and must_ask_again(journal, history)
+        again = not self._trusts and needs_new_approvals(journal, history)
         bench = make_engine_setup(options, agent, asks_nobody=True, headless=False, recorded=history)
-        limits = resume_limits(journal, attrs.evolve(options, settings=settings))
+        limits = make_resume_limits(journal, attrs.evolve(options, settings=settings))
         return (
             bench,
             {"agent": agent, "limits": limits, "in_doubt": "ask", "trust": self._trusts or (False if again else None)},
@@ -252,7 +252,7 @@ class _DueRunResumer:
 
     # --- what is told -------------------------------------------------------------------------------------------------
 
-    def print_outcome(self, woken: WakeResult) -> None:
+    def record_and_print_outcome(self, woken: WakeResult) -> None:
         """Print the outcome of a due run."""
         result = woken.result
         if woken.state == "failed" or (
@@ -267,7 +267,7 @@ class _DueRunResumer:
             print_visible(one_line(" ".join(_describe_woken_run(woken)), 2_000), hang=4)
 
 
-async def _start_due_schedules(scheduler: Scheduler) -> None:
+async def _start_due_runs_and_wait(scheduler: Scheduler) -> None:
     await scheduler.tick()
     await scheduler.wait_until_idle()
 

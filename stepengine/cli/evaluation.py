@@ -27,7 +27,7 @@ from stepengine.cli.journals import (
 )
 from stepengine.cli.options import Options
 from stepengine.cli.screen.confirm import can_ask, confirm
-from stepengine.cli.screen.interrupt_keys import handle_interrupts
+from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.definition import AgentDefinition
 from stepengine.errors import JournalError, ReplayDivergence, StepEngineError
@@ -148,10 +148,10 @@ def confirm_cost(estimate: CostEstimate, *, yes: bool) -> None:
     if yes:
         print_error(said)
         return
-    ask_for_confirmation(said)
+    require_user_confirmation(said)
 
 
-def ask_for_confirmation(said: str) -> None:
+def require_user_confirmation(said: str) -> None:
     """
     Ask the person for confirmation before models are called.
 
@@ -186,7 +186,7 @@ def run_and_close_engines(make: Callable[[], Coroutine[object, Any, Made]], engi
             for engine in dict.fromkeys(engines):
                 await stack.enter_async_context(engine)
             task = asyncio.ensure_future(make())
-            with handle_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
+            with call_on_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
                 try:
                     return await task
                 except asyncio.CancelledError:

@@ -88,7 +88,7 @@ Exit codes:
 Results go to stdout, everything else to stderr."""
 
 
-def raise_exit(code: Exit) -> None:
+def raise_exit_unless_completed(code: Exit) -> None:
     """
     Exit with *code*; return normally if it is ``COMPLETED``.
 

@@ -18,16 +18,16 @@ from stepengine.cli.exits import Exit, print_error, run_explaining_errors
 from stepengine.cli.options import Options
 from stepengine.cli.perform import (
     FinishedRun,
-    await_result,
+    await_result_or_limit,
     format_resume_command,
     format_shared_options,
     interrupt_run,
     run_with_display,
 )
-from stepengine.cli.screen.confirm import has_result_prefix, parse_result_answer
-from stepengine.cli.screen.interrupt_keys import handle_interrupts
+from stepengine.cli.screen.confirm import is_doubt_result_answer, parse_result_answer
+from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import fill_from_recorded, find_by_prefix, get_newest_run
+from stepengine.cli.state_folder import fill_options_from_recorded, find_recorded_run_by_prefix, get_newest_run
 from stepengine.cli.toolset import convert_to_code_mode, was_in_code_mode
 from stepengine.data.alike import list_names
 from stepengine.data.definition import AgentDefinition, normalised_id
@@ -86,11 +86,11 @@ def run_on_journal(options: Options, command: Callable[[Options], Exit], *, is_w
     Divergences, damaged journals and signals are told; a journal that cannot be used is a failure, and no wrong usage.
     """
     return run_explaining_errors(
-        lambda: _report_failures(command, add_journal_to_options(options, waiting=is_waiting).with_settings())
+        lambda: _run_reporting_failures(command, add_journal_to_options(options, waiting=is_waiting).with_settings())
     )
 
 
-def _report_failures(command: Callable[[Options], Exit], options: Options) -> Exit:
+def _run_reporting_failures(command: Callable[[Options], Exit], options: Options) -> Exit:
     """Run *command*; report signals, divergences and journal errors, and return the exit code."""
     try:
         return command(options)
@@ -145,12 +145,12 @@ def add_journal_to_options(options: Options, *, waiting: bool = False) -> Option
         msg = f"--last and {options.journal!r} name two runs; pass one of them"
         raise UsageProblem(msg)
     if options.last:
-        return fill_from_recorded(options, get_newest_run(waiting=waiting))
+        return fill_options_from_recorded(options, get_newest_run(waiting=waiting))
     if not options.journal:
         msg = "name a run: the FILE of its journal, its name as `stepengine runs` lists it, or --last"
         raise UsageProblem(msg)
-    entry = None if _is_existing_file(options.journal) else find_by_prefix(options.journal)
-    return options if entry is None else fill_from_recorded(options, entry)
+    entry = None if _is_existing_file(options.journal) else find_recorded_run_by_prefix(options.journal)
+    return options if entry is None else fill_options_from_recorded(options, entry)
 
 
 def _is_existing_file(text: str) -> bool:
@@ -169,7 +169,7 @@ def open_journal(text: str, *, sign: str = "") -> Journal:
     from stepengine.journal import FileJournal, SqliteJournal
     from stepengine.journal.sources import parse_database_path
 
-    if not _is_existing_file(text) and (entry := find_by_prefix(text)) is not None:
+    if not _is_existing_file(text) and (entry := find_recorded_run_by_prefix(text)) is not None:
         text = entry.journal
     database = parse_database_path(text)
     name, run = database or (text, "")
@@ -195,7 +195,7 @@ def open_journal(text: str, *, sign: str = "") -> Journal:
 CASSETTES = (".yaml", ".yml")
 
 
-def open_readable_journal(text: str) -> Journal:
+def open_journal_or_cassette(text: str) -> Journal:
     """
     Return a journal as ``open_journal`` does, or the model calls of a cassette as a read-only journal.
 
@@ -217,7 +217,9 @@ def open_readable_journal(text: str) -> Journal:
         raise UsageProblem(msg) from None
 
 
-def load_agent_of_run(history: History, given: str, folders: Iterable[Path], *, option: str) -> AgentDefinition:
+def load_given_or_recorded_agent(
+    history: History, given: str, folders: Iterable[Path], *, option: str
+) -> AgentDefinition:
     """
     Return the agent *given* on the command line, else the recorded one.
 
@@ -265,7 +267,7 @@ def load_recorded_agent(
         option: What the command calls the option that says where it is.
     """
     folders = options.settings.agent_folders if folders is None else folders
-    agent = load_agent_of_run(history, options.agent, folders, option=option)
+    agent = load_given_or_recorded_agent(history, options.agent, folders, option=option)
     if options.code_mode or was_in_code_mode(history, agent):
         agent = convert_to_code_mode(agent)
     return attrs.evolve(agent, model=None) if "model" in history.root else agent
@@ -276,7 +278,7 @@ def recorded_hook_names(history: History) -> Sequence[str]:
     return () if history.head is None else history.head.hooks
 
 
-def resume_limits(journal: Journal, options: Options) -> Limits | None:
+def make_resume_limits(journal: Journal, options: Options) -> Limits | None:
     """Return the limits of a resumed run: those it was started with, filled from the settings; ``None`` without such settings."""
     if not options.settings.table("limits"):
         return None
@@ -297,20 +299,20 @@ def parse_answers(texts: Iterable[str]) -> dict[str, AnswerLike]:
             msg = f"--answer {text!r} is not ID=TEXT, such as --answer q3=yes"
             raise UsageProblem(msg)
         key = question.strip()
-        answers[key] = parse_result_answer(answer) if has_result_prefix(key, answer) else answer
+        answers[key] = parse_result_answer(answer) if is_doubt_result_answer(key, answer) else answer
     return answers
 
 
-def perform_run(bench: EngineSetup, make: Callable[[], Coroutine[object, Any, RunResult]]) -> FinishedRun:
+def run_cancelling_on_signal(bench: EngineSetup, make: Callable[[], Coroutine[object, Any, RunResult]]) -> FinishedRun:
     """Run a coroutine to its end in a new event loop. Ctrl-C and SIGTERM cancel it, a second one ends the process."""
 
     async def run_to_end() -> FinishedRun:
         loop = asyncio.get_running_loop()
         async with bench.engine:
             task = asyncio.ensure_future(make())
-            with handle_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
+            with call_on_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
                 try:
-                    return FinishedRun(await await_result(task))
+                    return FinishedRun(await await_result_or_limit(task))
                 except asyncio.CancelledError:
                     if not received:
                         raise
@@ -332,7 +334,7 @@ def replay_recorded_run(journal: Journal, options: Options) -> RunResult:
     return asyncio.run(replay_to_end())
 
 
-def start_and_wait(bench: EngineSetup, start: Callable[[], Coroutine[object, Any, RunHandle]]) -> FinishedRun:
+def start_run_and_wait(bench: EngineSetup, start: Callable[[], Coroutine[object, Any, RunHandle]]) -> FinishedRun:
     """Start a run and wait for its end. Ctrl-C and SIGTERM interrupt it gracefully, a second one at once."""
 
     async def run_to_end() -> FinishedRun:
@@ -346,10 +348,10 @@ def start_and_wait(bench: EngineSetup, start: Callable[[], Coroutine[object, Any
                 else:
                     loop.call_soon_threadsafe(starting.cancel)
 
-            with handle_interrupts(stop) as received:
+            with call_on_interrupts(stop) as received:
                 try:
                     async with await starting as handle:
-                        result = await await_result(handle.result())
+                        result = await await_result_or_limit(handle.result())
                 except asyncio.CancelledError:
                     if not received:
                         raise
@@ -426,7 +428,7 @@ def expand_to_journals(files: Iterable[str]) -> list[str]:
     return found
 
 
-def find_journal_files(path: str) -> Iterator[tuple[str, Journal | None]]:
+def find_files_and_journals(path: str) -> Iterator[tuple[str, Journal | None]]:
     """
     Yield the files of a path, each with its journal if it is one; the runs of an SQLite file separately.
 
@@ -475,7 +477,7 @@ def _is_journal(file: Path) -> bool:
 # --- whose journal it is ----------------------------------------------------------------------------------------------
 
 
-def must_ask_again(journal: Journal, history: History) -> bool:
+def needs_new_approvals(journal: Journal, history: History) -> bool:
     """Return whether a person must approve calls that only an untrusted journal requests. Print the approvals that do not count."""
     from stepengine.journal.permission_reset import find_effective_approvals
     from stepengine.journal.provenance import has_trusted_permissions
@@ -503,7 +505,7 @@ def _has_untrusted_answers(journal: Journal) -> bool:
     return box.may_have_messages(0) and any(letter.kind == "answer" for letter in box.read()[0])
 
 
-def check_foreign_approvals(
+def refuse_untrusted_approvals(
     journal: Journal, history: History, after: Address | None = None, *, edited: bool = False
 ) -> None:
     """

@@ -186,7 +186,7 @@ class Options:
         return attrs.evolve(self, settings=load_settings(self.config))
 
 
-def with_options(command: Callable[..., Exit], *, without: Container[str] = ()) -> Callable[..., Exit]:
+def with_shared_options(command: Callable[..., Exit], *, without: Container[str] = ()) -> Callable[..., Exit]:
     """
     Return *command* with the shared options of ``Options`` in its signature, for typer.
 
@@ -274,7 +274,7 @@ def read_value_file(file: str, option: str) -> str:
     raise UsageProblem(msg)
 
 
-def read_params(text: str, option: str = "--params") -> dict[str, Any] | None:
+def parse_json_params(text: str, option: str = "--params") -> dict[str, Any] | None:
     """
     Parse the JSON object in *text*, or in the file that ``@FILE`` names.
 

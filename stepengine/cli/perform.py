@@ -15,7 +15,7 @@ from attrs import frozen
 from stepengine.cli.bench import EngineSetup
 from stepengine.cli.exits import Exit, choose_exit_code, print_error
 from stepengine.cli.options import Options
-from stepengine.cli.screen.interrupt_keys import handle_interrupts
+from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.screen.render import format_error, print_output, result_to_json, to_ascii_json
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.state import RunResult, RunStatus
@@ -81,8 +81,8 @@ def run_agent_to_end(
         async with engine, engine.start(agent, prompt, wait_for_answers=0, **options) as handle:
             started(handle.run_id)
             loop = asyncio.get_running_loop()
-            with handle_interrupts(lambda: interrupt_run(handle, loop)) as received:
-                result = await await_result(handle.result())
+            with call_on_interrupts(lambda: interrupt_run(handle, loop)) as received:
+                result = await await_result_or_limit(handle.result())
         return FinishedRun(result, received[0] if received else None)
 
     return run_with_display(run_to_end, progress)
@@ -101,7 +101,7 @@ def interrupt_run(handle: RunHandle, loop: asyncio.AbstractEventLoop) -> None:
     loop.call_soon_threadsafe(print_names)
 
 
-async def await_result(run: Awaitable[RunResult]) -> RunResult:
+async def await_result_or_limit(run: Awaitable[RunResult]) -> RunResult:
     """Return the result of *run*, also if it raises at a limit (``on_max_steps="raise"``)."""
     try:
         return await run
@@ -116,7 +116,7 @@ def run_with_display(
     run: Callable[[], Coroutine[Any, Any, FinishedRun]], progress: ProgressDisplay | None
 ) -> FinishedRun:
     """Run a coroutine to its end with the live display of *progress*, if there is one."""
-    with nullcontext() if progress is None else progress.show_live():
+    with nullcontext() if progress is None else progress.show_status_line():
         return asyncio.run(run())
 
 
@@ -124,7 +124,7 @@ def print_result(run: FinishedRun, options: Options, bench: EngineSetup) -> Exit
     """Print the result on stdout and everything else on stderr; return the exit code."""
     result = run.result
     if bench.progress is not None and run.code is not Exit.USAGE:
-        bench.progress.finish(result)
+        bench.progress.print_run_summary(result)
     if options.as_json:
         print(to_ascii_json(result_to_json(result)))
     else:
@@ -231,7 +231,7 @@ def format_resume_command(options: Options, agent_id: str = "") -> str:
         agent_id: The id of its agent; where the id leads to the same file, the file is not named.
     """
     # Without a word about what was cut off, resuming would end the run with `UnknownOutcome`, for good.
-    asking = ["--in-doubt ask"] if _is_in_doubt(options.journal) else []
+    asking = ["--in-doubt ask"] if _has_effects_in_doubt(options.journal) else []
     # Beside a run that has a name of its own lies what it was started with.
     named = (
         [options.stem] if options.stem else [shlex.quote(options.journal), *format_shared_options(options, agent_id)]
@@ -239,7 +239,7 @@ def format_resume_command(options: Options, agent_id: str = "") -> str:
     return " ".join(["stepengine resume", *named, *asking])
 
 
-def _is_in_doubt(journal: str) -> bool:
+def _has_effects_in_doubt(journal: str) -> bool:
     from stepengine.journal import as_journal
     from stepengine.journal.questions import list_effects_in_doubt
 

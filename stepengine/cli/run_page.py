@@ -16,7 +16,7 @@ from attrs import frozen
 
 from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import add_journal_to_options, load_recorded_agent, open_readable_journal
+from stepengine.cli.journals import add_journal_to_options, load_recorded_agent, open_journal_or_cassette
 from stepengine.cli.options import Options
 from stepengine.cli.settings import UsageProblem
 from stepengine.errors import DefinitionError, JournalError, StepEngineError
@@ -52,7 +52,7 @@ class PageOptions:
     strict: bool = False
 
 
-def make_page(options: Options, wanted: PageOptions) -> Exit:
+def write_or_serve_page(options: Options, wanted: PageOptions) -> Exit:
     """Write the page of the run that *options* name, or serve it. Return the exit code."""
     options = add_journal_to_options(options)
     try:
@@ -67,7 +67,7 @@ def make_page(options: Options, wanted: PageOptions) -> Exit:
 def _write_page(options: Options, wanted: PageOptions) -> Exit:
     from stepengine.debugging.viewer.rendering import render_sources
 
-    journals = [open_readable_journal(name) for name in (options.journal, wanted.other) if name]
+    journals = [open_journal_or_cassette(name) for name in (options.journal, wanted.other) if name]
     target = Path(wanted.output) if wanted.output else _default_page_path(journals[0])
     if target.exists() and any(target.samefile(_find_journal_file(journal)) for journal in journals):
         msg = f"{str(target)!r} is the journal itself; -o PATH names another page"
@@ -118,7 +118,7 @@ def _make_page_source(options: Options, wanted: PageOptions) -> PageSource:
     from stepengine.debugging.viewer.rendering import PageSource, copy_undamaged_records, load_stored_history
     from stepengine.testing.cassette_runs import CassetteJournal
 
-    journal = open_readable_journal(options.journal)
+    journal = open_journal_or_cassette(options.journal)
     file = journal.address
     if isinstance(journal, CassetteJournal):
         if wanted.agent:
@@ -140,13 +140,13 @@ def _make_page_source(options: Options, wanted: PageOptions) -> PageSource:
         return PageSource(
             journal=journal, file=file, without="Source lines and variables were left out with --no-code."
         )
-    steppers = _make_steppers(journal, history, options, wanted)
+    steppers = _make_stepper_factories(journal, history, options, wanted)
     if isinstance(steppers, str):
         return PageSource(journal=journal, file=file, without=steppers)
     return PageSource(journal=journal, file=file, steppers=steppers)
 
 
-def _make_steppers(
+def _make_stepper_factories(
     journal: Journal, history: History, options: Options, wanted: PageOptions
 ) -> list[Callable[[], Stepper]] | str:
     """
@@ -185,7 +185,7 @@ def _make_steppers(
 def _serve_page(options: Options, wanted: PageOptions) -> Exit:
     from stepengine.debugging.viewer.live_page import FollowedJournal, make_page_server
 
-    journal = open_readable_journal(options.journal)
+    journal = open_journal_or_cassette(options.journal)
     following = FollowedJournal(journal, journal.address, wanted.title)
     try:
         server, address = make_page_server(following, wanted.port)

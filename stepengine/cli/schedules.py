@@ -19,9 +19,11 @@ if TYPE_CHECKING:
     from stepengine.engine.schedules import Schedule
 
 
-def list_schedules(files: Iterable[str], *, runs: str, db: str, app: str, as_json: bool, config: Path | None) -> Exit:
+def list_and_print_schedules(
+    files: Iterable[str], *, runs: str, db: str, app: str, as_json: bool, config: Path | None
+) -> Exit:
     """Print the schedules of agent files, each with its next and last time. Return the exit code."""
-    found, problems = _find_schedules(files, load_settings(config).agent_folders)
+    found, problems = _load_schedules_of_files(files, load_settings(config).agent_folders)
     for problem in problems:
         print_error(problem)
     if db:
@@ -32,7 +34,7 @@ def list_schedules(files: Iterable[str], *, runs: str, db: str, app: str, as_jso
             raise UsageProblem(msg)
         return _print_durable_schedules(found, db, app=app, as_json=as_json)
     try:
-        return _print_schedules(_load_schedule_states(found, runs), as_json=as_json)
+        return _print_schedule_states(_load_schedule_states(found, runs), as_json=as_json)
     except JournalError as error:
         return print_error(error.message, Exit.FAILED)
 
@@ -41,7 +43,7 @@ def _print_durable_schedules(found: Sequence[Schedule], db: str, *, app: str, as
     async def print_states(operator: Operator) -> Exit:
         from stepengine.durable.schedules import load_durable_schedule_statuses
 
-        return _print_schedules(
+        return _print_schedule_states(
             await load_durable_schedule_statuses(operator, found, now=datetime.now(UTC)), as_json=as_json
         )
 
@@ -51,7 +53,7 @@ def _print_durable_schedules(found: Sequence[Schedule], db: str, *, app: str, as
         return print_error(error.message, Exit.FAILED)
 
 
-def _print_schedules(stand: Sequence[ScheduleStatus], *, as_json: bool) -> Exit:
+def _print_schedule_states(stand: Sequence[ScheduleStatus], *, as_json: bool) -> Exit:
     if as_json:
         print(to_ascii_json([_schedule_state_to_dict(one) for one in stand]))
     elif stand:
@@ -63,7 +65,7 @@ def _print_schedules(stand: Sequence[ScheduleStatus], *, as_json: bool) -> Exit:
     return Exit.COMPLETED
 
 
-def _find_schedules(files: Iterable[str], folders: Iterable[Path]) -> tuple[list[Schedule], list[str]]:
+def _load_schedules_of_files(files: Iterable[str], folders: Iterable[Path]) -> tuple[list[Schedule], list[str]]:
     """Return the schedules of the given files and folders, else of the agent folders, and a list of problems."""
     from stepengine.engine.loader import find_agent_folders, load_folder, load_schedules
 

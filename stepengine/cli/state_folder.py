@@ -112,7 +112,7 @@ def list_recorded_runs(*, working_folder: Path | None = None, waiting: bool = Fa
         raise UsageProblem(error.message) from None
 
 
-def find_by_prefix(text: str) -> RecordedRun | None:
+def find_recorded_run_by_prefix(text: str) -> RecordedRun | None:
     """
     Return the run whose stem or run id begins with *text*; ``None`` when there is none.
 
@@ -150,7 +150,7 @@ def get_newest_run(*, waiting: bool = False, before: int = 0) -> RecordedRun:
     return found[0]
 
 
-def find_by_journal(journal: str) -> RecordedRun | None:
+def find_recorded_run_by_journal(journal: str) -> RecordedRun | None:
     """Return the recorded run with the journal of this name; ``None`` if there is none."""
     path = _make_journal_absolute(journal)
     try:
@@ -161,8 +161,8 @@ def find_by_journal(journal: str) -> RecordedRun | None:
         return None
 
 
-def fill_from_recorded(options: Options, entry: RecordedRun) -> Options:
-    """Return *options* with everything that was not typed filled from a recorded run."""
+def fill_options_from_recorded(options: Options, entry: RecordedRun) -> Options:
+    """Return *options* with everything that was not typed filled from a recorded run; warn of a changed agent file."""
     from stepengine.engine.loader import AgentLocation
 
     recorded = entry.info.get("options")
@@ -193,11 +193,11 @@ def fill_from_recorded(options: Options, entry: RecordedRun) -> Options:
         ask_for_more=recorded.get("ask_for_more") is True,
         asks=recorded.get("asks") is True,
         config=options.config or (Path(config) if config else None),
-        policy_changes=policy_changes(entry),
+        policy_changes=read_policy_changes(entry),
     )
 
 
-def policy_changes(entry: RecordedRun) -> Policy | None:
+def read_policy_changes(entry: RecordedRun) -> Policy | None:
     """Return the policy changes of a chat at a recorded turn; ``None`` without changes."""
     recorded = entry.info.get("options")
     changes = recorded.get("policy") if isinstance(recorded, Mapping) else None
@@ -245,7 +245,7 @@ class RunRecording:
         return "" if self._entry is None else self._entry.stem
 
     @classmethod
-    def start(cls, options: Options, journal: Journal | None, **about: Any) -> Self:
+    def create(cls, options: Options, journal: Journal | None, **about: Any) -> Self:
         """
         Create the companion, and the journal if needed, of a new run.
 
@@ -264,8 +264,8 @@ class RunRecording:
             _remove_runs_over_limits(folder, settings.get("journal.keep_runs"), settings.get("journal.keep_bytes"))
             stem = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(3)}"
             made = journal or FileJournal(folder / f"{stem}.jsonl")
-            entry = RecordedRun(stem, _make_companion(options, made.address, **about), folder)
-            _write_companion(entry)
+            entry = RecordedRun(stem, _make_companion_data(options, made.address, **about), folder)
+            _write_companion_file(entry)
         except (OSError, StateProblem) as problem:
             what = "`stepengine runs` does not list this run" if journal else "this run is not recorded"
             print_error(f"{what}: {problem}")
@@ -275,7 +275,7 @@ class RunRecording:
     def record_start(self, run_id: str) -> None:
         """Record that the run has started and keep its companion."""
         self._is_new = False
-        self._update_companion(run_id=run_id)
+        self._update_companion_file(run_id=run_id)
 
     def record_end(self, result: RunResult) -> None:
         """Record the result of the run, or its waits."""
@@ -290,7 +290,7 @@ class RunRecording:
             with contextlib.suppress(JournalError):
                 status = status if self.journal.history().is_complete else "interrupted"
         self._is_new = False
-        self._update_companion(
+        self._update_companion_file(
             run_id=self._find_run_id(result),
             status=status,
             questions=[question_to_dict(question) for question in result.pending_questions],
@@ -306,13 +306,13 @@ class RunRecording:
 
         return run_id_of(self.journal.history())
 
-    def _update_companion(self, **changes: object) -> None:
+    def _update_companion_file(self, **changes: object) -> None:
         if self._entry is None:
             return
         info = read_companion(self._entry.folder, self._entry.stem) or self._entry.info
         self._entry = self._entry._replace(info={**info, **changes, "updated": _format_now()})
         try:
-            _write_companion(self._entry)
+            _write_companion_file(self._entry)
         except OSError as error:
             print_error(f"{self._entry.folder} cannot be written: {error.strerror or error}")
 
@@ -326,7 +326,7 @@ class RunRecording:
             (self._entry.folder / f"{self._entry.stem}.json").unlink(missing_ok=True)
 
 
-def _make_companion(
+def _make_companion_data(
     options: Options,
     journal: str,
     *,
@@ -411,7 +411,7 @@ def _format_now() -> str:
     return datetime.now(UTC).isoformat(timespec="milliseconds")
 
 
-def _write_companion(entry: RecordedRun) -> None:
+def _write_companion_file(entry: RecordedRun) -> None:
     """Replace the companion atomically; only its owner can read it."""
     replace_path(entry.folder / f"{entry.stem}.json", json.dumps(entry.info).encode(), mode=0o600)
 

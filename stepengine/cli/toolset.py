@@ -13,10 +13,10 @@ from attrs import frozen
 
 from stepengine.cli.approvals import (
     OPTIONS,
-    approval_policy,
     collect_tool_specs,
     disallowed_categories,
     find_categories_to_ask_about,
+    make_category_approval_policy,
     tools_needing_approval,
 )
 from stepengine.cli.options import Options
@@ -78,17 +78,17 @@ class ToolRequest:
         names = self.bundled_names(agent)
         return [spec for name, spec in _load_bundled_specs().items() if name in names] if names else []
 
-    def specs(self, agent: AgentDefinition) -> list[ToolSpec]:
+    def all_specs(self, agent: AgentDefinition) -> list[ToolSpec]:
         """Return the specs of the bundled tools that *agent* names, of its own tools and of those of its file."""
         return [*self.bundled_specs(agent), *collect_tool_specs([*self.beside, *agent.tools])]
 
-    def policy(self, options: Options, recorded: History | None) -> Policy | None:
+    def make_approval_policy(self, options: Options, recorded: History | None) -> Policy | None:
         """Return the policy that asks about calls that the options do not allow; a recorded run asks as before."""
-        specs = {spec.name: spec for agent in self.agents for spec in self.specs(agent)}
+        specs = {spec.name: spec for agent in self.agents for spec in self.all_specs(agent)}
         categories = disallowed_categories(options)
         if recorded is not None:
             categories = find_categories_to_ask_about(recorded, specs, categories)
-        return approval_policy(categories, specs.values())
+        return make_category_approval_policy(categories, specs.values())
 
     def add_approvable_categories(self, options: Options) -> Options:
         """Return *options* that also allow the categories of bundled tools whose calls a person can approve."""
@@ -98,7 +98,7 @@ class ToolRequest:
         write, shell = options.write or "write" in named, options.shell or "execute" in named
         return attrs.evolve(options, write=write, shell=shell)
 
-    def check(self, options: Options) -> None:
+    def refuse_missing_options(self, options: Options) -> None:
         """
         Raise if agents need tools that the options do not allow and no person can approve.
 
@@ -107,11 +107,11 @@ class ToolRequest:
         """
         for category, (does, option) in OPTIONS.items():
             if not self.can_ask and category in disallowed_categories(options):
-                self._check_category(category, does, option)
+                self._refuse_category(category, does, option)
         if not options.web:
-            self._check_category(WEB, "reaches the web", "--web URL, the address of a SearXNG instance")
+            self._refuse_category(WEB, "reaches the web", "--web URL, the address of a SearXNG instance")
 
-    def _check_category(self, category: str, does: str, option: str) -> None:
+    def _refuse_category(self, category: str, does: str, option: str) -> None:
         """Raise if an agent has a tool of the category that is not allowed."""
         # An agent that has the tool itself is named before one that only spawns it.
         for family in sorted(self.families, key=lambda family: not self._tools_not_allowed(family[0], category)):
@@ -182,7 +182,7 @@ def make_allowed_workspace(options: Options, request: ToolRequest) -> Workspace:
     from stepengine.workspace.workspace import Workspace
 
     options = request.add_approvable_categories(options)
-    request.check(options)
+    request.refuse_missing_options(options)
     place: Workspace = options.place or Workspace(options.cwd.resolve())
     try:
         # With --shell a program may be `bash -c` anyhow; without it a person is asked about each command line.

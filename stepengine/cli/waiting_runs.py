@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from stepengine.evaluation import WaitingRun
 
 
-def print_waiting_runs(options: Options, files: Iterable[str], on_divergence: str) -> Exit:
+def replay_and_print_waiting_runs(options: Options, files: Iterable[str], on_divergence: str) -> Exit:
     """
     Replay waiting runs with the current code, and print which of them can be resumed.
 
@@ -41,7 +41,7 @@ def print_waiting_runs(options: Options, files: Iterable[str], on_divergence: st
     goes_on = ("ready", "ended", "keep") if keeps else ("ready", "ended")
     found: list[WaitingRun] = []
     for file in _find_waiting_runs(files, last=options.last):
-        found.append(_replay_file(attrs.evolve(options, journal=file, last=False, quiet=True)))
+        found.append(_replay_waiting_run(attrs.evolve(options, journal=file, last=False, quiet=True)))
         if not options.as_json and found[-1].outcome != "ended":
             print_visible("\n".join(_format_run(found[-1])), hang=4)
     outcomes = [run.outcome for run in found]
@@ -65,7 +65,7 @@ def _find_waiting_runs(files: Iterable[str], *, last: bool) -> list[str]:
     return expand_to_journals(named) or [e.stem for e in list_recorded_runs(working_folder=Path.cwd(), waiting=True)]
 
 
-def _replay_file(options: Options) -> WaitingRun:
+def _replay_waiting_run(options: Options) -> WaitingRun:
     """Replay a run with its agent and its own engine."""
     from stepengine.evaluation import WaitingRun, replay_waiting
     from stepengine.evaluation.waiting_runs import read_waiting_run

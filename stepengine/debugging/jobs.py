@@ -29,7 +29,7 @@ from stepengine.engine import Engine
 from stepengine.errors import DataError, LimitExceeded
 from stepengine.evaluation.blame import blame
 from stepengine.evaluation.checks import Check
-from stepengine.evaluation.impact import first_difference, impact
+from stepengine.evaluation.impact import impact, replay_to_first_difference
 from stepengine.evaluation.pinned_tests import pin
 from stepengine.evaluation.samples import CostEstimate
 from stepengine.journal import FileJournal, SharedBudget
@@ -96,7 +96,7 @@ class _JobRequest:
 async def _run_impact(job: _JobRequest) -> dict[str, Any]:
     found = []
     for number, (run, file) in enumerate(job.files.items()):
-        found.append(await first_difference(job.engine, run, FileJournal(file)))
+        found.append(await replay_to_first_difference(job.engine, run, FileJournal(file)))
         job.report({"progress": {"runs": number + 1, "of_runs": len(job.files)}})
     made = await impact(job.engine, found, n=job.asked["samples"], confirm=job.agreed)
     return {**made.to_json(), "lines": [*made.lines()]}

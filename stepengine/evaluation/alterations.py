@@ -54,7 +54,7 @@ class Part:
     _end: int = attrs.field(repr=False)
     _is_docstring: bool = attrs.field(default=False, repr=False)
 
-    def problem(self, value: object) -> str:
+    def find_value_problem(self, value: object) -> str:
         """Return why *value* cannot replace the literal, as far as known without loading it; ``""`` if it can."""
         if type(value) is not type(self.value) and not (isinstance(self.value, float) and type(value) is int):
             return f"{self.name} is of the type {type(self.value).__name__}, not {type(value).__name__}"
@@ -113,7 +113,7 @@ class AgentFile:
         found = _AgentSource(source, agent, place.file.resolve())
         # A text that stands for two things is one part: both change with it.
         places: dict[int, Part] = {}
-        for part in found.parts():
+        for part in found.find_parts():
             places.setdefault(part._start, part)  # noqa: SLF001
         parts = {part.name: part for part in places.values()}
         return cls(place.file, agent.id, source, parts, found.fixed)
@@ -130,20 +130,20 @@ class AgentFile:
             if name not in self.parts:
                 msg = f"{self.file} has no part {name!r} that could be changed; it has {list_names(self.parts, name)}"
                 raise DataError(msg)
-            if problem := self.parts[name].problem(changes[name]):
+            if problem := self.parts[name].find_value_problem(changes[name]):
                 raise DataError(problem)
         for part in sorted([self.parts[name] for name in changes], key=lambda part: -part._start):  # noqa: SLF001
             text = _replace_part(text, part, changes[part.name])
         return text
 
-    def is_unchanged(self) -> bool:
+    def is_file_unchanged(self) -> bool:
         """Return whether the file still has the content that was read; a search takes hours."""
         try:
             return self.file.read_bytes() == self.source
         except OSError:
             return False
 
-    def version(self, changes: Mapping[str, Any]) -> AgentDefinition:
+    def load_with_changes(self, changes: Mapping[str, Any]) -> AgentDefinition:
         """
         Return the agent with *changes* made to its source.
 
@@ -158,7 +158,7 @@ class AgentFile:
         msg = f"{self.file} holds no agent {self.agent_id!r} any more with a change of {', '.join(changes)}"
         raise DefinitionError(msg)
 
-    def diff(self, changes: Mapping[str, Any]) -> str:
+    def diff_changes(self, changes: Mapping[str, Any]) -> str:
         """Return the effect of *changes* on the file as a unified diff; errors are those of ``source_with_changes``."""
         # Lines as `patch` knows them: ``splitlines`` ends some at form feeds, and at what texts may hold.
         before, after = [
@@ -190,10 +190,10 @@ class _AgentSource:
             self._starts.append(self._starts[-1] + len(line))
         self._family = _agent_and_children(agent)
 
-    def parts(self) -> Iterator[Part]:
+    def find_parts(self) -> Iterator[Part]:
         """Yield the changeable parts: of the agent, of other agents in the file, and of tools."""
         for call in self._find_agent_constructors():
-            own = self._find_text(_find_argument(call, "id", 0))
+            own = self._find_constant(_find_argument(call, "id", 0))
             agent_id = normalised_id(str(own.value)) if own is not None else ""
             if agent_id in self._family:
                 before = "" if agent_id == normalised_id(self._agent.id) else f"{agent_id}."
@@ -208,10 +208,10 @@ class _AgentSource:
             for node in ast.walk(self._tree)
             if isinstance(node, ast.Call) and _name_of_callee(node.func) == AgentDefinition.__name__
         ]
-        return sorted(found, key=lambda node: (not self._is_own(node), node.lineno))
+        return sorted(found, key=lambda node: (not self._is_own_constructor(node), node.lineno))
 
-    def _is_own(self, call: ast.Call) -> bool:
-        literal = self._find_text(_find_argument(call, "id", 0))
+    def _is_own_constructor(self, call: ast.Call) -> bool:
+        literal = self._find_constant(_find_argument(call, "id", 0))
         return literal is not None and normalised_id(str(literal.value)) == normalised_id(self._agent.id)
 
     def _parts_of_agent(self, call: ast.Call, before: str) -> Iterator[Part]:
@@ -219,7 +219,7 @@ class _AgentSource:
             value = _find_argument(call, name)
             if value is None:
                 continue
-            literal = self._find_text(value)
+            literal = self._find_constant(value)
             if literal is not None and isinstance(literal.value, str):
                 yield self._make_part(f"{before}{name}", literal)
             else:
@@ -251,7 +251,7 @@ class _AgentSource:
 
     def _parts_of_tool_functions(self) -> Iterator[Part]:
         """Yield the descriptions of tools that are functions in the file: their docstrings, or constant ``description=``."""
-        known = {_find_tool_function(tool): tool for agent in self._family.values() for tool in agent.tools}
+        known = {_find_function_name_and_file(tool): tool for agent in self._family.values() for tool in agent.tools}
         for node in ast.walk(self._tree):
             if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or (node.name, self._file) not in known:
                 continue
@@ -259,7 +259,7 @@ class _AgentSource:
             made = [d for d in node.decorator_list if isinstance(d, ast.Call)]
             described = next((value for d in made if (value := _find_argument(d, "description")) is not None), None)
             if described is not None:
-                if (literal := self._find_text(described)) is not None and isinstance(literal.value, str):
+                if (literal := self._find_constant(described)) is not None and isinstance(literal.value, str):
                     yield self._make_part(name, literal)
                 continue
             first = node.body[0]
@@ -280,13 +280,13 @@ class _AgentSource:
         for node in ast.walk(self._tree):
             if isinstance(node, ast.Call) and _name_of_callee(node.func) == "Tool":
                 name, text = (
-                    self._find_text(_find_argument(node, "name", 0)),
-                    self._find_text(_find_argument(node, "description", 1)),
+                    self._find_constant(_find_argument(node, "name", 0)),
+                    self._find_constant(_find_argument(node, "description", 1)),
                 )
                 if name is not None and name.value in known and text is not None and isinstance(text.value, str):
                     yield self._make_part(f"tools.{name.value}", text)
 
-    def _find_text(self, node: ast.expr | None) -> ast.Constant | None:
+    def _find_constant(self, node: ast.expr | None) -> ast.Constant | None:
         """Return the constant of an expression: itself, or the one value of a module-level name; ``None`` if there is none."""
         if isinstance(node, ast.Constant):
             return node
@@ -337,7 +337,7 @@ def _find_argument(call: ast.Call, name: str, position: int | None = None) -> as
     return next((keyword.value for keyword in call.keywords if keyword.arg == name), None)
 
 
-def _find_tool_function(tool: object) -> tuple[str, Path]:
+def _find_function_name_and_file(tool: object) -> tuple[str, Path]:
     """Return the name and the file of a tool's function."""
     code = getattr(inspect.unwrap(getattr(getattr(tool, "body", None), "fn", tool)), "__code__", None)  # type: ignore[arg-type]
     return ("", Path()) if code is None else (code.co_name, Path(code.co_filename).resolve())
@@ -349,13 +349,13 @@ def _find_tool_function(tool: object) -> tuple[str, Path]:
 def _replace_part(source: bytes, part: Part, value: object) -> bytes:
     before, after = source[: part._start], source[part._end :]  # noqa: SLF001
     indent = " " * (len(before) - len(before[: before.rfind(b"\n") + 1]) if part._is_docstring else 0)  # noqa: SLF001
-    made = _format_docstring(str(value), indent) if part._is_docstring else _write_literal(value)  # noqa: SLF001
+    made = _format_docstring_literal(str(value), indent) if part._is_docstring else _format_literal(value)  # noqa: SLF001
     if b"\r\n" in source:
         made = made.replace("\n", "\r\n")
     return before + made.encode() + after
 
 
-def _write_literal(value: object) -> str:
+def _format_literal(value: object) -> str:
     """Return a literal for *value*; a text of several lines in triple quotes, if that has the same value."""
     if not isinstance(value, str):
         return repr(value)
@@ -369,18 +369,18 @@ def _write_literal(value: object) -> str:
     return made if _evaluate_literal(made) == value else repr(value)
 
 
-def _format_docstring(value: str, indent: str) -> str:
+def _format_docstring_literal(value: str, indent: str) -> str:
     """Return the docstring literal whose value without indentation is *value*."""
     text = inspect.cleandoc(value)
     if "\n" not in text:
         made = f"{QUOTES}{text}{QUOTES}"
-        return made if _evaluate_literal(made) == text else _write_literal(text)
+        return made if _evaluate_literal(made) == text else _format_literal(text)
     lines = [
         f"{indent}{line}" if line else "" for line in text.replace("\\", "\\\\").replace('"""', '\\"\\"\\"').split("\n")
     ]
     body = "\n".join(lines)
     made = f"{QUOTES}\n{body}\n{indent}{QUOTES}"
-    return made if inspect.cleandoc(str(_evaluate_literal(made))) == text else _write_literal(text)
+    return made if inspect.cleandoc(str(_evaluate_literal(made))) == text else _format_literal(text)
 
 
 def _evaluate_literal(literal: str) -> object:

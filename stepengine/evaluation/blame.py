@@ -26,12 +26,12 @@ from stepengine.evaluation.samples import (
     Confirm,
     CostEstimate,
     Models,
-    confirm_cost,
-    course_from,
+    answered_call_addresses,
+    confirm_estimate,
+    fork_sample,
     format_dollars,
-    model_calls,
     run_concurrently,
-    sample,
+    summarize_run_from,
 )
 from stepengine.evaluation.statistics import wilson_interval
 from stepengine.journal import ForkReport, Journal, JournalLike, SharedBudget, as_journal
@@ -200,13 +200,13 @@ def _log_likelihood(passed: int, known: int) -> float:
     return sum(number * math.log(share) for number, share in parts if number)
 
 
-def estimate_cost(journal: Journal, k: int, steps: tuple[int, int] | None = None) -> CostEstimate:
+def estimate_blame_cost(journal: Journal, k: int, steps: tuple[int, int] | None = None) -> CostEstimate:
     """Return the approximate number of model calls of ``blame``, and their cost by the recorded prices."""
     history = journal.history()
-    chosen = _select_steps(model_calls(history), steps)
+    chosen = _select_steps(answered_call_addresses(history), steps)
     # What follows a step is added up for each of them anew: of many steps some tell enough.
     looked_at = chosen[:: max(1, -(-len(chosen) // MOST_STEPS))]
-    courses = [course_from(history, address) for address in looked_at]
+    courses = [summarize_run_from(history, address) for address in looked_at]
     # By halves: the first step, each middle, and twice as often the four at the place.
     tried = len(chosen) if len(chosen) <= MOST_STEPS else 9 + len(chosen).bit_length()
     share = tried / len(looked_at) if looked_at else 0.0
@@ -271,18 +271,18 @@ async def blame(
     if not check.find_failure(recorded):
         return Blame(check.text, k, (), None, "this run passes, so that no step is to blame", spent)
     history = journal.history()
-    chosen = _select_steps(model_calls(history), steps)
+    chosen = _select_steps(answered_call_addresses(history), steps)
     if not chosen:
         return Blame(check.text, k, (), None, "this run asked no model, so that no step is to blame", spent)
-    money = await confirm_cost(confirm, partial(estimate_cost, journal, k, steps), budget)
+    money = await confirm_estimate(confirm, partial(estimate_blame_cost, journal, k, steps), budget)
     first = 1 if steps is None else steps[0]
     search = _BlameSearch(
-        [RetriedStep(index, step, a) for index, (step, a) in enumerate(zip(_root_steps(history, chosen), chosen, strict=True), first)],
-        partial(sample, engine, journal, budget=money, models=models, agent=agent, reuse=False,
+        [RetriedStep(index, step, a) for index, (step, a) in enumerate(zip(_root_step_numbers(history, chosen), chosen, strict=True), first)],
+        partial(fork_sample, engine, journal, budget=money, models=models, agent=agent, reuse=False,
                 **options),
         check, k,
     )  # fmt: skip
-    await search.run()
+    await search.repeat_needed_steps()
     tried = tuple([search.steps[i] for i in sorted(search.tried)])
     found = find_change_point([*[(s.ok, s.known) for s in tried if s.is_measurable], (0, k)])
     measurable = [step for step in tried if step.is_measurable]
@@ -292,7 +292,7 @@ async def blame(
     return Blame(check.text, k, tried, blamed, why, money.spent_if_known, search.performed, stopped)
 
 
-def _root_steps(history: History, addresses: Iterable[str]) -> Iterator[int]:
+def _root_step_numbers(history: History, addresses: Iterable[str]) -> Iterator[int]:
     """Yield the numbers of the root's steps in which it or its children made model calls."""
     calls = sorted([seq for (path, seq), intent in history.intents.items() if not path and intent.type == "model_call"])
     for path, seq in map(parse_address, addresses):
@@ -341,7 +341,7 @@ class _BlameSearch:
         self._check = check
         self._k = k
 
-    async def run(self) -> None:
+    async def repeat_needed_steps(self) -> None:
         """Repeat all steps; if there are many, only those of a binary search, and the steps near its result twice as often."""
         last = len(self.steps) - 1
         if last < MOST_STEPS:
@@ -362,9 +362,9 @@ class _BlameSearch:
         given = await run_concurrently(works)
         for number, place in enumerate(places):
             self.tried.add(place)
-            self._add_reports(place, given[number * times : (number + 1) * times])
+            self._count_reports(place, given[number * times : (number + 1) * times])
 
-    def _add_reports(self, place: int, reports: Sequence[ForkReport | None]) -> None:
+    def _count_reports(self, place: int, reports: Sequence[ForkReport | None]) -> None:
         step, called = self.steps[place], dict[str, int]()
         ok = failed = unknown = 0
         for report in reports:

@@ -57,13 +57,13 @@ from stepengine.evaluation.criteria import (
     JudgedRun,
     JudgeNeeded,
     WorkingFiles,
-    apply_check,
     as_tuple,
     digest_json,
-    get_name,
+    get_check_name,
     hash_files,
     hash_function,
     read_text,
+    run_check,
 )
 from stepengine.evaluation.samples import run_concurrently, sort_in_program_order
 from stepengine.journal import FileJournal, Journal, SharedBudget
@@ -119,7 +119,7 @@ class Evaluation:
         named: dict[str, CheckFunction] = {}
         counted: Counter[str] = Counter()
         for check in (*self.checks, *case.checks):
-            name = get_name(check)
+            name = get_check_name(check)
             counted[name] += 1
             named[name if counted[name] == 1 else f"{name}-{counted[name]}"] = check
         return named
@@ -145,22 +145,22 @@ class Evaluation:
         if self.n < 1:
             found.append(f"n is {self.n!r}; it is a number of samples from 1 on")
         return found + [
-            f"case {case.id!r}: {problem}" for case in self.cases for problem in self._problems_of(case, root)
+            f"case {case.id!r}: {problem}" for case in self.cases for problem in self._case_problems(case, root)
         ]
 
-    def _problems_of(self, case: Case, root: Path) -> Iterator[str]:
+    def _case_problems(self, case: Case, root: Path) -> Iterator[str]:
         checks: list[object] = [*self.checks, *case.checks]
         if not checks:
             yield "it has no check, so that nothing can be said of it"
         yield from [f"{check!r} is not a check; one is a function" for check in checks if not callable(check)]
-        yield from _problems_of(self.files_of(case), root)
+        yield from _file_problems(self.files_of(case), root)
 
     def files_of(self, case: Case) -> Files:
         """Return the files that a case starts with."""
         return self.files if case.files is None else case.files
 
 
-def _problems_of(files: Files, root: Path) -> Iterator[str]:
+def _file_problems(files: Files, root: Path) -> Iterator[str]:
     if files is None:
         return
     if isinstance(files, Mapping):
@@ -312,11 +312,13 @@ def make_side(name: str, agent: AgentDefinition) -> Side:
     """Return a side with the digests that identify its samples later."""
     tools: dict[str, str] = {}
     models: list[str] = []
-    told = [*_texts_of_agent(agent, tools, models, set())]
+    told = [*_collect_agent_texts(agent, tools, models, set())]
     return Side(name, agent, digest_json(told), dict(sorted(tools.items())), tuple(dict.fromkeys(models)))
 
 
-def _texts_of_agent(agent: AgentDefinition, tools: dict[str, str], models: list[str], seen: set[str]) -> Iterator[str]:
+def _collect_agent_texts(
+    agent: AgentDefinition, tools: dict[str, str], models: list[str], seen: set[str]
+) -> Iterator[str]:
     """Yield the texts of a definition and its children, from which digests are made; functions are included with their source."""
     if agent.id in seen:
         return
@@ -330,7 +332,7 @@ def _texts_of_agent(agent: AgentDefinition, tools: dict[str, str], models: list[
     for child in agent.spawnable_agents:
         yield f"child {getattr(child, 'id', child)}"
         if isinstance(child, AgentDefinition):
-            yield from _texts_of_agent(child, tools, models, seen)
+            yield from _collect_agent_texts(child, tools, models, seen)
     for field in attrs.fields(AgentDefinition):
         value = getattr(agent, field.name, None)
         if field.name not in ("tools", "spawnable_agents"):
@@ -373,7 +375,7 @@ class Copy:
             shutil.rmtree(folder.parent, ignore_errors=True)
             raise
 
-    def files(self, keep: Sequence[str]) -> WorkingFiles:
+    def read_files(self, keep: Sequence[str]) -> WorkingFiles:
         """Return the current files of the copy, with the texts of those that match *keep*."""
         after = hash_files(self.root)
         wanted = [path for path in after if any(fnmatchcase(path, pattern) for pattern in keep)]
@@ -428,7 +430,7 @@ class EvaluationBudget:
         self._dearest = Decimal(0)
         self._waiting: list[asyncio.Future[None]] = []
 
-    async def reserve(self, limits: Limits | None) -> Decimal | None:
+    async def wait_and_reserve(self, limits: Limits | None) -> Decimal | None:
         """
         Return the amount that a run may cost; ``None`` if the budget is spent, which ends the evaluation.
 
@@ -444,18 +446,18 @@ class EvaluationBudget:
                 self._reserved.append(min(wanted, free))
                 return self._reserved[-1]
             if not self._reserved:
-                self.stop()
+                self.prevent_further_runs()
                 break
             bill = asyncio.get_running_loop().create_future()
             self._waiting.append(bill)
             await bill
         return None
 
-    def stop(self) -> None:
+    def prevent_further_runs(self) -> None:
         """Prevent further runs from starting."""
         self.stopped = self.stopped or f"the budget of {self.budget} US dollars is spent"
 
-    def settle(self, reserved: Decimal | None, cost: Decimal | None) -> None:
+    def record_cost(self, reserved: Decimal | None, cost: Decimal | None) -> None:
         """Record the cost of a run in place of its reservation."""
         if reserved is not None:
             self._reserved.remove(reserved)
@@ -531,7 +533,7 @@ async def run_samples(
             slots += [_SampleSlot(case, side, number, folder) for side in order.sample(sides, len(sides))]
     stopped = ""
     try:
-        await run_concurrently([partial(run.add, slot) for slot in slots], concurrency)
+        await run_concurrently([partial(run.judge_or_run_sample, slot) for slot in slots], concurrency)
     except asyncio.CancelledError:
         stopped = INTERRUPTED
     finally:
@@ -556,22 +558,22 @@ class _SampleSlot:
     folder: Path
 
     @property
-    def place(self) -> Path:
+    def journal_path(self) -> Path:
         """The path of its journal."""
         return self.folder / "cases" / self.case.id / self.side.name / f"{self.number}.jsonl"
 
-    def make_room(self) -> None:
+    def remove_earlier_files(self) -> None:
         """Create the folder, and remove the files of an earlier attempt."""
-        self.place.parent.mkdir(parents=True, exist_ok=True)
-        for path in self.place.parent.glob(f"{self.number}.*"):
+        self.journal_path.parent.mkdir(parents=True, exist_ok=True)
+        for path in self.journal_path.parent.glob(f"{self.number}.*"):
             path.unlink(missing_ok=True)
 
     def copy_from(self, other: _SampleSlot) -> None:
         """Replace the files of this slot by copies of those of another one."""
-        if other.place != self.place:
-            self.make_room()
-            for path in other.place.parent.glob(f"{self.number}.*"):
-                shutil.copy2(path, self.place.parent / path.name, follow_symlinks=False)
+        if other.journal_path != self.journal_path:
+            self.remove_earlier_files()
+            for path in other.journal_path.parent.glob(f"{self.number}.*"):
+                shutil.copy2(path, self.journal_path.parent / path.name, follow_symlinks=False)
 
 
 @frozen
@@ -602,15 +604,15 @@ class _EvaluationRun:
     made: dict[tuple[str, str, int], Sample] = attrs.field(factory=dict)
     readers: dict[str, Engine] = attrs.field(factory=dict)
 
-    async def add(self, slot: _SampleSlot) -> None:
+    async def judge_or_run_sample(self, slot: _SampleSlot) -> None:
         """Judge one sample, whose run is recorded or new; add none if the budget is spent or only records count."""
-        made = await self._find_recorded(slot)
+        made = await self._reuse_recorded_sample(slot)
         if made is not None:
-            sample = await self._judge(slot, made)
+            sample = await self._judge_and_store(slot, made)
         elif self.recheck:
             return
         else:
-            found = await self._run_live(slot)
+            found = await self._run_live_sample(slot)
             if found is None:
                 return
             sample = found
@@ -622,41 +624,41 @@ class _EvaluationRun:
         for engine in self.readers.values():
             await engine.aclose()
 
-    def reader(self, side: Side) -> Engine:
-        """Return an engine for *side* that never calls tools."""
+    def get_replay_engine(self, side: Side) -> Engine:
+        """Return the engine for *side* that never calls tools; it is created once."""
         if side.name not in self.readers:
             self.readers[side.name] = self.bench(side.agent, self.root, performs=False)
         return self.readers[side.name]
 
     # --- a new run ----------------------------------------------------------------------------------------------------
 
-    async def _run_live(self, slot: _SampleSlot) -> Sample | None:
+    async def _run_live_sample(self, slot: _SampleSlot) -> Sample | None:
         limits, reserved, models = self.evaluation.limits, None, self.models(slot.case)
         if self.ledger.budget is not None:
-            reserved = await self.ledger.reserve(limits)
+            reserved = await self.ledger.wait_and_reserve(limits)
             if reserved is None:
                 return None
             # What stands in for a model says itself what a reply costs, or nothing.
             limits = attrs.evolve(limits or Limits(), max_cost_usd=reserved, allow_unpriced=models is not None or None)
-        slot.make_room()
+        slot.remove_earlier_files()
 
         async def run(engine: Engine) -> tuple[RunResult, str]:
             result: RunResult | None = None
             try:
                 result = await _run_case(engine, slot, limits)
             finally:
-                self.ledger.settle(reserved, None if result is None else result.cost)
+                self.ledger.record_cost(reserved, None if result is None else result.cost)
             return result, "new"
 
-        async with self._copy_files(slot.case) as copy:
+        async with self._make_working_copy(slot.case) as copy:
             made = await self._run_with_engine(slot, copy, run, models)
             if isinstance(made.result.error, UnknownModel | MissingKey):
                 raise made.result.error  # it would be so in every run
-            if self._is_unpaid(made.result, reserved):
-                slot.make_room()
+            if self._stop_if_budget_spent(made.result, reserved):
+                slot.remove_earlier_files()
                 return None
             # The files are still there for checks that need them.
-            return await self._judge(slot, made)
+            return await self._judge_and_store(slot, made)
 
     async def _run_with_engine(
         self, slot: _SampleSlot, copy: Copy, run: Callable[[Engine], Awaitable[tuple[RunResult, str]]], models: Any
@@ -667,13 +669,13 @@ class _EvaluationRun:
             with engine.override(models=models, budget=self.ledger.shared_budget):
                 result, reused = await run(engine)
         seconds = time.monotonic() - began
-        files = await asyncio.to_thread(copy.files, self.evaluation.keep)
-        note = _Note(self.key_of(slot.case, copy.before), slot.side.definition, slot.side.tools, files, seconds)
-        note.write(slot.place)
+        files = await asyncio.to_thread(copy.read_files, self.evaluation.keep)
+        note = _Note(self.make_case_key(slot.case, copy.before), slot.side.definition, slot.side.tools, files, seconds)
+        note.write(slot.journal_path)
         return _EndedSample(result, note, reused, models)
 
     @asynccontextmanager
-    async def _copy_files(self, case: Case) -> AsyncIterator[Copy]:
+    async def _make_working_copy(self, case: Case) -> AsyncIterator[Copy]:
         # In the loop's own thread: one that is cancelled would go on copying when everything was removed.
         copy = Copy.create(self.evaluation.files_of(case), self.root)
         try:
@@ -682,8 +684,8 @@ class _EvaluationRun:
             if not self.keep:
                 copy.remove()
 
-    def _is_unpaid(self, result: RunResult, reserved: Decimal | None) -> bool:
-        """Return whether a run ended because the total budget was spent, and not by its own limit."""
+    def _stop_if_budget_spent(self, result: RunResult, reserved: Decimal | None) -> bool:
+        """Return whether the total budget, not its own limit, ended a run; if so, prevent further runs. Raise for an unpriced model."""
         error = result.error
         if reserved is None or not isinstance(error, LimitExceeded):
             return False
@@ -692,29 +694,31 @@ class _EvaluationRun:
         own = None if self.evaluation.limits is None else self.evaluation.limits.max_cost_usd
         if error.kind != "cost" or (own is not None and reserved >= Decimal(str(own))):
             return False
-        self.ledger.stop()
+        self.ledger.prevent_further_runs()
         return True
 
-    def key_of(self, case: Case, files: Mapping[str, str]) -> str:
+    def make_case_key(self, case: Case, files: Mapping[str, str]) -> str:
         """Return the digest of a case and its files, which identifies its samples besides side and number."""
         answers = hash_function(case.answers) if callable(case.answers) else repr(case.answers)
         return digest_json([case.prompt, repr(case.params), answers, dict(files), repr(self.evaluation.limits)])
 
     # --- an earlier run -----------------------------------------------------------------------------------------------
 
-    async def _find_recorded(self, slot: _SampleSlot) -> _EndedSample | None:
+    async def _reuse_recorded_sample(self, slot: _SampleSlot) -> _EndedSample | None:
         """Return the earlier run of a sample if its case is unchanged, replayed or continued from a change; else ``None``."""
         if self.earlier is None:
             return None
         old = attrs.evolve(slot, folder=self.earlier)
-        note = _Note.read(old.place) if old.place.is_file() else None
+        note = _Note.read(old.journal_path) if old.journal_path.is_file() else None
         if note is None:
             return None
         if self.recheck:
-            result = await self.reader(slot.side).replay(FileJournal(old.place), agent=slot.side.agent)
+            result = await self.get_replay_engine(slot.side).replay(
+                FileJournal(old.journal_path), agent=slot.side.agent
+            )
             return _EndedSample(result, note, "journal")
-        before = self._list_files(slot.case)
-        if note.key != self.key_of(slot.case, before):
+        before = self._hash_case_files(slot.case)
+        if note.key != self.make_case_key(slot.case, before):
             return None
         try:
             return await self._reuse_run(slot, old, note)
@@ -723,13 +727,13 @@ class _EvaluationRun:
 
     async def _reuse_run(self, slot: _SampleSlot, old: _SampleSlot, note: _Note) -> _EndedSample | None:
         """Return an earlier run, replayed or continued with new calls from its first change; ``None`` if neither is possible."""
-        journal = FileJournal(old.place)
+        journal = FileJournal(old.journal_path)
         history = journal.history()
         if not history.is_complete or _find_interruption(history):
             return None
-        changed, differs = self._changed_call(history, slot.side, note), ""
+        changed, differs = self._find_changed_call(history, slot.side, note), ""
         try:
-            result = await self.reader(slot.side).replay(journal, agent=slot.side.agent)
+            result = await self.get_replay_engine(slot.side).replay(journal, agent=slot.side.agent)
         except ReplayDivergence as error:
             differs = error.address
         else:
@@ -737,7 +741,7 @@ class _EvaluationRun:
                 slot.copy_from(old)
                 return _EndedSample(result, note, "journal", self.models(slot.case))
         # Calls that are served leave no files, and a journal is not replaced by what is read from it.
-        if note.files.changed or self.ledger.budget is not None or old.place == slot.place:
+        if note.files.changed or self.ledger.budget is not None or old.journal_path == slot.journal_path:
             return None
         if bool(changed) == bool(differs) or START in (changed, differs):
             return None
@@ -745,8 +749,8 @@ class _EvaluationRun:
 
     async def _continue_from_change(self, slot: _SampleSlot, journal: Journal, changed: str) -> _EndedSample:
         """Return a run continued from the first call of a changed tool, or from the first request that differs."""
-        slot.make_room()
-        into, agent, limits = FileJournal(slot.place), slot.side.agent, self.evaluation.limits
+        slot.remove_earlier_files()
+        into, agent, limits = FileJournal(slot.journal_path), slot.side.agent, self.evaluation.limits
 
         async def run(engine: Engine) -> tuple[RunResult, str]:
             if changed:
@@ -754,21 +758,21 @@ class _EvaluationRun:
                 before = f"{path}#{int(number) - 1}"
                 # A call of the tool as it was would be served from the record; all that is done is done in a copy.
                 result = await engine.fork(journal, at=before, agent=agent, limits=limits, allow_repeat=True, into=into)
-                self.ledger.settle(None, None)
+                self.ledger.record_cost(None, None)
                 return result, f"from {changed}"
             made = await engine.fork(journal, agent=agent, tools="working-copy", limits=limits, into=into)
-            self.ledger.settle(None, made.cost)
+            self.ledger.record_cost(None, made.cost)
             return made.result, f"from {made.broke_at}"
 
-        async with self._copy_files(slot.case) as copy:
+        async with self._make_working_copy(slot.case) as copy:
             return await self._run_with_engine(slot, copy, run, self.models(slot.case))
 
-    def _list_files(self, case: Case) -> Mapping[str, str]:
+    def _hash_case_files(self, case: Case) -> Mapping[str, str]:
         copy = Copy.create(self.evaluation.files_of(case), self.root)
         copy.remove()
         return copy.before
 
-    def _changed_call(self, history: History, side: Side, note: _Note) -> str:
+    def _find_changed_call(self, history: History, side: Side, note: _Note) -> str:
         """Return the address of the first call of a tool whose function has changed, such as ``"#4"``; ``""`` if there is none."""
         changed = {name for name, digest in side.tools.items() if note.tools.get(name, digest) != digest}
         for address, intent in sort_in_program_order(history):
@@ -778,17 +782,17 @@ class _EvaluationRun:
 
     # --- checks -------------------------------------------------------------------------------------------------------
 
-    async def _judge(self, slot: _SampleSlot, made: _EndedSample) -> Sample:
-        """Return the sample of an ended run with the verdicts of its checks."""
+    async def _judge_and_store(self, slot: _SampleSlot, made: _EndedSample) -> Sample:
+        """Run the checks of an ended run, store their verdicts in its note, and return its sample."""
         result, note = made.result, made.note
-        cut = _find_interruption(FileJournal(slot.place).history())
+        cut = _find_interruption(FileJournal(slot.journal_path).history())
         status = ERROR if cut else _run_status(result)
         checks = self.evaluation.checks_of(slot.case)
         if status == RunStatus.COMPLETED.value:
-            run = JudgedRun(slot.case, result, FileJournal(slot.place), note.files)
+            run = JudgedRun(slot.case, result, FileJournal(slot.journal_path), note.files)
             scores = dict[str, Score]()
             for name, check in checks.items():
-                judged = attrs.evolve(run, ask=partial(self._ask_judge, slot, name, made.models))
+                judged = attrs.evolve(run, ask=partial(self._recall_or_ask_judge, slot, name, made.models))
                 scores[name] = await _score_check(check, judged, note.scores.get(name))
         else:
             reason = f"the run ended as {status}" + (f": {result.error}" if result.error is not None else "")
@@ -798,12 +802,12 @@ class _EvaluationRun:
                 for name, check in checks.items()
             }
         known = {name: score for name, score in scores.items() if score.state == "ok"}
-        attrs.evolve(note, scores={**note.scores, **known}).write(slot.place)
+        attrs.evolve(note, scores={**note.scores, **known}).write(slot.journal_path)
         return Sample(
             case=slot.case.id,
             side=slot.side.name,
             n=slot.number,
-            journal=slot.place.relative_to(self.folder).as_posix(),
+            journal=slot.journal_path.relative_to(self.folder).as_posix(),
             status=status,
             scores=scores,
             cost=result.cost,
@@ -813,7 +817,7 @@ class _EvaluationRun:
             reused=made.reused,
         )
 
-    async def _ask_judge(self, slot: _SampleSlot, check: str, models: Any, agent: Any, prompt: str) -> Any:
+    async def _recall_or_ask_judge(self, slot: _SampleSlot, check: str, models: Any, agent: Any, prompt: str) -> Any:
         """
         Return the output of a judge, recorded if the question is the same, or new.
 
@@ -828,7 +832,7 @@ class _EvaluationRun:
             JudgeNeeded: if nothing is recorded and only records count, or the budget is spent.
             DataError: if the judge does not complete.
         """
-        place = slot.place.with_name(f"{slot.place.stem}.{check}.jsonl")
+        place = slot.journal_path.with_name(f"{slot.journal_path.stem}.{check}.jsonl")
         definition = agent if isinstance(agent, AgentDefinition) else self.load(agent)
         known = await _recall_judgement(definition, prompt, place)
         if known is not None:
@@ -838,7 +842,7 @@ class _EvaluationRun:
             raise JudgeNeeded(msg)
         limits, reserved = definition.limits, None
         if self.ledger.budget is not None:
-            reserved = await self.ledger.reserve(limits)
+            reserved = await self.ledger.wait_and_reserve(limits)
             if reserved is None:
                 raise JudgeNeeded(self.ledger.stopped)
             limits = attrs.evolve(limits, max_cost_usd=reserved, allow_unpriced=models is not None or None)
@@ -850,7 +854,7 @@ class _EvaluationRun:
                     journal = FileJournal(place, sync="write")
                     result = await engine.run(definition, prompt, journal=journal, limits=limits)
         finally:
-            self.ledger.settle(reserved, None if result is None else result.cost)
+            self.ledger.record_cost(reserved, None if result is None else result.cost)
         if result.status is not RunStatus.COMPLETED:
             msg = f"the judge {definition.id} ended as {result.status.value}: {result.error}"
             raise DataError(msg)
@@ -861,7 +865,7 @@ async def _score_check(check: CheckFunction, run: JudgedRun, known: Score | None
     """Return the verdict of a check; the earlier one, *known*, if the check is unchanged and its data are gone."""
     of, is_judge = hash_function(check), _is_judge(check)
     try:
-        verdict = await apply_check(check, run)
+        verdict = await run_check(check, run)
     except (FilesGone, JudgeNeeded) as gone:
         return known if known is not None and known.of == of else Score(None, None, str(gone), "unknown", is_judge, of)
     except Exception as error:  # noqa: BLE001 - whatever it raises, the run is not to blame
@@ -908,7 +912,7 @@ def _describe_interruption(value: object) -> str:
 
 async def _run_case(engine: Engine, slot: _SampleSlot, limits: Limits | None) -> RunResult:
     """Run a case to its end; questions get the answers of the case."""
-    case, agent, journal = slot.case, slot.side.agent, FileJournal(slot.place, sync="write")
+    case, agent, journal = slot.case, slot.side.agent, FileJournal(slot.journal_path, sync="write")
     ahead = case.answers if isinstance(case.answers, Mapping) else None
     result = await engine.run(agent, case.prompt, params=case.params, limits=limits, answers=ahead, journal=journal)
     for _ in range(MAX_QUESTIONS):

@@ -83,10 +83,10 @@ class Check:
             return check
         if callable(check):
             return cls(getattr(check, "__name__", "the check"), check)
-        return cls(check, load_function(check, root)) if PLACE.fullmatch(check) else cls.of_expression(check)
+        return cls(check, load_function(check, root)) if PLACE.fullmatch(check) else cls.from_expression(check)
 
     @classmethod
-    def of_expression(cls, text: str) -> Check:
+    def from_expression(cls, text: str) -> Check:
         """
         Return a check of an expression over ``output, text, status, tools, steps, cost, error, result``.
 
@@ -102,7 +102,7 @@ class Check:
             raise DataError(msg) from None
 
         def judge(result: RunResult) -> object:
-            return eval(code, {"__builtins__": HELPERS, **_expression_names(result)})  # noqa: S307 - the caller's own, as typed
+            return eval(code, {"__builtins__": HELPERS, **_expression_variables(result)})  # noqa: S307 - the caller's own, as typed
 
         return cls(text, judge)
 
@@ -123,7 +123,7 @@ class Check:
             raise DataError(msg) from error
 
 
-def _expression_names(result: RunResult) -> dict[str, object]:
+def _expression_variables(result: RunResult) -> dict[str, object]:
     return {
         "output": plain(result.output),
         "text": result.text,
@@ -204,7 +204,7 @@ def load_member(file: Path, name: str) -> Any:
     return getattr(module, name)
 
 
-def load_data(file: Path) -> Any:
+def load_json_or_yaml(file: Path) -> Any:
     """
     Return the content of a JSON or YAML file as plain values.
 

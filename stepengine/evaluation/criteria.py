@@ -321,7 +321,7 @@ class Criterion:
         return attrs.evolve(self, name=name)
 
 
-def get_name(check: CheckFunction) -> str:
+def get_check_name(check: CheckFunction) -> str:
     """Return the name of a check: its own, or that of its function."""
     return check.name if isinstance(check, Criterion) else str(getattr(check, "__name__", type(check).__name__))
 
@@ -337,11 +337,11 @@ def hash_function(function: Any) -> str:
         source = inspect.getsource(inner)
     except (OSError, TypeError):
         source = getattr(inner, "__qualname__", type(inner).__qualname__)
-    kept = [repr(cell.cell_contents) for cell in getattr(inner, "__closure__", None) or () if _is_plain(cell)]
+    kept = [repr(cell.cell_contents) for cell in getattr(inner, "__closure__", None) or () if _has_plain_content(cell)]
     return digest_json([source, *kept])
 
 
-def _is_plain(cell: Any) -> bool:
+def _has_plain_content(cell: Any) -> bool:
     try:
         return isinstance(cell.cell_contents, str | int | float | bool | tuple | type(None))
     except ValueError:
@@ -353,7 +353,7 @@ def digest_json(value: object) -> str:
     return hashlib.sha256(canonical(value).encode()).hexdigest()[:16]
 
 
-async def apply_check(check: CheckFunction, run: JudgedRun) -> Verdict:
+async def run_check(check: CheckFunction, run: JudgedRun) -> Verdict:
     """
     Return the verdict of a check on a run.
 
@@ -365,10 +365,10 @@ async def apply_check(check: CheckFunction, run: JudgedRun) -> Verdict:
     if inspect.isawaitable(said):
         said = await said
     if isinstance(said, bool):
-        return Verdict(float(said), said, "" if said else f"{get_name(check)} does not hold")
+        return Verdict(float(said), said, "" if said else f"{get_check_name(check)} does not hold")
     made = said if isinstance(said, Verdict) else Verdict(said) if isinstance(said, int | float) else None
     if made is None or not 0 <= made.score <= 1:
-        msg = f"the check {get_name(check)} gave {said!r}; it gives True or False, a number from 0 to 1, or a Verdict"
+        msg = f"the check {get_check_name(check)} gave {said!r}; it gives True or False, a number from 0 to 1, or a Verdict"
         raise DataError(msg)
     return made
 
@@ -381,7 +381,7 @@ def _make_verdict(holds: bool, reason: str) -> Verdict:  # noqa: FBT001 - what i
     return Verdict(float(holds), holds, "" if holds else reason)
 
 
-def _shorten(value: object) -> str:
+def _shorten_value(value: object) -> str:
     text = value if isinstance(value, str) else repr(value)
     return visible(cut_after(text, MAX_SAID), strict=True)
 
@@ -394,12 +394,12 @@ def equals(expected: object) -> Criterion:
 
     def check(run: JudgedRun) -> Verdict:
         is_equal = run.output == expected or plain(run.output) == expected
-        return _make_verdict(is_equal, f"the output is {_shorten(run.output)}, not {_shorten(expected)}")
+        return _make_verdict(is_equal, f"the output is {_shorten_value(run.output)}, not {_shorten_value(expected)}")
 
     return _make_criterion("equals", check, expected)
 
 
-def _refuse_structured(run: JudgedRun, check: str) -> None:
+def _refuse_structured_output(run: JudgedRun, check: str) -> None:
     """
     Raise an error for a run with structured output, which a check of the text would ignore.
 
@@ -408,7 +408,7 @@ def _refuse_structured(run: JudgedRun, check: str) -> None:
     """
     if run.output is not None and not isinstance(run.output, str):
         msg = (
-            f"{check}() reads the text of a run, and the output of this one is {_shorten(run.output)}. "
+            f"{check}() reads the text of a run, and the output of this one is {_shorten_value(run.output)}. "
             "Check it with equals(...), fits(...) or a function of the run, which reads run.output"
         )
         raise DataError(msg)
@@ -418,10 +418,10 @@ def contains(*words: str) -> Criterion:
     """Return a check that the text of the run contains every one of *words*, in upper or lower case."""
 
     def check(run: JudgedRun) -> Verdict:
-        _refuse_structured(run, "contains")
+        _refuse_structured_output(run, "contains")
         missing = [word for word in words if word.casefold() not in run.text.casefold()]
         return _make_verdict(
-            not missing, f"the text does not hold {', '.join(map(repr, missing))}: {_shorten(run.text)}"
+            not missing, f"the text does not hold {', '.join(map(repr, missing))}: {_shorten_value(run.text)}"
         )
 
     return _make_criterion("contains", check, words)
@@ -445,11 +445,11 @@ def matches(pattern: str) -> Criterion:
         raise DataError(msg) from None
 
     def check(run: JudgedRun) -> Verdict:
-        _refuse_structured(run, "matches")
+        _refuse_structured_output(run, "matches")
         try:
             search.validate_python(run.text)
         except ValidationError:
-            return _make_verdict(False, f"the text does not match {pattern!r}: {_shorten(run.text)}")
+            return _make_verdict(False, f"the text does not match {pattern!r}: {_shorten_value(run.text)}")
         return Verdict(1.0, passed=True)
 
     return _make_criterion("matches", check, pattern)
@@ -491,7 +491,7 @@ def called(tool: str, input: Mapping[str, object] | None = None) -> Criterion:
     def check(run: JudgedRun) -> Verdict:
         calls = [call for call in run.tool_calls if call.tool == tool]
         found = any(all(k in call.input and v == call.input[k] for k, v in expected.items()) for call in calls)
-        inputs = ", ".join([_shorten(canonical(call.input)) for call in calls[:3]])
+        inputs = ", ".join([_shorten_value(canonical(call.input)) for call in calls[:3]])
         return _make_verdict(found, f"{tool} was called with {inputs} only" if calls else f"{tool} was not called")
 
     return _make_criterion(f"called_{tool}", check, sorted(expected.items(), key=lambda item: item[0]))
@@ -537,7 +537,7 @@ def only_changes(*patterns: str) -> Criterion:
 
     def check(run: JudgedRun) -> Verdict:
         others = [path for path in run.files.changed if not any(fnmatchcase(path, p) for p in patterns)]
-        return _make_verdict(not others, f"it changed {', '.join(map(_shorten, others[:5]))}")
+        return _make_verdict(not others, f"it changed {', '.join(map(_shorten_value, others[:5]))}")
 
     return _make_criterion("only_changes", check, patterns)
 
@@ -594,7 +594,7 @@ def _run_command(words: Sequence[str], folder: Path, seconds: float, code: int) 
     program = Path(words[0]).name
     if ended is None:
         return _make_verdict(False, f"{program} took longer than {seconds:g} seconds")
-    return _make_verdict(ended == code, f"{program} ended with {ended}: {_shorten(lines[-1])}")
+    return _make_verdict(ended == code, f"{program} ended with {ended}: {_shorten_value(lines[-1])}")
 
 
 # --- judges -----------------------------------------------------------------------------------------------------------
@@ -635,12 +635,12 @@ def judge(agent: object, rubric: str) -> Criterion:
         answer = run.text or canonical(plain(run.output))
         files = ", ".join(run.files.changed) or "none"
         said = await run.ask(agent, ASKED.format(rubric=rubric, task=run.case.prompt, answer=answer, files=files))
-        return _read_verdict(said)
+        return _parse_verdict(said)
 
     return _make_criterion("judge", check, getattr(agent, "id", str(agent)), rubric, is_judge=True)
 
 
-def _read_verdict(said: object) -> Verdict:
+def _parse_verdict(said: object) -> Verdict:
     """Parse the verdict in a judge's output; its JSON may be in a code fence or between words."""
     found = said
     if isinstance(said, str):
@@ -651,6 +651,6 @@ def _read_verdict(said: object) -> Verdict:
             found = None
     score = found.get("score") if isinstance(found, Mapping) else None
     if not isinstance(found, Mapping) or not isinstance(score, int | float) or not 0 <= score <= 1:
-        msg = f'the judge said {_shorten(said)}; it has to say {{"score": 0 to 1, "reason": "..."}}'
+        msg = f'the judge said {_shorten_value(said)}; it has to say {{"score": 0 to 1, "reason": "..."}}'
         raise DataError(msg)
     return Verdict(float(score), reason=str(found.get("reason", "")), label=str(found.get("label", "")))

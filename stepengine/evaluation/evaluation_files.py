@@ -16,7 +16,7 @@ from stepengine.engine.loader import AgentLocation
 from stepengine.errors import DataError, StepEngineError
 from stepengine.evaluation import criteria
 from stepengine.evaluation.case_runs import Evaluation
-from stepengine.evaluation.checks import load_data, load_member
+from stepengine.evaluation.checks import load_json_or_yaml, load_member
 from stepengine.evaluation.criteria import Case
 from stepengine.workspace.paths import find_similar_path
 
@@ -57,7 +57,7 @@ def load_evaluation(file: Path) -> Evaluation:
         msg = f"{file}: 'evaluation' is {found!r}; it is an Evaluation(...)"
         raise DataError(msg)
     if file.suffix in (".yaml", ".yml"):
-        return _EvaluationReader(str(file)).evaluation(load_data(file))
+        return _EvaluationReader(str(file)).read_evaluation(load_json_or_yaml(file))
     msg = f"{str(file)!r} is neither a .py nor a .yaml file"
     raise DataError(msg)
 
@@ -76,7 +76,7 @@ class _EvaluationReader:
     name: str
     problems: list[str] = attrs.field(factory=list)
 
-    def evaluation(self, told: object) -> Evaluation:
+    def read_evaluation(self, told: object) -> Evaluation:
         if not isinstance(told, Mapping):
             msg = f"{self.name} holds no evaluation: name, cases, agents, checks"
             raise DataError(msg)

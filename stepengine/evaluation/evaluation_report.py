@@ -37,9 +37,14 @@ from stepengine.evaluation.case_runs import (
 )
 from stepengine.evaluation.criteria import Case
 from stepengine.evaluation.evaluation_files import load_evaluation, resolve_agent_path
-from stepengine.evaluation.report_pages import failed_lines, render_report, summary_lines
-from stepengine.evaluation.result_folders import RESULTS, check_result_folder, read_plan, replace_file
-from stepengine.evaluation.samples import Confirm, CostEstimate, confirm_cost
+from stepengine.evaluation.report_pages import failed_sample_lines, render_report, summary_lines
+from stepengine.evaluation.result_folders import (
+    RESULTS,
+    read_seed_and_sample_count,
+    refuse_foreign_result_folder,
+    replace_file,
+)
+from stepengine.evaluation.samples import Confirm, CostEstimate, confirm_estimate
 from stepengine.evaluation.scoring import PASS, Scores, parse_gates, score_outcome
 from stepengine.journal import SharedBudget
 from stepengine.models.scripted import ScriptedModel
@@ -110,7 +115,9 @@ class EvaluationReport:
         return [f"gate {text}: {problem or 'holds'}" for text, problem in self.gates.items()]
 
     def __str__(self) -> str:
-        return "\n".join([*summary_lines(self.scores), *failed_lines(self.scores, self.folder), *self.gate_lines])
+        return "\n".join(
+            [*summary_lines(self.scores), *failed_sample_lines(self.scores, self.folder), *self.gate_lines]
+        )
 
 
 async def evaluate(
@@ -175,12 +182,12 @@ async def evaluate(
     Raises:
         DataError: when the evaluation cannot be run; all problems at once, and nothing was spent.
     """
-    where = find_root(evaluation, root)
+    where = find_evaluation_root(evaluation, root)
     loaded = evaluation if isinstance(evaluation, Evaluation) else load_evaluation(Path(evaluation))
-    loaded = _select(loaded, to_string_tuple(cases), to_string_tuple(tags), agents)
-    earlier = _find_earlier(against, recheck, resume)
+    loaded = _select_cases_and_agents(loaded, to_string_tuple(cases), to_string_tuple(tags), agents)
+    earlier = _find_earlier_folder(against, recheck, resume)
     place = Path(recheck or resume or folder or tempfile.mkdtemp(prefix="stepengine-eval-"))
-    plan = read_plan(place) if recheck or resume else {}
+    plan = read_seed_and_sample_count(place) if recheck or resume else {}
     loaded = attrs.evolve(loaded, n=plan.get("n", loaded.n) if n is None else n)
     if problems := loaded.problems(where):
         msg = "\n  ".join([f"the evaluation {loaded.name!r} cannot be run:", *problems])
@@ -188,15 +195,15 @@ async def evaluate(
     asked = parse_gates(loaded, gates)
     load = load_agent or partial(load_evaluation_agent, root=where)
     known = {name: load(agent) for name, agent in loaded.agents.items()}
-    scripted, shared_budget = _script_models(replies), _parse_budget(budget)
+    scripted, shared_budget = _make_models_factory(replies), _parse_budget(budget)
     make = make_engine or partial(make_sample_engine, models=models, agent_models={} if model is None else {"": model})
     if not recheck:
-        await check_engines(known.values(), make)
+        await try_making_engines(known.values(), make)
         is_live = any(scripted(case) is None for case in loaded.cases)
         runs = len(loaded.cases) * len(known) * loaded.n if is_live else 0
         estimate = partial(CostEstimate, runs, None, None)
-        shared_budget = await confirm_cost(confirm, estimate, shared_budget)
-    check_result_folder(place)
+        shared_budget = await confirm_estimate(confirm, estimate, shared_budget)
+    refuse_foreign_result_folder(place)
     outcome = await run_samples(
         loaded,
         place,
@@ -214,7 +221,7 @@ async def evaluate(
         done=on_sample,
     )
     scores = score_outcome(outcome)
-    held = {gate.text: gate.problem(scores) for gate in asked} if outcome.samples else {}
+    held = {gate.text: gate.find_problem(scores) for gate in asked} if outcome.samples else {}
     report = EvaluationReport(scores, held, place)
     _write_results(report, render_page)
     return report
@@ -225,14 +232,14 @@ def evaluate_sync(evaluation: Evaluation | str | Path, **options: Any) -> Evalua
     return asyncio.run(evaluate(evaluation, **options))
 
 
-def find_root(evaluation: Evaluation | str | Path, root: str | Path | None) -> Path:
+def find_evaluation_root(evaluation: Evaluation | str | Path, root: str | Path | None) -> Path:
     """Return the folder that the paths of an evaluation start from."""
     if root is not None:
         return Path(root).resolve()
     return Path.cwd() if isinstance(evaluation, Evaluation) else Path(evaluation).resolve().parent
 
 
-def _select(
+def _select_cases_and_agents(
     evaluation: Evaluation, cases: Sequence[str], tags: Sequence[str], agents: Mapping[str, Any] | None
 ) -> Evaluation:
     """Return the evaluation with the chosen cases and agents."""
@@ -249,7 +256,7 @@ def _select(
     return attrs.evolve(evaluation, cases=chosen, agents=agents or evaluation.agents)
 
 
-def _find_earlier(*folders: str | Path | None) -> Path | None:
+def _find_earlier_folder(*folders: str | Path | None) -> Path | None:
     """Return the folder of earlier results; raise if the options name more than one."""
     given = [Path(one) for one in folders if one]
     if len(given) > 1:
@@ -263,14 +270,14 @@ def _find_earlier(*folders: str | Path | None) -> Path | None:
     return None
 
 
-async def check_engines(agents: Iterable[AgentDefinition], make: EngineMaker) -> None:
+async def try_making_engines(agents: Iterable[AgentDefinition], make: EngineMaker) -> None:
     """Raise if the engine of an agent cannot be made, such as for a tool that is not available."""
     with tempfile.TemporaryDirectory(prefix="stepengine-eval-") as folder:
         for agent in agents:
-            await _make_in_folder(folder, agent, make).aclose()
+            await _make_engine_in_folder(folder, agent, make).aclose()
 
 
-def _make_in_folder(folder: str, agent: AgentDefinition, make: EngineMaker) -> Engine:
+def _make_engine_in_folder(folder: str, agent: AgentDefinition, make: EngineMaker) -> Engine:
     return make(agent, Path(folder).resolve(), performs=True)
 
 
@@ -281,7 +288,7 @@ def load_evaluation_agent(agent: Any, *, root: Path, folders: Iterable[Path] = (
     return loader.load_agent(resolve_agent_path(agent, root), folders=folders)
 
 
-def _script_models(replies: Any) -> Callable[[Case], Any]:
+def _make_models_factory(replies: Any) -> Callable[[Case], Any]:
     """Return the function that makes the models of one sample; it returns ``None`` for real models."""
 
     def make(case: Case) -> Any:

@@ -32,11 +32,11 @@ from stepengine.evaluation.samples import (
     CostEstimate,
     Course,
     Models,
-    confirm_cost,
-    course_from,
+    confirm_estimate,
+    fork_sample,
     format_dollars,
     run_concurrently,
-    sample,
+    summarize_run_from,
 )
 from stepengine.evaluation.statistics import (
     COMPARE,
@@ -86,26 +86,26 @@ class RepeatedJournal:
     agent: AgentDefinition | None = attrs.field(default=None, eq=False, repr=False)
 
     @property
-    def is_asked(self) -> bool:
+    def needs_model_calls(self) -> bool:
         """Whether models are called again: not for an unreadable journal, nor where nothing or only the end differs."""
         return self.kind in (ASKED, HANDLER) and self.broke_at != END
 
 
-async def first_difference(
+async def replay_to_first_difference(
     engine: Engine, file: str, journal: Journal, agent: AgentDefinition | None = None
 ) -> RepeatedJournal:
     """Replay *journal* with the current code, and return its first difference; nothing is performed."""
     try:
         result = await engine.replay(journal, agent=agent, on_divergence="stop")
         if isinstance(result.error, ReplayDivergence):
-            found = _find_divergence(file, journal, journal.history(), result.error)
+            found = _make_diverged_journal(file, journal, journal.history(), result.error)
             return attrs.evolve(found, engine=engine, agent=agent)
     except StepEngineError as error:
         return RepeatedJournal(file, UNREADABLE, message=error.message)
     return RepeatedJournal(file, SAME, journal, engine=engine, agent=agent)
 
 
-def _find_divergence(file: str, journal: Journal, history: History, error: ReplayDivergence) -> RepeatedJournal:
+def _make_diverged_journal(file: str, journal: Journal, history: History, error: ReplayDivergence) -> RepeatedJournal:
     known = history.intents.get(parse_address(error.address))
     by_request = error.kind == "changed" and known is not None and known.type == "model_call"
     fields = tuple([FieldDifference(*field) for field in error.diff])
@@ -113,13 +113,13 @@ def _find_divergence(file: str, journal: Journal, history: History, error: Repla
     return RepeatedJournal(file, ASKED if by_request else HANDLER, journal, error.address, error.step, fields, said)
 
 
-def estimate_calls(found: Sequence[RepeatedJournal], n: int) -> CostEstimate:
+def estimate_impact_cost(found: Sequence[RepeatedJournal], n: int) -> CostEstimate:
     """Return the estimated model calls and cost of *n* samples of each journal."""
     calls, cost = 0, Decimal(0)
     is_known = True
     for one in found:
-        if one.is_asked and one.journal is not None:
-            part = course_from(one.journal.history(), one.broke_at)
+        if one.needs_model_calls and one.journal is not None:
+            part = summarize_run_from(one.journal.history(), one.broke_at)
             calls += part.steps * n
             is_known = is_known and part.cost is not None
             cost += (part.cost or Decimal(0)) * n
@@ -144,14 +144,14 @@ class ForkSample:
     report: ForkReport
 
     @property
-    def has_left(self) -> bool:
+    def has_left_record(self) -> bool:
         """Whether a call differs from the record, so that the rest of the run is unknown."""
         return self.report.refused is not None
 
     @property
     def has_failed(self) -> bool:
         """Whether the forked run failed by itself."""
-        return not self.has_left and self.course.status == RunStatus.FAILED.value
+        return not self.has_left_record and self.course.status == RunStatus.FAILED.value
 
 
 @frozen
@@ -163,28 +163,32 @@ class Judged:
     samples: tuple[ForkSample, ...] = ()
     baseline: tuple[ForkSample, ...] = ()
 
-    def share(self, what: str, *, of_baseline: bool = False) -> float | None:
-        """Return the share of samples whose attribute *what* is true; 0 if no model was called, ``None`` without samples."""
-        if not self.found.is_asked:
+    def share_of_samples(self, attribute: str, *, of_baseline: bool = False) -> float | None:
+        """Return the share of samples whose *attribute* is true; 0 if no model was called, ``None`` without samples."""
+        if not self.found.needs_model_calls:
             return 0.0
         samples = self.baseline if of_baseline else self.samples
-        return fmean([getattr(each, what) for each in samples]) if samples else None
+        return fmean([getattr(each, attribute) for each in samples]) if samples else None
 
-    def ratio(self, what: str) -> tuple[float | None, float | None]:
-        """Return two costs, steps or tokens: recorded or old agent's, and the mean of samples within the record."""
+    def get_old_and_new_value(self, measure: str) -> tuple[float | None, float | None]:
+        """Return a cost, steps or tokens of the record or the old agent, and the mean over new samples within the record."""
         if self.recorded is None:
             return None, None
-        before = _mean_of(self.baseline, what) if self.baseline else _number(getattr(self.recorded, what))
-        return before, _mean_of(self.samples, what)
+        before = (
+            _mean_within_record(self.baseline, measure)
+            if self.baseline
+            else _float_or_none(getattr(self.recorded, measure))
+        )
+        return before, _mean_within_record(self.samples, measure)
 
 
-def _mean_of(samples: Sequence[ForkSample], what: str) -> float | None:
-    values = [_number(getattr(each.course, what)) for each in samples if not each.has_left]
+def _mean_within_record(samples: Sequence[ForkSample], what: str) -> float | None:
+    values = [_float_or_none(getattr(each.course, what)) for each in samples if not each.has_left_record]
     known = [value for value in values if value is not None]
     return fmean(known) if known and len(known) == len(values) else None
 
 
-def _number(value: Any) -> float | None:
+def _float_or_none(value: Any) -> float | None:
     return None if value is None else float(value)
 
 
@@ -214,9 +218,11 @@ class Impact:
         """Whether the old agent was sampled, too."""
         return any(one.baseline for one in self.journals)
 
-    def estimate_rate(self, what: str) -> Estimate:
-        """Return the rate of samples whose attribute *what* is true: the mean over the runs, or the difference to the old agent."""
-        runs = {one.found.file: one.share(what) for one in self.journals if one.found.kind != UNREADABLE}
+    def estimate_rate(self, attribute: str) -> Estimate:
+        """Return the rate of samples whose *attribute* is true: the mean over the runs, or the difference to the old agent."""
+        runs = {
+            one.found.file: one.share_of_samples(attribute) for one in self.journals if one.found.kind != UNREADABLE
+        }
         now = {file: share for file, share in runs.items() if share is not None}
         if not self.has_baseline:
             return (
@@ -224,16 +230,18 @@ class Impact:
                 if self.n == 1
                 else estimate_mean([*now.values()])
             )
-        base = {one.found.file: one.share(what, of_baseline=True) for one in self.journals}
+        base = {one.found.file: one.share_of_samples(attribute, of_baseline=True) for one in self.journals}
         return estimate_difference({file: share for file, share in base.items() if share is not None}, now)
 
-    def estimate_ratio(self, what: str) -> Ratio:
+    def estimate_ratio(self, measure: str) -> Ratio:
         """Return the ratio of new to old cost, steps or tokens, from the first difference on."""
-        return estimate_geometric_mean_ratio([one.ratio(what) for one in self.journals if one.samples])
+        return estimate_geometric_mean_ratio(
+            [one.get_old_and_new_value(measure) for one in self.journals if one.samples]
+        )
 
     def values(self) -> dict[str, float | None]:
         """Return the values that gates can compare."""
-        changed, left, failed = [self.estimate_rate(what) for what in ("changed", "has_left", "has_failed")]
+        changed, left, failed = [self.estimate_rate(what) for what in ("changed", "has_left_record", "has_failed")]
         ratios = {what: self.estimate_ratio(what).ratio for what in ("cost", "steps", "tokens")}
         return {"changed": changed.mean, "left": left.mean, "failed": failed.mean, **ratios}
 
@@ -251,7 +259,7 @@ class Impact:
                 "changed": _finite_or_none(changed.mean),
                 "low": changed.low,
                 "high": changed.high,
-                "left": _finite_or_none(self.estimate_rate("has_left").mean),
+                "left": _finite_or_none(self.estimate_rate("has_left_record").mean),
                 "failed": _finite_or_none(self.estimate_rate("has_failed").mean),
                 "cost_ratio": cost.ratio,
                 "cost_low": cost.low,
@@ -264,18 +272,18 @@ class Impact:
     def lines(self) -> Iterator[str]:
         """Yield the report as lines of text."""
         asked = [one for one in self.journals if one.samples]
-        left = [one for one in asked if any(each.has_left for each in one.samples)]
+        left = [one for one in asked if any(each.has_left_record for each in one.samples)]
         if asked and 2 * len(left) > len(asked):
             yield "mostly unknown: most of the runs that were asked again left the record; use --tools idempotent, or eval"
-        yield f"{format_count(len(self.journals), 'journal')}: {self._count_classes()}"
+        yield f"{format_count(len(self.journals), 'journal')}: {self._describe_class_counts()}"
         if asked:
             yield from self._describe_findings(left)
         yield f"spent {format_dollars(self.spent)}" + (f"; stopped: {self.stopped}" if self.stopped else "")
 
-    def _count_classes(self) -> str:
+    def _describe_class_counts(self) -> str:
         counts: dict[str, int] = {}
         for one in self.journals:
-            counts[_classify(one.found)] = counts.get(_classify(one.found), 0) + 1
+            counts[_describe_class(one.found)] = counts.get(_describe_class(one.found), 0) + 1
         return ", ".join([f"{number} {what}" for what, number in {"unchanged": 0, **counts}.items()])
 
     def _describe_findings(self, left: Sequence[Judged]) -> Iterator[str]:
@@ -288,7 +296,7 @@ class Impact:
         elif self.has_baseline:
             yield f"the choice of tools changed {_format_signed(changed)} more often than the old agent's own noise"
         else:
-            runs = sum((one.share("changed") or 0) >= 0.5 for one in self.journals)  # noqa: PLR2004 - most of the samples
+            runs = sum((one.share_of_samples("changed") or 0) >= 0.5 for one in self.journals)  # noqa: PLR2004 - most of the samples
             yield f"{runs} of {number} chose another tool in most samples ({_format_percent(changed)})"
         calls = [each.report.refused for one in left for each in one.samples if each.report.refused is not None]
         if calls:
@@ -306,7 +314,7 @@ class Impact:
             yield "model noise is not taken out (--baseline compares with the old agent, asked again)"
 
 
-def _classify(found: RepeatedJournal) -> str:
+def _describe_class(found: RepeatedJournal) -> str:
     if found.kind == SAME:
         return "unchanged"
     if found.kind == UNREADABLE:
@@ -361,11 +369,11 @@ def _sample_json(each: ForkSample) -> dict[str, object]:
     head = report.journal.history().head
     refused = report.refused
     return {
-        "status": "unknown" if each.has_left else course.status,
+        "status": "unknown" if each.has_left_record else course.status,
         "decision": None if course.decision is None else [{"tool": t, "input": given} for t, given in course.decision],
         "changed": each.changed,
         "tools": list(course.tools),
-        "output_equal": None if each.has_left else each.output_equal,
+        "output_equal": None if each.has_left_record else each.output_equal,
         "steps": course.steps,
         "tokens": course.tokens,
         "cost": None if course.cost is None else str(course.cost),
@@ -397,7 +405,7 @@ async def impact(
 
     Args:
         engine: The engine that performs the runs.
-        journals: The runs, or the results of ``first_difference`` for them, which are performed by their own engines.
+        journals: The runs, or the results of ``replay_to_first_difference`` for them, which are performed by their own engines.
         agent: The current agent; by default the engine's agent with the recorded id.
         old: The agent before the change: it is sampled as often from the same place, and the report compares with it.
         n: The number of samples of each run; 5 by default.
@@ -416,15 +424,15 @@ async def impact(
     found = [
         one
         if isinstance(one, RepeatedJournal)
-        else await first_difference(engine, (journal := as_journal(one)).name, journal, agent)
+        else await replay_to_first_difference(engine, (journal := as_journal(one)).name, journal, agent)
         for one in journals
     ]
-    money = await confirm_cost(confirm, partial(estimate_calls, found, n * (1 if old is None else 2)), budget)
-    ask = partial(sample, budget=money, models=models, **options)
-    asked = [one for one in found if one.is_asked]
+    money = await confirm_estimate(confirm, partial(estimate_impact_cost, found, n * (1 if old is None else 2)), budget)
+    ask = partial(fork_sample, budget=money, models=models, **options)
+    asked = [one for one in found if one.needs_model_calls]
     made_by = [(partial(ask, one.engine or engine), one) for one in asked for _ in range(n)]
-    new = [partial(_take_sample, own, one, agent=one.agent or agent) for own, one in made_by]
-    before = [partial(_take_sample, own, one, agent=old, is_old=True) for own, one in made_by] if old else []
+    new = [partial(_make_fork_sample, own, one, agent=one.agent or agent) for own, one in made_by]
+    before = [partial(_make_fork_sample, own, one, agent=old, is_old=True) for own, one in made_by] if old else []
     # A sample and its baseline are made one after the other, so that a budget that ends early leaves pairs.
     made = await run_concurrently(
         [work for pair in (zip(new, before, strict=True) if old else zip(new, strict=True)) for work in pair]
@@ -432,12 +440,12 @@ async def impact(
     now, was = (made[::2], made[1::2]) if old else (made, [])
     judged: list[Judged] = []
     for one in found:
-        if not one.is_asked or one.journal is None:
+        if not one.needs_model_calls or one.journal is None:
             judged.append(Judged(one))
             continue
         start = next(i for i, each in enumerate(asked) if each is one) * n
         mine = [tuple([each for each in some[start : start + n] if each is not None]) for some in (now, was)]
-        judged.append(Judged(one, course_from(one.journal.history(), one.broke_at), *mine))
+        judged.append(Judged(one, summarize_run_from(one.journal.history(), one.broke_at), *mine))
     agents = [_find_agent_id(one, agent) for one in found if one.journal is not None]
     stopped = "the budget is spent; what is not finished is left out" if money.is_empty else ""
     tools = str(options.get("tools", "recorded"))
@@ -452,7 +460,7 @@ def _find_agent_id(one: RepeatedJournal, agent: AgentDefinition | None) -> str:
     return "" if one.journal is None else str(one.journal.history().root["agent_id"])
 
 
-async def _take_sample(
+async def _make_fork_sample(
     ask: Callable[..., Any], one: RepeatedJournal, *, agent: AgentDefinition | None, is_old: bool = False
 ) -> ForkSample | None:
     assert one.journal is not None  # noqa: S101 - a run that is asked was read
@@ -464,7 +472,10 @@ async def _take_sample(
         return None
     before = one.journal.history()
     now = report.journal.history()
-    recorded, course = course_from(before, one.broke_at), course_from(now, report.broke_at or one.broke_at)
+    recorded, course = (
+        summarize_run_from(before, one.broke_at),
+        summarize_run_from(now, report.broke_at or one.broke_at),
+    )
     if not now.is_complete:
         course = attrs.evolve(course, status=report.result.status.value)
     equal = (recorded.status, recorded.output) == (course.status, course.output)

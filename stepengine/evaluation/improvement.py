@@ -93,7 +93,7 @@ def split_cases(evaluation: Evaluation, seed: int) -> tuple[list[str], list[str]
     return split[False], split[True]
 
 
-def find_problems(file: AgentFile, parts: Sequence[str], evaluation: Evaluation, by: str) -> list[str]:
+def find_improvement_problems(file: AgentFile, parts: Sequence[str], evaluation: Evaluation, by: str) -> list[str]:
     """Return the reasons why an agent cannot be improved, as sentences."""
     found: list[str] = []
     if not parts:
@@ -106,7 +106,7 @@ def find_problems(file: AgentFile, parts: Sequence[str], evaluation: Evaluation,
     if by != PASS and by not in names:
         found.append(f"by= or --by {by!r} names no check; there is {list_names([PASS, *sorted(names)], by)}")
     if by == PASS:
-        alone = [case.id for case in evaluation.cases if not _function_checks(evaluation, case)]
+        alone = [case.id for case in evaluation.cases if not _function_check_names(evaluation, case)]
         if alone:
             found.append(
                 f"case {alone[0]!r} has only checks that an agent decides, which are no part of {PASS}; name one with --by"
@@ -114,7 +114,7 @@ def find_problems(file: AgentFile, parts: Sequence[str], evaluation: Evaluation,
     return found
 
 
-def _function_checks(evaluation: Evaluation, case: Case) -> list[str]:
+def _function_check_names(evaluation: Evaluation, case: Case) -> list[str]:
     checks = evaluation.checks_of(case)
     return [name for name, check in checks.items() if not (isinstance(check, Criterion) and check.is_judge)]
 
@@ -175,7 +175,7 @@ class Trials:
             paid again; ``journal``. ``stopped`` says that nothing more may be spent.
         """
         try:
-            made = await self._run_case(changes, self._find_case(case), parent_changes)
+            made = await self._run_samples_of_case(changes, self._get_case(case), parent_changes)
             self.done(version_name(changes), case, made)
             return made
         except DefinitionError as error:
@@ -186,22 +186,25 @@ class Trials:
             self.error = error
             raise
 
-    async def _run_case(
+    async def _run_samples_of_case(
         self, changes: Mapping[str, Any], case: Case, parent_changes: Mapping[str, Any] | None
     ) -> dict[str, Any]:
         made = [
-            await self._get_sample(changes, case, number, parent_changes) for number in range(1, self.evaluation.n + 1)
+            await self._get_or_run_sample(changes, case, number, parent_changes)
+            for number in range(1, self.evaluation.n + 1)
         ]
         samples = [sample for sample, _ in made]
-        scores = [self._score(sample) for sample in samples]
+        scores = [self._get_sample_score(sample) for sample in samples]
         problem = next((said for sample in samples if (said := self._explain_unmeasured(sample))), "")
-        worst = min(samples, key=lambda sample: self._score(sample) or 0.0)
+        worst = min(samples, key=lambda sample: self._get_sample_score(sample) or 0.0)
         known = [score for score in scores if score is not None]
         costs = [sample.cost for sample in samples]
         return {
             "score": sum(known) / len(known) if known and not problem else None,
             "problem": problem,
-            "said": [f"{name}: {_cut(x.reason, MAX_SAID)}" for name, x in worst.scores.items() if x.passed is not True],
+            "said": [
+                f"{name}: {_cut_middle(x.reason, MAX_SAID)}" for name, x in worst.scores.items() if x.passed is not True
+            ],
             "did": "" if min(known, default=0.0) >= 1 else await self._describe_run(changes, case, worst),
             "steps": worst.steps,
             "spent": str(
@@ -216,11 +219,11 @@ class Trials:
             "stopped": "",
         }
 
-    async def _get_sample(
+    async def _get_or_run_sample(
         self, changes: Mapping[str, Any], case: Case, number: int, parent_changes: Mapping[str, Any] | None
     ) -> tuple[Sample, int]:
         """Return a sample, recorded or new, and the number of reused replies; raise if the budget is spent."""
-        agent, folder = self._make_agent(changes), self.folder / "versions" / version_name(changes)
+        agent, folder = self._load_agent_version(changes), self.folder / "versions" / version_name(changes)
         pages = [] if parent_changes is None else [_page_name(parent_changes, case, number)]
         provider = self._make_provider(_page_name(changes, case, number), case, pages)
         agents: dict[str, Any] = {SIDE: agent}
@@ -238,23 +241,23 @@ class Trials:
         free = self.is_free(case)
         return CachingProvider(self.book, page, self.models(case), self.pricing, before=before, may_be_unpriced=free)
 
-    def _find_case(self, case: str) -> Case:
+    def _get_case(self, case: str) -> Case:
         for known in self.evaluation.cases:
             if known.id == case:
                 return known
         msg = f"{self.evaluation.name} has no case {case!r}"
         raise DataError(msg)
 
-    def _make_agent(self, changes: Mapping[str, Any]) -> AgentDefinition:
+    def _load_agent_version(self, changes: Mapping[str, Any]) -> AgentDefinition:
         version = version_name(changes)
         if version not in self._agents:
-            self._agents[version] = self.file.version(changes)
+            self._agents[version] = self.file.load_with_changes(changes)
         return self._agents[version]
 
     def _journal_path(self, changes: Mapping[str, Any], sample: Sample) -> Path:
         return self.folder / "versions" / version_name(changes) / sample.journal
 
-    def _score(self, sample: Sample) -> float | None:
+    def _get_sample_score(self, sample: Sample) -> float | None:
         if sample.status == ERROR:
             return None
         if self.by == PASS:
@@ -273,10 +276,10 @@ class Trials:
 
     async def _describe_run(self, changes: Mapping[str, Any], case: Case, sample: Sample) -> str:
         """Return a description of a run for the agent that searches improvements."""
-        agent = self._make_agent(changes)
+        agent = self._load_agent_version(changes)
         async with self.bench(agent, self.root, performs=False) as engine:
             result = await engine.replay(FileJournal(self._journal_path(changes, sample)), agent=agent)
-        return _cut("\n".join(_conversation_lines(result)), MAX_COURSE)
+        return _cut_middle("\n".join(_conversation_lines(result)), MAX_COURSE)
 
     # --- blame --------------------------------------------------------------------------------------------------------
 
@@ -286,8 +289,8 @@ class Trials:
 
         ``step`` is 0 where none is found, or none can be: where a check needs the files of a run, or an agent decides.
         """
-        known, page = self._find_case(case), f"blame/{version_name(changes)}/{case}"
-        agent, provider = self._make_agent(changes), self._make_provider(page, known)
+        known, page = self._get_case(case), f"blame/{version_name(changes)}/{case}"
+        agent, provider = self._load_agent_version(changes), self._make_provider(page, known)
         file = FileJournal(self.folder / "versions" / version_name(changes) / "cases" / case / SIDE / "1.jsonl")
         copy = Copy.create(self.evaluation.files_of(known), self.root)
         step, why = 0, ""
@@ -310,7 +313,7 @@ class Trials:
         asked = (
             [checks[self.by]]
             if self.by in checks
-            else [checks[name] for name in _function_checks(self.evaluation, case)]
+            else [checks[name] for name in _function_check_names(self.evaluation, case)]
         )
 
         def passes(result: RunResult) -> bool:
@@ -321,17 +324,17 @@ class Trials:
 
     # --- the end ------------------------------------------------------------------------------------------------------
 
-    async def compare(self, changes: Mapping[str, Any], cases: Sequence[str], seed: int) -> Scores:
+    async def compare_with_original(self, changes: Mapping[str, Any], cases: Sequence[str], seed: int) -> Scores:
         """Return the scores of the recorded samples of the agent before and after *changes*, as of an evaluation with two sides."""
         sides, samples = [], []
         for name, version in ((BEFORE, {}), (AFTER, changes)):
-            sides.append(make_side(name, self._make_agent(version)))
+            sides.append(make_side(name, self._load_agent_version(version)))
             for case in cases:
                 for number in range(1, self.evaluation.n + 1):
-                    sample, _ = await self._get_sample(version, self._find_case(case), number, None)
+                    sample, _ = await self._get_or_run_sample(version, self._get_case(case), number, None)
                     place = self._journal_path(version, sample).relative_to(self.folder).as_posix()
                     samples.append(attrs.evolve(sample, side=name, journal=place, counts=sample.status != ERROR))
-        chosen = [self._find_case(case) for case in cases]
+        chosen = [self._get_case(case) for case in cases]
         agents: dict[str, Any] = {side.name: side.agent for side in sides}
         evaluation = attrs.evolve(self.evaluation, cases=chosen, agents=agents)
         return score_outcome(Outcome(evaluation, tuple(sides), tuple(samples), seed, self.book.spent))
@@ -381,7 +384,7 @@ def _unmeasured_entry(problem: str) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _cut(text: str, most: int) -> str:
+def _cut_middle(text: str, most: int) -> str:
     return cut_middle(visible(text), most, "[...]")
 
 
@@ -389,18 +392,18 @@ def _conversation_lines(result: RunResult) -> list[str]:
     told, step = [], 0
     for message in result.state.message_history:
         if isinstance(message, UserMessage):
-            told.append(f"user: {_cut(message.text, MAX_TEXT)}")
+            told.append(f"user: {_cut_middle(message.text, MAX_TEXT)}")
         elif isinstance(message, AssistantMessage):
             step += 1
-            told += [f"step {step}: {_cut(message.text_without_thoughts.strip(), MAX_TEXT)}"]
+            told += [f"step {step}: {_cut_middle(message.text_without_thoughts.strip(), MAX_TEXT)}"]
             told += [
-                f"step {step} calls {call.tool_name} {_cut(compact(call.input), MAX_TEXT)}"
+                f"step {step} calls {call.tool_name} {_cut_middle(compact(call.input), MAX_TEXT)}"
                 for call in message.tool_calls
             ]
         elif isinstance(message, ToolMessage):
-            told.append(f"{message.tool_name} gave: {_cut(message.result.text, MAX_TEXT)}")
+            told.append(f"{message.tool_name} gave: {_cut_middle(message.result.text, MAX_TEXT)}")
     if result.output is not None and plain(result.output) != result.text:
-        told.append(f"output: {_cut(compact(plain(result.output)), MAX_TEXT)}")
+        told.append(f"output: {_cut_middle(compact(plain(result.output)), MAX_TEXT)}")
     return told
 
 

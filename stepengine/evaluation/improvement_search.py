@@ -39,15 +39,15 @@ from stepengine.evaluation.criteria import Case, digest_json, hash_function
 from stepengine.evaluation.evaluation_files import load_evaluation
 from stepengine.evaluation.evaluation_report import (
     MAX_SEED,
-    check_engines,
-    find_root,
+    find_evaluation_root,
     load_evaluation_agent,
     make_sample_engine,
+    try_making_engines,
 )
-from stepengine.evaluation.improvement import Improvement, Trials, find_problems, split_cases
+from stepengine.evaluation.improvement import Improvement, Trials, find_improvement_problems, split_cases
 from stepengine.evaluation.reply_book import CachingProvider, ReplyBook
 from stepengine.evaluation.report_pages import render_improvement
-from stepengine.evaluation.result_folders import RESULTS, check_result_folder, replace_file
+from stepengine.evaluation.result_folders import RESULTS, refuse_foreign_result_folder, replace_file
 from stepengine.evaluation.scoring import PASS
 from stepengine.journal import FileJournal
 from stepengine.journal.show import status_of
@@ -125,11 +125,11 @@ async def improve(
     Raises:
         DataError: when the agent cannot be improved by the evaluation; all problems at once, and nothing was spent.
     """
-    where, folders, patterns = find_root(evaluation, root), tuple(agent_folders), to_string_tuple(only)
-    amount = "" if resume and not budget else _check_budget(budget)
+    where, folders, patterns = find_evaluation_root(evaluation, root), tuple(agent_folders), to_string_tuple(only)
+    amount = "" if resume and not budget else _parse_budget_amount(budget)
     loaded = evaluation if isinstance(evaluation, Evaluation) else load_evaluation(Path(evaluation))
     file = _read_agent_file(agent, folders)
-    original = file.version({})
+    original = file.load_with_changes({})
     sides: dict[str, Any] = {original.id: original}
     default = default_model or (None if replies is None else SCRIPTED)
     asked = _SearchModels(replies, Models.from_value(models), agent_models or {}, default, pricing)
@@ -147,17 +147,17 @@ async def improve(
     )
     given = {"seed": seed, "blame": blame, "versions": versions, "at_once": concurrency, "model": reflect_model}
     given = {name: value for name, value in given.items() if value is not None}
-    check_result_folder(search.folder)
+    refuse_foreign_result_folder(search.folder)
     if resume:
         search.load_plan(amount, given)
     else:
-        search.make_plan(amount, {**DEFAULTS, "model": asked.name_for(original), **given})
-    search.check(where, is_restricted=bool(patterns))
+        search.make_plan(amount, {**DEFAULTS, "model": asked.model_name_for(original), **given})
+    search.refuse_problems_and_split_cases(where, is_restricted=bool(patterns))
     make = make_engine or partial(
         make_sample_engine, models=models, agent_models=asked.by_agent, default_model=default_model
     )
-    await check_engines([original], make)
-    asked.check(search, find_agent_family(original, str(file.file), folders))
+    await try_making_engines([original], make)
+    asked.refuse_unusable_models(search, find_agent_family(original, str(file.file), folders))
     search.folder.mkdir(parents=True, exist_ok=True)
     on_progress(f"seed {search.plan['seed']}; to continue after a crash: --continue {search.folder}")
     with ReplyBook(search.folder / BOOK, Decimal(search.plan["budget"])) as book:
@@ -169,7 +169,7 @@ async def improve(
         improvement = await search.run(trials, resumes=bool(resume))
     # First: if the process dies after the agent's file was changed, the results show why.
     _write_results(improvement)
-    if write and improvement.is_better and file.is_unchanged():
+    if write and improvement.is_better and file.is_file_unchanged():
         replace_file(file.file, file.source_with_changes(improvement.found["changes"]))
         improvement = attrs.evolve(improvement, is_written=True)
         _write_results(improvement)
@@ -181,7 +181,7 @@ def improve_sync(agent: str | Path, evaluation: Evaluation | str | Path, **optio
     return asyncio.run(improve(agent, evaluation, **options))
 
 
-def _check_budget(budget: Decimal | float | str | None) -> str:
+def _parse_budget_amount(budget: Decimal | float | str | None) -> str:
     try:
         amount = Decimal(str(budget or ""))
     except InvalidOperation:
@@ -224,17 +224,17 @@ class _SearchModels:
         script = self.replies if case is None or case.replies is None else case.replies
         return self.registry if script is None else Models.from_value(ScriptedModel(script))
 
-    def name_for(self, agent: AgentDefinition) -> str | None:
+    def model_name_for(self, agent: AgentDefinition) -> str | None:
         """Return the model string of an agent; ``None`` if none is named."""
         return self.by_agent.get(agent.id) or self.by_agent.get("") or agent.model or self.default
 
-    def check(self, search: _PlannedSearch, family: Iterable[AgentDefinition]) -> None:
+    def refuse_unusable_models(self, search: _PlannedSearch, family: Iterable[AgentDefinition]) -> None:
         """Raise for a model of *family*, or the reflecting one, that cannot be called or whose price is unknown."""
         if self.replies is not None:
             return
         asked = {search.plan["model"]}
         if any(case.replies is None for case in search.evaluation.cases):
-            asked |= {name for one in family if (name := self.name_for(one))}
+            asked |= {name for one in family if (name := self.model_name_for(one))}
         for model in sorted(asked):
             self.registry.check(model)
             if self.pricing(model, Usage(input_tokens=1000, output_tokens=1000), datetime.now(UTC)) is None:
@@ -270,7 +270,7 @@ class _PlannedSearch:
         """The journal of the search."""
         return FileJournal(self.folder / JOURNAL, sync="write")
 
-    def has_run(self) -> bool:
+    def has_first_record(self) -> bool:
         """Return whether the search has its first record."""
         try:
             return bool(self.journal.history().root)
@@ -284,7 +284,7 @@ class _PlannedSearch:
         Raises:
             DataError: when the folder holds a search, or no model is named that could reflect.
         """
-        if self.has_run():
+        if self.has_first_record():
             msg = f"{self.folder} already contains a search; continue it with resume= or --continue, or name another folder"
             raise DataError(msg)
         if options["model"] is None:
@@ -300,7 +300,7 @@ class _PlannedSearch:
         Raises:
             DataError: when the folder holds no search, or the search had other inputs.
         """
-        if not self.has_run():
+        if not self.has_first_record():
             msg = f"{str(self.folder)!r} is not a folder of a search: it has no {JOURNAL} with a run; folder= or --out starts one"
             raise DataError(msg)
         self.plan = plain(self.journal.history().root["params"])
@@ -332,7 +332,7 @@ class _PlannedSearch:
         source = self.file.source.decode()
         return digest_json([source, cases, self.evaluation.n, self.by, [*self.parts], sorted(self.models.items())])
 
-    def check(self, root: Path, *, is_restricted: bool) -> None:
+    def refuse_problems_and_split_cases(self, root: Path, *, is_restricted: bool) -> None:
         """
         Split off the held-out cases.
 
@@ -345,7 +345,7 @@ class _PlannedSearch:
         """
         found = self.evaluation.problems(root)
         if self.evaluation.cases:
-            found += find_problems(self.file, [*self.parts], self.evaluation, self.by)
+            found += find_improvement_problems(self.file, [*self.parts], self.evaluation, self.by)
         if "system_prompt" in self.file.fixed and not is_restricted:
             found.append(
                 f"system_prompt of {self.file.agent_id!r}: {self.file.fixed['system_prompt']}; or leave it as it is with --only 'tools.*'"
@@ -372,7 +372,7 @@ class _PlannedSearch:
             if resumes and not self._archive_failed_run():
                 result = await engine.resume(journal, agent=improver, in_doubt="retry")
             else:
-                if not self.has_run():  # what was killed before its first record may have left a file
+                if not self.has_first_record():  # what was killed before its first record may have left a file
                     (self.folder / JOURNAL).unlink(missing_ok=True)
                 result = await engine.run(improver, params=self.plan, journal=journal)
         if trials.error is not None:
@@ -383,9 +383,9 @@ class _PlannedSearch:
         found = plain(result.output)
         scores = None
         if found["changes"] and not found["stopped"]:
-            scores = await trials.compare(found["changes"], self.plan["held_out"], self.plan["seed"])
+            scores = await trials.compare_with_original(found["changes"], self.plan["held_out"], self.plan["seed"])
         return Improvement(
-            found, self.by, scores, self.file.diff(found["changes"]), book.spent, file=self.file.file,
+            found, self.by, scores, self.file.diff_changes(found["changes"]), book.spent, file=self.file.file,
             agent_id=self.file.agent_id, parts=self.parts, folder=self.folder, seed=self.plan["seed"], budget=self.plan["budget"],
         )  # fmt: skip
 

@@ -28,7 +28,7 @@ class Origin(NamedTuple):
     line: int
 
 
-def find_origin(agent: AgentDefinition) -> Origin | None:
+def find_agent_origin(agent: AgentDefinition) -> Origin | None:
     """Return where an agent is defined: in the module that has it, or by its handler; ``None`` if that is unknown."""
     handler = agent.handle_steps
     location = location_of(handler) if handler is not None else ""
@@ -37,7 +37,7 @@ def find_origin(agent: AgentDefinition) -> Origin | None:
     own = next((one for one in modules if one.__file__ == handled), modules[0] if modules else None)
     if own is not None and own.__file__ is not None:
         file = Path(own.__file__)
-        at = _find_line(file, agent.id)
+        at = _find_definition_line(file, agent.id)
         return Origin(file, at or (int(line) if handled == own.__file__ else 0))
     return Origin(Path(handled), int(line)) if handled and line.isdecimal() and Path(handled).is_file() else None
 
@@ -63,7 +63,7 @@ def _is_same_agent(agent: AgentDefinition, other: AgentDefinition) -> bool:
     return normalised_id(agent.id) == normalised_id(other.id) and agent.handle_steps is other.handle_steps
 
 
-def _find_line(file: Path, agent_id: str) -> int:
+def _find_definition_line(file: Path, agent_id: str) -> int:
     """Return the line of the call that creates the agent; 0 if its id is not a literal."""
     try:
         source = file.read_bytes()

@@ -25,7 +25,7 @@ from stepengine.engine.agent_family import find_agent_family
 from stepengine.engine.loader import AgentLocation
 from stepengine.errors import DataError, ModelError
 from stepengine.evaluation.checks import Check, load_member
-from stepengine.evaluation.origins import Origin, find_origin
+from stepengine.evaluation.origins import Origin, find_agent_origin
 from stepengine.journal import (
     ExternalCall,
     FileJournal,
@@ -43,7 +43,7 @@ NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 SHOWN = 300
 
 
-def pin_name(text: str) -> str:
+def make_pin_name(text: str) -> str:
     """
     Return the name of a pin in a form for file and function names.
 
@@ -58,7 +58,7 @@ def pin_name(text: str) -> str:
     return made
 
 
-def clean_copy(journal: Journal, target: Path) -> int:
+def copy_without_secrets(journal: Journal, target: Path) -> int:
     """
     Copy *journal* to *target* without what looks like a secret, and return the number of changed records.
 
@@ -82,7 +82,7 @@ def clean_copy(journal: Journal, target: Path) -> int:
     return sum(a != b for a, b in zip(before, after, strict=False)) + abs(len(before) - len(after))
 
 
-def format_test(
+def render_pin_test(
     name: str, agents: Iterable[str], check: str, reason: str, journal: str, *, has_bundled_tools: bool
 ) -> str:
     """
@@ -102,14 +102,14 @@ def format_test(
         reason=shown.replace("\\", "\\\\").replace('"""', "'''"),
         journal=json.dumps(journal),
         check=json.dumps(check, ensure_ascii=False),
-        agents=", ".join(map(_agent_expression, agents)),
+        agents=", ".join(map(_format_load_agent_call, agents)),
         tools=", tools=TOOLS" if has_bundled_tools else "",
         imported=BUNDLED_IMPORT if has_bundled_tools else "",
         bundled=BUNDLED if has_bundled_tools else "",
     )
 
 
-def _agent_expression(agent: str) -> str:
+def _format_load_agent_call(agent: str) -> str:
     place = AgentLocation.from_text(agent)
     if place is None:
         return f"load_agent({json.dumps(agent, ensure_ascii=False)})"
@@ -185,13 +185,13 @@ def pinned(
         return made(call.input) if callable(made) else made
 
     made = engine.fork_sync(journal, tools="recorded", agent=agent, simulate=simulate if results else None)
-    _assert_known(made)
+    _assert_nothing_unrecorded(made)
     failure = asked.find_failure(made.result)
     assert not failure, failure  # noqa: S101 - it is what a test asserts
     return made.result
 
 
-def _assert_known(made: ForkReport) -> None:
+def _assert_nothing_unrecorded(made: ForkReport) -> None:
     """Raise if the run made a call whose result is neither in the record nor in the test."""
     if made.refused is not None:
         called = truncate_text(json.dumps(plain(made.refused.input), ensure_ascii=False), SHOWN)
@@ -272,20 +272,20 @@ def pin(
         return [_format_agent_reference(root.id, agent_file, folders, file), *named]
 
     clean = make_redactor("all", os.environ).value
-    reason = find_failure(engine, opened, asked, root)
+    reason = replay_and_find_failure(engine, opened, asked, root)
     if not reason:
         return "this run does what the check asks for, so there is nothing to pin"
-    called = pin_name(name or Path(opened.name.partition("#")[0]).stem)
+    called = make_pin_name(name or Path(opened.name.partition("#")[0]).stem)
     kept, file = folder / f"{called}.jsonl", folder.parent / f"test_pin_{called}.py"
     if file.exists():
         msg = f"{file} exists already; give the pin another name"
         raise DataError(msg)
-    changed = clean_copy(opened, kept)
+    changed = copy_without_secrets(opened, kept)
     made = [kept]
     try:
-        if not find_failure(engine, FileJournal(kept), asked, root):
+        if not replay_and_find_failure(engine, FileJournal(kept), asked, root):
             return "without its secrets the run does what the check asks for; nothing was written"
-        source = format_test(
+        source = render_pin_test(
             called,
             places(file),
             check,
@@ -325,7 +325,7 @@ def _find_origins(agents: Iterable[AgentDefinition]) -> dict[str, Origin]:
     Raises:
         DataError: for an agent that no file defines.
     """
-    found = {one.id: find_origin(one) for one in agents}
+    found = {one.id: find_agent_origin(one) for one in agents}
     lost = [name for name, origin in found.items() if origin is None]
     if lost:
         msg = f"the agent {lost[0]!r} is in no file of its own, so that no test can load it"
@@ -365,7 +365,7 @@ def _run_test(file: Path, name: str) -> str:
     return ""
 
 
-def find_failure(engine: Engine, journal: Journal, check: Check, agent: AgentDefinition) -> str:
+def replay_and_find_failure(engine: Engine, journal: Journal, check: Check, agent: AgentDefinition) -> str:
     """
     Return why a recorded run fails its check; ``""`` if it passes.
 

@@ -88,11 +88,11 @@ def price(journal: JournalLike, *models: str) -> list[RunPrice]:
     Raises:
         JournalError: when the journal cannot be read.
     """
-    calls, now = recorded_calls(as_journal(journal)), datetime.now(UTC)
+    calls, now = list_recorded_calls(as_journal(journal)), datetime.now(UTC)
     return [price_calls(calls, model, LIST_PRICES, now) for model in models]
 
 
-def recorded_calls(journal: Journal) -> list[RecordedCall]:
+def list_recorded_calls(journal: Journal) -> list[RecordedCall]:
     """
     Return the model calls of a run that were answered.
 
@@ -107,7 +107,7 @@ def recorded_calls(journal: Journal) -> list[RecordedCall]:
         if result is None:
             continue
         request = requests.get(intent)
-        shared = _shareable_part(before.get(address[0]), request)
+        shared = _cacheable_share(before.get(address[0]), request)
         before[address[0]] = request
         reply = getattr(history.outcome(result), "value", None)
         if isinstance(reply, ModelReply):
@@ -115,7 +115,7 @@ def recorded_calls(journal: Journal) -> list[RecordedCall]:
     return calls
 
 
-def _shareable_part(before: ModelRequest | None, request: ModelRequest) -> float:
+def _cacheable_share(before: ModelRequest | None, request: ModelRequest) -> float:
     """Return the share of a prompt that a cache could hold: the common start with the previous request."""
     if before is None or (before.system_prompt, before.tools) != (request.system_prompt, request.tools):
         return 0.0
@@ -134,7 +134,7 @@ def model_family(model: str) -> str:
     return "gpt" if name in OF_OPENAI else name
 
 
-def recorded_cost(calls: Sequence[RecordedCall]) -> Decimal | None:
+def total_recorded_cost(calls: Sequence[RecordedCall]) -> Decimal | None:
     """Return the total cost of calls; ``None`` if the cost of one is unknown."""
     total: Decimal | None = Decimal(0)
     for call in calls:
@@ -158,17 +158,17 @@ def price_calls(
     low, high = Decimal(0), Decimal(0)
     is_priced = bool(known) or not calls
     for call in known:
-        costs = [price(model, usage, now) for usage in _variants(call, model)]
+        costs = [price(model, usage, now) for usage in _possible_usages(call, model)]
         sums = [cost for cost in costs if cost is not None]
         if len(sums) != len(costs):
             is_priced = False
             break
         low, high = low + min(sums), high + max(sums)
     ends: tuple[Decimal | None, Decimal | None] = (low, high) if is_priced else (None, None)
-    return RunPrice(model, *ends, recorded_cost(calls), len(calls) - len(known))
+    return RunPrice(model, *ends, total_recorded_cost(calls), len(calls) - len(known))
 
 
-def _variants(call: RecordedCall, model: str) -> Iterator[Usage]:
+def _possible_usages(call: RecordedCall, model: str) -> Iterator[Usage]:
     """Yield possible usages of a call with another model: other token counts, cache hits, or no reasoning."""
     usage = call.usage or Usage()
     factors = NO_FACTOR if model_family(call.model) == model_family(model) else FACTORS

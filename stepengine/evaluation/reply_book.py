@@ -64,7 +64,7 @@ class ReplyBook:
         self._number = 0
         self._is_alone = False
         self._waiting: list[asyncio.Future[None]] = []
-        self._read(file)
+        self._load_file(file)
         self._cut = sum(self._open.values(), Decimal(0))
         self._open.clear()
         self._file = file.open("ab")
@@ -84,17 +84,17 @@ class ReplyBook:
         """Return the amount paid under a name."""
         return self._paid.get(name, Decimal(0))
 
-    def key(self, request: ModelRequest) -> str:
+    def request_key(self, request: ModelRequest) -> str:
         """Return the key of a request, by which its replies are found again."""
         return self._prints.for_request(request)
 
-    def replies(self, name: str) -> dict[str, deque[ModelReply]]:
+    def replies_by_request_key(self, name: str) -> dict[str, deque[ModelReply]]:
         """Return the replies under a name, by the key of their request, in order."""
         return {key: deque(several) for key, several in self._replies.get(name, {}).items()}
 
-    def keep(self, name: str, key: str, reply: ModelReply) -> None:
+    def record_reused_reply(self, name: str, key: str, reply: ModelReply) -> None:
         """Record under a name a reply that was bought under another name."""
-        self._settle(0, name, key, reply, Decimal(0))
+        self._record_purchase(0, name, key, reply, Decimal(0))
 
     async def call_within_budget(
         self,
@@ -119,7 +119,7 @@ class ReplyBook:
             LimitExceeded: when nothing is left.
             ModelError: as the call does.
         """
-        number = await self._admit(most)
+        number = await self._wait_for_budget(most)
         reply, paid = None, most or Decimal(0)
         try:
             reply = await call()
@@ -128,11 +128,11 @@ class ReplyBook:
             paid = (None if error.usage is None else price(error.usage)) or Decimal(0)
             raise
         finally:
-            self._settle(number, name, key, reply, paid)
+            self._record_purchase(number, name, key, reply, paid)
         return reply
 
-    async def _admit(self, most: Decimal | None) -> int:
-        """Wait until the budget allows another call, and return the call's number."""
+    async def _wait_for_budget(self, most: Decimal | None) -> int:
+        """Wait until the budget allows another call, write its start to the file, and return its number."""
         while True:
             left = self.budget - self.spent - sum(self._open.values())
             if most is not None and most <= left and not self._is_alone:
@@ -148,12 +148,12 @@ class ReplyBook:
             await turn
         self._number += 1
         self._open[self._number] = most or Decimal(0)
-        self._write({"number": self._number, "most": str(most or 0)})
+        self._append_line({"number": self._number, "most": str(most or 0)})
         return self._number
 
-    def _settle(self, number: int, name: str, key: str, reply: ModelReply | None, paid: Decimal) -> None:
+    def _record_purchase(self, number: int, name: str, key: str, reply: ModelReply | None, paid: Decimal) -> None:
         line: dict[str, object] = {"name": name, "key": key, "paid": str(paid)}
-        self._write({"number": number, **line, "reply": None if reply is None else to_json(reply)})
+        self._append_line({"number": number, **line, "reply": None if reply is None else to_json(reply)})
         self._add_purchase(name, key, reply, paid)
         if self._open.pop(number, None) is not None:
             self._is_alone = False
@@ -169,13 +169,13 @@ class ReplyBook:
 
     # --- its file -----------------------------------------------------------------------------------------------------
 
-    def _write(self, line: Mapping[str, object]) -> None:
+    def _append_line(self, line: Mapping[str, object]) -> None:
         text = json.dumps(self._prints.redactor.value(line), ensure_ascii=False, separators=(",", ":"))
         self._file.write(f"{text}\n".encode())
         self._file.flush()
 
-    def _read(self, file: Path) -> None:
-        """Read the file; an incomplete last line of a crash is ignored."""
+    def _load_file(self, file: Path) -> None:
+        """Load the purchases in the file, and cut off an incomplete last line that a crash left."""
         if not file.is_file():
             return
         REPLIES_FILE.check(file)
@@ -188,13 +188,13 @@ class ReplyBook:
             os.truncate(file, len(whole))
         for number, line in enumerate(whole.splitlines(), 1):
             try:
-                self._add_entry(json.loads(line))
+                self._load_line(json.loads(line))
             except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError, DataError) as error:
                 msg = f"{file}, line {number}, is not a line of a book of replies: {error}"
                 raise DataError(msg) from None
 
-    def _add_entry(self, line: Mapping[str, Any]) -> None:
-        """Apply a line of the file to this book: the start or the end of a purchase."""
+    def _load_line(self, line: Mapping[str, Any]) -> None:
+        """Add the start or the end of a purchase from a line of the file."""
         number = int(line["number"])
         self._number = max(self._number, number)
         if "most" in line:
@@ -242,8 +242,8 @@ class CachingProvider(Provider):
         self._models = models
         self._pricing = pricing
         self._is_free = may_be_unpriced
-        self._own = book.replies(name)
-        self._others = [book.replies(other) for other in before]
+        self._own = book.replies_by_request_key(name)
+        self._others = [book.replies_by_request_key(other) for other in before]
 
     def supports_model(self, model: str) -> bool:
         """Return True: every model is served."""
@@ -261,14 +261,14 @@ class CachingProvider(Provider):
             LimitExceeded: when it is not in the book, and the budget is spent or its price is unknown.
             ModelError: as the model does.
         """
-        key = self._book.key(request)
+        key = self._book.request_key(request)
         if known := self._own.get(key):
             self.served += 1
             return known.popleft()
         for other in self._others:
             if known := other.get(key):
                 self.served += 1
-                self._book.keep(self._name, key, known[0])
+                self._book.record_reused_reply(self._name, key, known[0])
                 return known.popleft()
         return await self._call_within_budget(request, key)
 

@@ -56,17 +56,17 @@ def summary_lines(scores: Scores) -> Iterator[str]:
             f"{row.mean.cases:5}  {row.samples:7}  {row.errors:8}"
         )
     for pair in scores.pairs:
-        yield f"{f'{pair.side} - {pair.base}':{width}}  {pair.check:{checks}}  {_describe_difference(pair, _count_tests(scores))}"
+        yield f"{f'{pair.side} - {pair.base}':{width}}  {pair.check:{checks}}  {_describe_difference(pair, _count_p_values(scores))}"
     for each in scores.ratios:
         if each.ratio.ratio is not None:
             interval = _format_interval(each.ratio)
             ends = f" ({interval})" if interval else ""
             left = f", {each.ratio.left_out} left out" if each.ratio.left_out else ""
             yield f"{each.of}: {each.side} needs {each.ratio.ratio:.2f} times as much as {each.base}{ends}; {format_count(each.ratio.pairs, 'case')}{left}"
-    yield from _notes(scores)
+    yield from _note_lines(scores)
 
 
-def _notes(scores: Scores) -> Iterator[str]:
+def _note_lines(scores: Scores) -> Iterator[str]:
     most = max([row.mean.cases for row in scores.rows], default=0)
     if most < FEWEST_CASES:
         yield f"too few cases for intervals: {most}, and they take {FEWEST_CASES}"
@@ -81,7 +81,7 @@ def _notes(scores: Scores) -> Iterator[str]:
     yield f"spent ${scores.outcome.spent}"
 
 
-def failed_lines(scores: Scores, folder: Path, agent: Callable[[Sample], str] = lambda _: "") -> Iterator[str]:
+def failed_sample_lines(scores: Scores, folder: Path, agent: Callable[[Sample], str] = lambda _: "") -> Iterator[str]:
     """Yield the first failed samples with their journals; *agent* returns the options by which a debugger finds the agent."""
     failed = [s for s in scores.outcome.samples if s.status == "error" or s.passed is not True]
     failed = [s for s in failed if s.status == "error" or any(x.passed is not True for x in s.scores.values())]
@@ -93,7 +93,7 @@ def failed_lines(scores: Scores, folder: Path, agent: Callable[[Sample], str] = 
         yield f"and {len(failed) - SHOWN} more"
 
 
-def _count_tests(scores: Scores) -> int:
+def _count_p_values(scores: Scores) -> int:
     return sum(pair.difference.p is not None for pair in scores.pairs)
 
 
@@ -118,7 +118,7 @@ def _format_interval(made: Estimate | Ratio) -> str:
 # --- as a page --------------------------------------------------------------------------------------------------------
 
 
-def _escape(clean: Callable[[str], str], text: object) -> str:
+def _clean_and_escape(clean: Callable[[str], str], text: object) -> str:
     return html.escape(clean(str(text)))
 
 
@@ -134,7 +134,7 @@ def render_report(
         clean: Takes out of a text what must not be shown.
         pages: Files of pages by the journals whose runs they show, both from the folder of the results on.
     """
-    put = partial(_escape, clean)
+    put = partial(_clean_and_escape, clean)
     outcome = scores.outcome
     parts = [
         *_render_summary(scores, gates, put),
@@ -150,7 +150,7 @@ def render_report(
 def _render_summary(scores: Scores, gates: Sequence[str], put: Callable[[object], str]) -> Iterator[str]:
     told = [line for line in summary_lines(scores) if not line.startswith("side ")]
     yield f"<p>{put(told[0])}</p>"
-    yield from [f"<p>{put(line)}</p>" for line in [*_notes(scores), *gates]]
+    yield from [f"<p>{put(line)}</p>" for line in [*_note_lines(scores), *gates]]
 
 
 def _render_page(title: str, parts: Sequence[str], put: Callable[[object], str]) -> str:
@@ -174,7 +174,7 @@ def render_improvement(made: Improvement, clean: Callable[[str], str]) -> str:
         made: The result.
         clean: Takes out of a text what must not be shown.
     """
-    put = partial(_escape, clean)
+    put = partial(_clean_and_escape, clean)
     found, scores = made.found, made.scores
     changed = [(name, made.parts[name], value) for name, value in found["changes"].items()]
     versions = [
@@ -209,7 +209,9 @@ def _make_tables(scores: Scores) -> Iterator[Table]:
         ],
     )
     if scores.pairs:
-        rows = [(f"{p.side} - {p.base}", p.check, _describe_difference(p, _count_tests(scores))) for p in scores.pairs]
+        rows = [
+            (f"{p.side} - {p.base}", p.check, _describe_difference(p, _count_p_values(scores))) for p in scores.pairs
+        ]
         yield "Differences, case by case", ("sides", "check", "difference"), rows
     ratios = [
         (f"{r.side} / {r.base}", r.of, f"{r.ratio.ratio:.2f}", _format_interval(r.ratio), r.ratio.pairs)

@@ -17,7 +17,7 @@ RESULTS_FILE = FileFormat(
 MAX_RESULTS = 64 * 1024 * 1024
 
 
-def check_result_folder(folder: Path) -> None:
+def refuse_foreign_result_folder(folder: Path) -> None:
     """
     Raise if results in *folder* would replace files of another program; they are left unchanged.
 
@@ -34,7 +34,7 @@ def check_result_folder(folder: Path) -> None:
             raise DataError(msg)
 
 
-def read_plan(folder: Path) -> dict[str, int]:
+def read_seed_and_sample_count(folder: Path) -> dict[str, int]:
     """Return the number of samples and the seed in the results of an earlier evaluation, if they can be read."""
     try:
         with (folder / RESULTS).open(encoding="utf-8") as file:

@@ -53,7 +53,7 @@ Confirm: TypeAlias = Callable[[CostEstimate], "Awaitable[SharedBudget | None] | 
 """Approves the cost before models are called, or raises. If it returns a ``SharedBudget``, that pays."""
 
 
-async def confirm_cost(
+async def confirm_estimate(
     confirm: Confirm | None, estimate: Callable[[], CostEstimate], budget: SharedBudget | None
 ) -> SharedBudget:
     """Return the budget that pays, after *confirm* has approved the estimate; it is not called if no model will be."""
@@ -66,7 +66,7 @@ async def confirm_cost(
     return budget if approved is None else approved
 
 
-async def sample(
+async def fork_sample(
     engine: Engine,
     journal: Journal,
     *,
@@ -133,7 +133,7 @@ class Course:
     output: Any
 
 
-def course_from(history: History, at: str) -> Course:
+def summarize_run_from(history: History, at: str) -> Course:
     """Return the course of a run from the effect *at* on, including the runs that it started."""
     address = parse_address(at)
     cut = JournalCut(history.tree)
@@ -142,7 +142,7 @@ def course_from(history: History, at: str) -> Course:
     usage, cost, decision = Usage(), Decimal(0), None
     known: Decimal | None = cost
     models = [i for i in after if i.type == "model_call"]
-    replies = [(intent, reply) for intent in models if (reply := _reply_to(history, intent)) is not None]
+    replies = [(intent, reply) for intent in models if (reply := _find_reply_to(history, intent)) is not None]
     for intent, reply in replies:
         usage, known = usage + (reply.usage or Usage()), add_cost(known, reply.cost)
         if decision is None and intent.path == address[0]:
@@ -204,13 +204,13 @@ def sort_in_program_order(history: History) -> list[tuple[Address, Intent]]:
     return sorted(history.intents.items(), key=lambda item: place(item[0]))
 
 
-def _reply_to(history: History, intent: Intent) -> ModelReply | None:
+def _find_reply_to(history: History, intent: Intent) -> ModelReply | None:
     known = history.results.get((intent.path, intent.seq))
     value = None if known is None else getattr(history.outcome(known), "value", None)
     return value if isinstance(value, ModelReply) else None
 
 
-def model_calls(history: History) -> list[str]:
+def answered_call_addresses(history: History) -> list[str]:
     """Return the addresses of the model calls that have a reply, in program order."""
     return [
         format_address(*address)

@@ -124,9 +124,9 @@ class Scores:
     unmeasured: Mapping[str, int]
     broken: Mapping[str, str]
 
-    def units(self, side: str, check: str) -> dict[str, float]:
+    def means_by_unit(self, side: str, check: str) -> dict[str, float]:
         """Return the mean of each case or group of a side in a check or measure."""
-        return mean_by_case(_by_unit(self.outcome, side, check))
+        return mean_by_case(_values_by_unit(self.outcome, side, check))
 
     def to_json(self) -> dict[str, Any]:
         """Return the scores as in ``results.json``, without times except the seconds of samples."""
@@ -209,12 +209,12 @@ def score_outcome(outcome: Outcome) -> Scores:
         tuple(rows),
         tuple([attrs.evolve(pair, p_adjusted=p) for pair, p in zip(pairs, adjusted, strict=True)]),
         tuple(ratios),
-        {side: errors for side in sides if (errors := _too_many_errors(outcome, side))},
+        {side: errors for side in sides if (errors := _count_excessive_errors(outcome, side))},
         broken,
     )
 
 
-def _too_many_errors(outcome: Outcome, side: str) -> int:
+def _count_excessive_errors(outcome: Outcome, side: str) -> int:
     own = [sample for sample in outcome.samples if sample.side == side]
     errors = sum(sample.status == "error" for sample in own)
     return errors if errors > TOO_MANY_ERRORS * len(own) else 0
@@ -228,7 +228,7 @@ def _make_value_reader(check: str) -> Callable[[Sample], float | None]:
     return lambda sample: sample.scores[check].score if check in sample.scores else None
 
 
-def _by_unit(outcome: Outcome, side: str, check: str) -> dict[str, list[float]]:
+def _values_by_unit(outcome: Outcome, side: str, check: str) -> dict[str, list[float]]:
     """Return the values of a side in a check or measure, by case or group."""
     read = _make_value_reader(check)
     units = {case.id: case.group or case.id for case in outcome.evaluation.cases}
@@ -241,7 +241,7 @@ def _by_unit(outcome: Outcome, side: str, check: str) -> dict[str, list[float]]:
 
 
 def _make_row(outcome: Outcome, side: str, check: str, *, is_judge: bool) -> Row:
-    values = _by_unit(outcome, side, check)
+    values = _values_by_unit(outcome, side, check)
     own = [s for s in outcome.samples if s.side == side and (check == PASS or check in s.scores)]
     number = sum(map(len, values.values()))
     once = all(len(each) == 1 and each[0] in (0, 1) for each in values.values())
@@ -251,7 +251,7 @@ def _make_row(outcome: Outcome, side: str, check: str, *, is_judge: bool) -> Row
 
 
 def _make_pair(outcome: Outcome, base: str, side: str, check: str) -> Pair:
-    below, above = [mean_by_case(_by_unit(outcome, name, check)) for name in (base, side)]
+    below, above = [mean_by_case(_values_by_unit(outcome, name, check)) for name in (base, side)]
     differences = [above[unit] - below[unit] for unit in below if unit in above]
     better, worse = sum(d > EVEN for d in differences), sum(d < -EVEN for d in differences)
     made = estimate_difference(below, above)
@@ -261,7 +261,7 @@ def _make_pair(outcome: Outcome, base: str, side: str, check: str) -> Pair:
 
 
 def _estimate_ratio(outcome: Outcome, base: str, side: str, of: str) -> Ratio:
-    below, above = [mean_by_case(_by_unit(outcome, name, of)) for name in (base, side)]
+    below, above = [mean_by_case(_values_by_unit(outcome, name, of)) for name in (base, side)]
     return estimate_geometric_mean_ratio([(below.get(unit), above.get(unit)) for unit in {**below, **above}])
 
 
@@ -305,23 +305,25 @@ class GateOfScores:
         words = SIGN.sub(r" \1 ", text[:MAX_GATE]).split() if len(text) <= MAX_GATE else []
         signs = [i for i, word in enumerate(words) if word.lstrip("~") in COMPARE]
         if len(signs) != 1:
-            raise _gate_error(text)
+            raise _make_gate_error(text)
         before, sign, after = words[: signs[0]], words[signs[0]], words[signs[0] + 1 :]
         made = partial(cls, text, sign=sign.lstrip("~"), by_mean=sign.startswith("~"))
         match before, after:
             case [left], [bound] if _parse_number(bound) is not None:
-                return made(left=_check_name(left, text), bound=_parse_number(bound) or 0.0)
+                return made(left=_require_name(left, text), bound=_parse_number(bound) or 0.0)
             case [left, "-", right], [bound] if _parse_number(bound) is not None:
                 return made(
-                    left=_check_side(left, text), right=_check_side(right, text), bound=_parse_number(bound) or 0.0
+                    left=_require_side(left, text), right=_require_side(right, text), bound=_parse_number(bound) or 0.0
                 )
             case [left], [right]:
-                return made(left=_check_side(left, text), right=_check_side(right, text), bound=1.0, is_ratio=True)
+                return made(left=_require_side(left, text), right=_require_side(right, text), bound=1.0, is_ratio=True)
             case [left], [first, "*", second] if (_parse_number(first) is None) != (_parse_number(second) is None):
                 factor, right = (first, second) if _parse_number(second) is None else (second, first)
                 times = _parse_number(factor) or 0.0
-                return made(left=_check_side(left, text), right=_check_side(right, text), bound=times, is_ratio=True)
-        raise _gate_error(text)
+                return made(
+                    left=_require_side(left, text), right=_require_side(right, text), bound=times, is_ratio=True
+                )
+        raise _make_gate_error(text)
 
     def get_side_checks(self, evaluation: Evaluation) -> list[tuple[str, str]]:
         """
@@ -334,14 +336,14 @@ class GateOfScores:
             sides = [*evaluation.agents]
             if self.left in _measured_names(evaluation):
                 return [(side, self.left) for side in sides[1:] or sides]
-            return [_split_name(self.left, evaluation)]
-        (side, check), (base, other) = [_split_name(name, evaluation) for name in (self.left, self.right)]
+            return [_split_side_and_check(self.left, evaluation)]
+        (side, check), (base, other) = [_split_side_and_check(name, evaluation) for name in (self.left, self.right)]
         if check != other:
             msg = f"the gate {self.text!r} compares {check!r} with {other!r}; it compares two sides in one"
             raise DataError(msg)
         return [(side, check), (base, check)]
 
-    def problem(self, scores: Scores) -> str:
+    def find_problem(self, scores: Scores) -> str:
         """Return why the gate does not hold or is undecided; ``""`` if it holds."""
         named = self.get_side_checks(scores.outcome.evaluation)
         outcome = scores.outcome
@@ -353,19 +355,21 @@ class GateOfScores:
             if side in scores.unmeasured:
                 return f"not measured: {scores.unmeasured[side]} samples of {side} have an error of the provider, or of a server of tools"
         if not self.right:
-            return next((said for each in named if (said := self._value_problem(*each, scores))), "")
+            return next((said for each in named if (said := self._find_value_problem(*each, scores))), "")
         (side, check), (base, _) = named
-        above, below = scores.units(side, check), scores.units(base, check)
+        above, below = scores.means_by_unit(side, check), scores.means_by_unit(base, check)
         if check in MEASURES and self.is_ratio:
             made = _estimate_ratio(outcome, base, side, check)
             mean = math.nan if made.ratio is None else made.ratio
-            return self._mean_problem(mean, made.low, made.high, self.bound, made.pairs)
+            return self._find_mean_problem(mean, made.low, made.high, self.bound, made.pairs)
         factor, threshold = (self.bound, 0.0) if self.is_ratio else (1.0, self.bound)
         spread = max(map(abs, (*above.values(), *below.values())), default=1.0) if check in MEASURES else 1.0
         found = estimate_difference({unit: factor * value for unit, value in below.items()}, above, spread=spread)
-        return self._mean_problem(found.mean, found.low, found.high, threshold, found.cases)
+        return self._find_mean_problem(found.mean, found.low, found.high, threshold, found.cases)
 
-    def _mean_problem(self, mean: float, low: float | None, high: float | None, threshold: float, cases: int) -> str:
+    def _find_mean_problem(
+        self, mean: float, low: float | None, high: float | None, threshold: float, cases: int
+    ) -> str:
         value = mean if self.by_mean else low if self.sign.startswith(">") else high
         if value is None:
             return f"{cases} cases are too few for an interval, which takes {FEWEST_CASES}; ~{self.sign} compares means"
@@ -376,8 +380,8 @@ class GateOfScores:
         which = "the mean" if self.by_mean else "the lower end" if self.sign.startswith(">") else "the upper end"
         return f"{which} is {value:.4g}, not {self.sign} {threshold:g}"
 
-    def _value_problem(self, side: str, check: str, scores: Scores) -> str:
-        values = [*scores.units(side, check).values()]
+    def _find_value_problem(self, side: str, check: str, scores: Scores) -> str:
+        values = [*scores.means_by_unit(side, check).values()]
         if not values:
             return f"there is no value of {side}.{check}"
         mean = fmean(values)
@@ -398,7 +402,7 @@ def parse_gates(evaluation: Evaluation, more: Iterable[str]) -> list[GateOfScore
     return gates
 
 
-def _gate_error(text: str) -> DataError:
+def _make_gate_error(text: str) -> DataError:
     return DataError(f"{text[:MAX_GATE]!r} is not a gate; one is like {FORMS}, and ~ before the sign compares means")
 
 
@@ -410,14 +414,14 @@ def _parse_number(word: str) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _check_name(word: str, text: str) -> str:
+def _require_name(word: str, text: str) -> str:
     if not re.fullmatch(r"[A-Za-z][A-Za-z0-9._-]{0,200}", word):
-        raise _gate_error(text)
+        raise _make_gate_error(text)
     return word
 
 
-def _check_side(word: str, text: str) -> str:
-    if "." not in _check_name(word, text):
+def _require_side(word: str, text: str) -> str:
+    if "." not in _require_name(word, text):
         msg = f"{text!r} is not a gate: {word!r} names no side; write SIDE.{word}"
         raise DataError(msg)
     return word
@@ -429,7 +433,7 @@ def _measured_names(evaluation: Evaluation) -> list[str]:
     return [PASS, *MEASURES, *dict.fromkeys([name for checks in every for name in checks])]
 
 
-def _split_name(name: str, evaluation: Evaluation) -> tuple[str, str]:
+def _split_side_and_check(name: str, evaluation: Evaluation) -> tuple[str, str]:
     """
     Split a name of a gate into side and check. Both may contain dots, and ``base`` means the first side.
 

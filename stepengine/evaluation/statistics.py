@@ -210,30 +210,30 @@ def t_quantile(probability: float, freedom: int) -> float:
 
 def _t_cumulative(t: float, freedom: int) -> float:
     """Return the probability that Student's t is below *t*, which must not be negative."""
-    return 1 - _beta(freedom / (freedom + t * t), freedom / 2, 0.5) / 2
+    return 1 - _incomplete_beta(freedom / (freedom + t * t), freedom / 2, 0.5) / 2
 
 
-def _beta(x: float, a: float, b: float) -> float:
+def _incomplete_beta(x: float, a: float, b: float) -> float:
     """Return the regularized incomplete beta function, computed by its continued fraction."""
     if x <= 0 or x >= 1:
         return min(1.0, max(0.0, x))
     if x > (a + 1) / (a + b + 2):
-        return 1 - _beta(1 - x, b, a)
+        return 1 - _incomplete_beta(1 - x, b, a)
     scale = math.lgamma(a + b) - math.lgamma(a) - math.lgamma(b) + a * math.log(x) + b * math.log1p(-x)
     # Lentz's method; no denominator may become zero.
-    c, d = 1.0, 1 / _away_from_zero(1 - (a + b) * x / (a + 1))
+    c, d = 1.0, 1 / _avoid_zero(1 - (a + b) * x / (a + 1))
     value = d
     for m in range(1, MAX_TERMS):
         even = m * (b - m) * x / ((a + 2 * m - 1) * (a + 2 * m))
         odd = -(a + m) * (a + b + m) * x / ((a + 2 * m) * (a + 2 * m + 1))
         for term in (even, odd):
-            d = 1 / _away_from_zero(1 + term * d)
-            c = _away_from_zero(1 + term / c)
+            d = 1 / _avoid_zero(1 + term * d)
+            c = _avoid_zero(1 + term / c)
             value *= c * d
         if abs(c * d - 1) < 1e-15:  # noqa: PLR2004 - as far as floats go
             break
     return math.exp(scale) * value / a
 
 
-def _away_from_zero(value: float) -> float:
+def _avoid_zero(value: float) -> float:
     return value if abs(value) > TINY else TINY

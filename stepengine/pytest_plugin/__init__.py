@@ -29,22 +29,22 @@ from stepengine.pytest_plugin.messages import (
     RecordingReport,
     add_advice_note,
     add_evaluation_reports,
-    add_to_report,
-    hidden_errors_section,
+    add_recordings_to_report,
+    format_hidden_errors,
     print_recordings_summary,
     trim_traceback,
     was_raised_by_test,
 )
 from stepengine.pytest_plugin.orphans import OrphanFinder
-from stepengine.pytest_plugin.places import ROOT, find_extra_cassette, recording_file
+from stepengine.pytest_plugin.places import ROOT, get_extra_cassette, recording_file
 from stepengine.pytest_plugin.settings import (
     MODES,
-    check_modes,
-    choose_mode,
+    choose_record_mode,
     is_live,
     make_redaction_rules,
-    node_id,
+    node_id_without_group,
     read_mark_arguments,
+    refuse_unusable_modes,
     requests_cassette,
     rerun_command,
     uses_plugin,
@@ -117,7 +117,7 @@ def pytest_configure(config: pytest.Config) -> None:
         "stepengine(record=, ignore=, ignore_headers=, allow_unused=, extra=, chunks=, redact=, live=, patch=, "
         "record_errors=): how the fixtures `cassette`, `journal` and `stepengine_engine` behave",
     )
-    check_modes(config)
+    refuse_unusable_modes(config)
     config.stash[ORPHANS] = OrphanFinder(config)
 
 
@@ -138,12 +138,12 @@ def stepengine_cassette(request: pytest.FixtureRequest) -> CassetteFixture:
     passed = ("ignore", "ignore_headers", "allow_unused", "chunks", "record_errors")
     cassette = CassetteFixture(
         recording_file(item, "cassette"),
-        "rewrite" if is_live(item) else choose_mode(item),
+        "rewrite" if is_live(item) else choose_record_mode(item),
         command=rerun_command(item),
         keeps=not is_live(item),
         requested=requests_cassette(item),
         redactor=make_redactor(rules.pop("redact") or "all", os.environ, **rules),
-        extra=[find_extra_cassette(item, name) for name in given.get("extra", ())],
+        extra=[get_extra_cassette(item, name) for name in given.get("extra", ())],
         **{name: given[name] for name in passed if name in given},
     )
     grouped = getattr(item.config.option, "loadgroup", False) and item.get_closest_marker("xdist_group")
@@ -164,7 +164,7 @@ def stepengine_journal(request: pytest.FixtureRequest) -> JournalFixture:
     item = request.node
     journal = JournalFixture(
         recording_file(item, "journal"),
-        "rewrite" if is_live(item) else choose_mode(item),
+        "rewrite" if is_live(item) else choose_record_mode(item),
         command=rerun_command(item),
         allow_unused=bool(read_mark_arguments(item).get("allow_unused")),
         keeps=not is_live(item),
@@ -212,7 +212,7 @@ def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, Any, Any]:
     mine = uses_plugin(item)
     if mine:
         try:
-            replays = choose_mode(item) == "none" and not is_live(item)
+            replays = choose_record_mode(item) == "none" and not is_live(item)
         except pytest.UsageError:  # it is told where the test runs
             replays = False
     from stepengine.workspace.network import block_test_network
@@ -268,7 +268,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, Any]:
         _add_failure_notes(item, recordings, error)
         raise
     finally:
-        told.lines += [f"{node_id(item)}: {account}" for r in recordings for account in r.list_accounts()]
+        told.lines += [f"{node_id_without_group(item)}: {account}" for r in recordings for account in r.list_accounts()]
     return result
 
 
@@ -322,7 +322,7 @@ def _add_failure_notes(item: pytest.Item, recordings: Sequence[Any], error: Base
     full = item.config.getoption("--stepengine-diff") == "full"
     shown = misses if full else hidden
     if shown:
-        item.add_report_section("call", "stepengine", hidden_errors_section(item, shown))
+        item.add_report_section("call", "stepengine", format_hidden_errors(item, shown))
 
 
 @pytest.hookimpl(wrapper=True)
@@ -333,7 +333,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
         add_evaluation_reports(report, call.excinfo.traceback[-1].frame.f_locals.values())
     told = item.stash.get(TOLD, None)
     if call.when == "call" and told is not None:
-        add_to_report(report, told)
+        add_recordings_to_report(report, told)
     return report
 
 
@@ -349,7 +349,7 @@ def pytest_deselected(items: Sequence[pytest.Item]) -> None:
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Record which recordings the collected tests own."""
-    session.config.stash[ORPHANS].collect(session)
+    session.config.stash[ORPHANS].record_owned_files(session)
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -368,7 +368,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_testnodedown(node: Any, error: Any) -> None:
     """Merge the collected tests of a pytest-xdist worker."""
     state = None if error else getattr(node, "workeroutput", {}).get(WORKER)
-    node.config.stash[ORPHANS].add(state)
+    node.config.stash[ORPHANS].merge_worker_state(state)
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -377,14 +377,14 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     config = session.config
     orphans = config.stash[ORPHANS]
     if hasattr(config, "workeroutput"):
-        config.workeroutput[WORKER] = orphans.state()
+        config.workeroutput[WORKER] = orphans.to_dict()
         return
     found = [] if config.option.collectonly else orphans.find_orphans()
     config.stash[FOUND] = found
-    if orphans.wanted == "delete":
+    if orphans.wanted_action == "delete":
         for path in found:
             path.unlink()
-    elif found and orphans.wanted == "fail" and session.exitstatus == pytest.ExitCode.OK:
+    elif found and orphans.wanted_action == "fail" and session.exitstatus == pytest.ExitCode.OK:
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
 
@@ -394,4 +394,4 @@ def pytest_terminal_summary(terminalreporter: object, config: pytest.Config) -> 
         path.relative_to(config.rootpath) if path.is_relative_to(config.rootpath) else path
         for path in config.stash.get(FOUND, [])
     ]
-    print_recordings_summary(terminalreporter, found, config.stash[ORPHANS].wanted)
+    print_recordings_summary(terminalreporter, found, config.stash[ORPHANS].wanted_action)

@@ -75,7 +75,7 @@ def _describe_environment_problem(error: BaseException) -> str:
             return ""
         return (
             "the fixture `stepengine_cassette` keeps the base URLs of the environment: they have to be those with which the cassette "
-            f"was recorded\n  set now: {_list_base_urls() or 'none'}"
+            f"was recorded\n  set now: {_format_base_urls() or 'none'}"
         )
     said = "\n".join(f"{type(one).__name__} {one}" for one in _iter_causes(error))
     names = sorted(name for name in list_key_variables() if name in said)
@@ -88,7 +88,7 @@ def _describe_environment_problem(error: BaseException) -> str:
     )
 
 
-def _list_base_urls() -> str:
+def _format_base_urls() -> str:
     found = [
         f"{n}={v}"
         for n, v in sorted(os.environ.items())
@@ -136,7 +136,7 @@ def _find_author_frame(item: pytest.Item, error: BaseException) -> TracebackType
     return last
 
 
-def hidden_errors_section(item: pytest.Item, errors: Iterable[BaseException]) -> str:
+def format_hidden_errors(item: pytest.Item, errors: Iterable[BaseException]) -> str:
     """Return the report section on hidden misses and divergences; with ``full``, all differences."""
     full = item.config.getoption("--stepengine-diff") == "full"
     return "\n\n".join([f"{type(e).__name__}: {e}{_format_all_differences(e) if full else ''}" for e in errors])
@@ -152,7 +152,7 @@ def _format_all_differences(error: BaseException) -> str:
     return Cleaner().clean_text("".join(lines))
 
 
-def add_to_report(report: pytest.TestReport, told: RecordingReport) -> None:
+def add_recordings_to_report(report: pytest.TestReport, told: RecordingReport) -> None:
     """Add the first hidden error and the lines about recordings to the report of a test."""
     setattr(report, ATTRIBUTE, {"lines": told.lines, "written": told.written})
     crash = getattr(report.longrepr, "reprcrash", None)
@@ -162,7 +162,7 @@ def add_to_report(report: pytest.TestReport, told: RecordingReport) -> None:
         crash.message = f"{type(first).__name__}: {summary} (swallowed; then {crash.message})"
 
 
-def print_recordings_summary(terminal: Any, orphans: list[Any], done: str) -> None:
+def print_recordings_summary(terminal: Any, orphans: list[Any], orphan_action: str) -> None:
     """Print new recordings, files that no test owns, and with ``-v`` how each test used its recordings."""
     reports = [r for group in terminal.stats.values() for r in group if hasattr(r, ATTRIBUTE)]
     told = [getattr(r, ATTRIBUTE) for r in reports]
@@ -175,9 +175,9 @@ def print_recordings_summary(terminal: Any, orphans: list[Any], done: str) -> No
         terminal.line(line)
     if orphans:
         count, one = len(orphans), len(orphans) == 1
-        gone = f" {'was' if one else 'were'} deleted" if done == "delete" else ""
+        gone = f" {'was' if one else 'were'} deleted" if orphan_action == "delete" else ""
         terminal.line(f"{count} recording{'' if one else 's'} that no test owns{gone}:")
         for path in orphans:
             terminal.line(f"  {path}")
-        if done != "delete":
+        if orphan_action != "delete":
             terminal.line(f"to delete {'it' if one else 'them'}: run the same tests with --stepengine-orphans=delete")

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from stepengine.pytest_plugin.places import SUFFIXES, find_extra_cassette, recording_file, recordings_folder
+from stepengine.pytest_plugin.places import SUFFIXES, get_extra_cassette, recording_file, recordings_folder
 from stepengine.pytest_plugin.settings import FIXTURES, read_mark_arguments
 
 FOREIGN = ("recording", "vcr", "pytest_recording")
@@ -41,11 +41,11 @@ class OrphanFinder:
         self._foreign: set[str] = set()
 
     @property
-    def wanted(self) -> str:
+    def wanted_action(self) -> str:
         """The action: ``report``, ``fail``, ``delete`` or ``off``."""
         return str(self._config.getoption("--stepengine-orphans"))
 
-    def collect(self, session: pytest.Session) -> None:
+    def record_owned_files(self, session: pytest.Session) -> None:
         """Record which files the collected tests own."""
         self.whole = self.whole and not session.testsfailed
         for item in session.items:
@@ -55,7 +55,7 @@ class OrphanFinder:
                 self._modules.add(str(item.path))
                 self.owned |= {str(path.with_suffix("")) for path in _recording_files(item)}
 
-    def state(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, Any]:
         """Return everything as JSON, for the controller of pytest-xdist."""
         return {
             "whole": self.whole,
@@ -64,7 +64,7 @@ class OrphanFinder:
             "foreign": sorted(self._foreign),
         }
 
-    def add(self, state: dict[str, Any] | None) -> None:
+    def merge_worker_state(self, state: dict[str, Any] | None) -> None:
         """Merge the state of a worker. A crashed worker has none, and disables the report."""
         if state is None:
             self.whole = False
@@ -76,7 +76,7 @@ class OrphanFinder:
 
     def find_orphans(self) -> list[Path]:
         """Return the files that no test owns; nothing if the run cannot determine them."""
-        if not self.whole or not self._modules or self.wanted == "off":
+        if not self.whole or not self._modules or self.wanted_action == "off":
             return []
         files = {
             path
@@ -127,6 +127,6 @@ def _has_format(path: Path, kind: str) -> bool:
 def _recording_files(item: pytest.Item) -> Iterable[Path]:
     own = [recording_file(item, kind) for kind in SUFFIXES]
     try:
-        return [*own, *(find_extra_cassette(item, name) for name in read_mark_arguments(item).get("extra", ()))]
+        return [*own, *(get_extra_cassette(item, name) for name in read_mark_arguments(item).get("extra", ()))]
     except pytest.UsageError:  # it is told where the test runs
         return own

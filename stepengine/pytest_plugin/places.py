@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from stepengine.pytest_plugin.settings import node_id
+from stepengine.pytest_plugin.settings import node_id_without_group
 
 ROOT = "{rootdir}"
 SUFFIXES = {"journal": ".jsonl", "cassette": ".yaml"}
@@ -40,12 +40,12 @@ def recording_file(item: pytest.Item, kind: str) -> Path:
     owner = getattr(item, "cls", None)
     name = f"{owner.__name__}.{item.name}" if owner is not None else item.name
     fit = UNFIT.sub("-", name)
-    if fit != name or len(fit) > LONGEST or _has_case_twin(item):
-        fit = f"{fit[:LONGEST]}~{hashlib.sha256(node_id(item).encode()).hexdigest()[:6]}"
+    if fit != name or len(fit) > LONGEST or _has_name_differing_in_case(item):
+        fit = f"{fit[:LONGEST]}~{hashlib.sha256(node_id_without_group(item).encode()).hexdigest()[:6]}"
     return module_recordings_folder(item, kind) / f"{fit}{SUFFIXES[kind]}"
 
 
-def _has_case_twin(item: pytest.Item) -> bool:
+def _has_name_differing_in_case(item: pytest.Item) -> bool:
     """Return whether another test's name may be this one's but for case: in its class or module, or in its parameters."""
     _, _, parameters = item.name.partition("[")
     if parameters != parameters.lower():
@@ -59,7 +59,7 @@ def _has_case_twin(item: pytest.Item) -> bool:
     return False
 
 
-def find_extra_cassette(item: pytest.Item, name: str) -> Path:
+def get_extra_cassette(item: pytest.Item, name: str) -> Path:
     """
     Return the path of an extra cassette: next to the test's own, else in the folder above.
 
@@ -70,5 +70,5 @@ def find_extra_cassette(item: pytest.Item, name: str) -> Path:
     for path in (folder / name, folder.parent / name):
         if path.is_file():
             return path
-    msg = f"{node_id(item)}: there is no cassette {name!r} in {folder} or {folder.parent}, which the mark's extra names"
+    msg = f"{node_id_without_group(item)}: there is no cassette {name!r} in {folder} or {folder.parent}, which the mark's extra names"
     raise pytest.UsageError(msg)

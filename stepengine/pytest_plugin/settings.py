@@ -32,7 +32,7 @@ def requests_cassette(item: pytest.Item) -> bool:
     return own and FIXTURES.isdisjoint(getattr(item, "fixturenames", ()))
 
 
-def command_line_mode(config: pytest.Config) -> str | None:
+def command_line_record_mode(config: pytest.Config) -> str | None:
     """Return the mode of the command line, if one is given."""
     mode: str | None = config.getoption("--stepengine-record")
     return mode
@@ -43,23 +43,23 @@ def may_record(config: pytest.Config) -> bool:
     return not os.environ.get("CI") or bool(config.getoption("--stepengine-allow-live"))
 
 
-def check_modes(config: pytest.Config) -> None:
+def refuse_unusable_modes(config: pytest.Config) -> None:
     """
     Raise an error for unknown modes, and for a mode that would spend money by accident.
 
     Raises:
         pytest.UsageError: when one of them is asked for.
     """
-    given = command_line_mode(config)
+    given = command_line_record_mode(config)
     for mode in (given, config.getini("stepengine_record")):
         if mode:
-            _check_mode(mode)
+            _refuse_unknown_mode(mode)
     if given not in (None, "none") and not may_record(config):
         msg = f"the mode {given!r} would record in CI; give --stepengine-allow-live as well if that is meant"
         raise pytest.UsageError(msg)
 
 
-def _check_mode(mode: object) -> None:
+def _refuse_unknown_mode(mode: object) -> None:
     if mode not in MODES:
         msg = f"{mode!r} is not a mode of recording; there are {', '.join(MODES)}"
         raise pytest.UsageError(msg)
@@ -80,7 +80,7 @@ def read_mark_arguments(item: pytest.Item) -> dict[str, Any]:
             raise pytest.UsageError(msg)
         given = {**mark.kwargs, **given}
     if given.get("record") is not None:
-        _check_mode(given["record"])
+        _refuse_unknown_mode(given["record"])
     for name in ("ignore", "ignore_headers", "extra", "redact"):
         if isinstance(given.get(name, ()), str) or not hasattr(given.get(name, ()), "__iter__"):
             msg = f"the mark stepengine takes {name} as a list, not {given[name]!r}"
@@ -97,7 +97,7 @@ def is_live(item: pytest.Item) -> bool:
     return bool(read_mark_arguments(item).get("live"))
 
 
-def choose_mode(item: pytest.Item) -> Any:
+def choose_record_mode(item: pytest.Item) -> Any:
     """
     Return the mode of a test: the command line beats the mark, but a test that is marked ``none`` stays so.
 
@@ -106,7 +106,7 @@ def choose_mode(item: pytest.Item) -> Any:
     wanted = read_mark_arguments(item).get("record")
     if wanted == "none" or not may_record(item.config):
         return "none"
-    return command_line_mode(item.config) or wanted or item.config.getini("stepengine_record") or "none"
+    return command_line_record_mode(item.config) or wanted or item.config.getini("stepengine_record") or "none"
 
 
 def make_redaction_rules(item: pytest.Item) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def make_redaction_rules(item: pytest.Item) -> dict[str, Any]:
     }
 
 
-def node_id(item: pytest.Item) -> str:
+def node_id_without_group(item: pytest.Item) -> str:
     """Return the id of a test as it is without pytest-xdist, which appends the names of groups (``--dist=loadgroup``)."""
     group = "_".join(
         sorted(
@@ -138,7 +138,7 @@ def node_id(item: pytest.Item) -> str:
 
 def rerun_command(item: pytest.Item) -> str:
     """Return the command that runs one test, from the folder in which pytest was called."""
-    _, colons, name = node_id(item).partition("::")
+    _, colons, name = node_id_without_group(item).partition("::")
     try:
         file = os.path.relpath(item.path, item.config.invocation_params.dir)
     except ValueError:  # another drive

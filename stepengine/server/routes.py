@@ -33,7 +33,7 @@ from stepengine.errors import (
     ReplayDivergence,
     StepEngineError,
 )
-from stepengine.evaluation.origins import find_origin
+from stepengine.evaluation.origins import find_agent_origin
 from stepengine.journal.recorded_part import LIVE_KINDS, parse_live_kinds
 from stepengine.server.access import caller_of
 from stepengine.server.ag_ui import OPERATIONS as AG_UI
@@ -647,7 +647,7 @@ async def get_agent(request: Request) -> Response:
 
 def _describe_agent(runs: RunService, agent: AgentDefinition) -> dict[str, Any]:
     """Return the source, prompts and tools of an agent, for callers with the scope debug."""
-    known, origin = describe_agent(runs.engine, agent.id), find_origin(agent)
+    known, origin = describe_agent(runs.engine, agent.id), find_agent_origin(agent)
     system = agent.system_prompt if isinstance(agent.system_prompt, str) else None
     return {
         "source": _handler_source(agent),

@@ -41,7 +41,7 @@ def scripted(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
 
     def use(*replies: Any) -> Any:
         model = replies[0] if replies and isinstance(replies[0], Provider) else ScriptedModel(replies)
-        monkeypatch.setattr(bench, "choose_models", lambda *_: model)
+        monkeypatch.setattr(bench, "make_model_registry", lambda *_: model)
         return model
 
     return use

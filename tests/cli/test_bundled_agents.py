@@ -47,7 +47,7 @@ def command(*arguments: str, replies: Any = None, code: int = 0) -> Result:
     with pytest.MonkeyPatch.context() as patch:
         if replies is not None:
             model = ScriptedModel(replies)
-            patch.setattr(bench, "choose_models", lambda *_: model)
+            patch.setattr(bench, "make_model_registry", lambda *_: model)
             arguments = (*arguments, "--model", "test/m")
         result = CliRunner().invoke(app, list(arguments))
         if replies is not None:
@@ -114,7 +114,7 @@ def test_the_command_that_an_agent_teaches_is_accepted(arguments: list[str]) -> 
     needs_model = arguments[1] not in WITHOUT_MODEL
     with pytest.MonkeyPatch.context() as patch:
         model = ScriptedModel()
-        patch.setattr(bench, "choose_models", lambda *_: model)
+        patch.setattr(bench, "make_model_registry", lambda *_: model)
         result = CliRunner().invoke(app, [*arguments, "--model", "test/m", "-q"])
 
     children_fail = arguments[1] in ("code-reviewer-multi-prompt", "editor-multi-prompt")

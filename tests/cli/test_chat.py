@@ -47,7 +47,7 @@ from stepengine.testing import ScriptedModel, text, tool_call, tool_calls
 from .terminal import CODES, READY, Person, people
 
 WRITES = tool_call("write_file", {"path": "b.txt", "content": "colour\n"})
-REAL_MODELS = bench.choose_models
+REAL_MODELS = bench.make_model_registry
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def chats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     def chat(*replies: Any, typed: str, options: tuple[str, ...] = ()) -> tuple[Result, ScriptedModel]:
         model = ScriptedModel(replies)
-        monkeypatch.setattr(bench, "choose_models", lambda *_: model)
+        monkeypatch.setattr(bench, "make_model_registry", lambda *_: model)
         return CliRunner().invoke(app, ["chat", "--model", "scripted/m", *options], input=typed), model
 
     return chat
@@ -231,7 +231,7 @@ def test_stop_returns_waiting_words_but_no_command_among_them(folder: Path) -> N
             prompt._unsent = [*waiting]
             prompt.clear_queue(to_line=to_line)
 
-            assert ((), line if to_line else "") == (prompt.waiting, prompt._draft)
+            assert ((), line if to_line else "") == (prompt.queued_lines, prompt._draft)
 
 
 @pytest.mark.spec("interfaces:IF68", "reliability:UI01")
@@ -296,7 +296,7 @@ def test_without_its_extra_a_terminal_is_read_line_by_line(folder: Path, monkeyp
     without = prompt()
 
     assert (True, False) == (with_it.is_rich, without.is_rich)
-    assert "said" == asyncio.run(without.next())
+    assert "said" == asyncio.run(without.read_next_prompt())
 
 
 @pytest.mark.deep
@@ -464,7 +464,9 @@ def test_model_command_rejects_unknown_providers_and_shows_the_price(
     monkeypatch.undo()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            bench, "choose_models", lambda options, *_: REAL_MODELS(options) if "nowhere/x" in options.model else model
+            bench,
+            "make_model_registry",
+            lambda options, *_: REAL_MODELS(options) if "nowhere/x" in options.model else model,
         )
         refused = CliRunner().invoke(app, ["chat", "--model", "scripted/m"], input="/model nowhere/x\n")
 
@@ -647,7 +649,7 @@ model = ScriptedModel([
     text("Written."),
     slow,
 ])
-bench.choose_models = lambda *_: model
+bench.make_model_registry = lambda *_: model
 main()
 """
 
@@ -748,7 +750,7 @@ def last(request):
     return text("Heard.")
 
 model = Gated([REPLIES])
-bench.choose_models = lambda *_: model
+bench.make_model_registry = lambda *_: model
 main()
 """
 """Each reply comes when there is a file ``gateN``, and slowly: what is open can be seen."""
@@ -978,8 +980,8 @@ def test_keys_complete_switch_mode_and_stop_a_shell_command(somebody: Any, folde
 def test_prompt_history_stores_no_secret(folder: Path) -> None:
     secret = "sk-ant-api03-" + "a1B2" * 23 + "AA"
     history = PromptHistory(chat_history_file())
-    history.remember(f"My key is {secret}, use it")
-    history.remember("next")
+    history.append_redacted(f"My key is {secret}, use it")
+    history.append_redacted("next")
 
     assert ["next"] == history.load()[1:]
     assert secret not in history.load()[0]

@@ -75,7 +75,7 @@ def command(monkeypatch: pytest.MonkeyPatch) -> Any:
         *arguments: str, replies: list[Any] | None = None, typed: str | None = None
     ) -> tuple[Result, ScriptedModel]:
         model = ScriptedModel(replies or [])
-        monkeypatch.setattr(bench, "choose_models", lambda *_: model)
+        monkeypatch.setattr(bench, "make_model_registry", lambda *_: model)
         named = ["--model", "test/m"] if arguments[0] in ("run", "chat") else []
         return CliRunner().invoke(app, [*arguments, *named], input=typed), model
 

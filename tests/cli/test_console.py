@@ -41,7 +41,7 @@ from stepengine.cli.screen.console import (
     Screen,
     Terminal,
     TypedLines,
-    _parse_choice,
+    _parse_question_answer,
     _permission_prompt,
     _split_markdown_blocks,
     make_console,
@@ -478,7 +478,7 @@ async def test_an_answer_that_is_refused_is_asked_for_again() -> None:
 def test_a_number_of_thousands_of_digits_is_a_text() -> None:
     long = "9" * 5_000
 
-    assert long == _parse_choice(Question("q1", "Which?", ("red", "green")), long)
+    assert long == _parse_question_answer(Question("q1", "Which?", ("red", "green")), long)
 
 
 # --- chat -------------------------------------------------------------------------------------------------------------
@@ -490,7 +490,7 @@ def chats(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def chat(*replies: Any, typed: str) -> tuple[Result, ScriptedModel]:
         model = ScriptedModel(replies)
-        monkeypatch.setattr(bench, "choose_models", lambda *_: model)
+        monkeypatch.setattr(bench, "make_model_registry", lambda *_: model)
         return CliRunner().invoke(app, ["chat", "--model", "scripted/m"], input=typed), model
 
     return chat
@@ -503,13 +503,13 @@ def at_terminal(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., 
     """
 
     def run(says: Callable[[str], str | None], *replies: Any) -> int:
-        async def line(_: Terminal, prompt: str) -> str | None:
+        async def read_line_with_prompt(_: Terminal, prompt: str) -> str | None:
             return says(prompt)
 
         model = ScriptedModel(replies)
         monkeypatch.chdir(folder)
-        monkeypatch.setattr(Terminal, "line", line)
-        monkeypatch.setattr(bench, "choose_models", lambda *_: model)
+        monkeypatch.setattr(Terminal, "read_line_with_prompt", read_line_with_prompt)
+        monkeypatch.setattr(bench, "make_model_registry", lambda *_: model)
         with terminal() as (_, stream):
             monkeypatch.setattr(sys, "stdin", stream)
             code = chat(agent="coder", model=["scripted/m"])
@@ -664,7 +664,7 @@ def test_live_display_is_escaped_and_fits_the_width(width: int) -> None:
         ev.PhaseChanged(phase=RunPhase.EXECUTING_TOOL, detail=FOREIGN),
     ):
         screen.on_event(event)
-    live = bare(screen.live())
+    live = bare(screen.render_live_area())
     lines = live.split("\n")
 
     assert set() == {c for c in live if c != "\n" and unicodedata.category(c) in ("Cc", "Cf")}
@@ -675,7 +675,7 @@ def test_live_display_is_escaped_and_fits_the_width(width: int) -> None:
 
 
 def without_seconds(screen: Screen) -> list[str]:
-    return [line.rpartition(" | ")[0] for line in bare(screen.live()).split("\n")[:-1]]
+    return [line.rpartition(" | ")[0] for line in bare(screen.render_live_area()).split("\n")[:-1]]
 
 
 @pytest.mark.spec("interfaces:IF68")
@@ -788,7 +788,7 @@ def test_running_children_are_a_tree_and_many_are_counted() -> None:
     after = without_seconds(screen)
     for number in range(10, 20):
         spawn(str(number), of=10)
-    many = bare(screen.live()).split("\n")
+    many = bare(screen.render_live_area()).split("\n")
 
     assert ["  a3: look | starts", "    a3.2: look | step 2 | waits for its model"] == tree
     assert ["  a3: look | starts"] == after

@@ -48,7 +48,7 @@ def handle_steps(ctx):
 
 agent = AgentDefinition("desk", system_prompt="You help.", tools=[tool], handle_steps=handle_steps)
 """
-REAL_MODELS = bench.choose_models
+REAL_MODELS = bench.make_model_registry
 EXTEND = ("resume", "--on-divergence", "extend")
 COMMANDS = ("resume", "replay", "show", "fork", "compare diff", "journal check", "test", "journal repair", "undo")
 
@@ -74,7 +74,7 @@ def scripted() -> Iterator[Any]:
     with pytest.MonkeyPatch.context() as patch:
 
         def use(*replies: Any) -> None:
-            patch.setattr(bench, "choose_models", lambda *_: ScriptedModel(replies))
+            patch.setattr(bench, "make_model_registry", lambda *_: ScriptedModel(replies))
 
         yield use
 
@@ -89,7 +89,7 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
         Path("agents").mkdir()
         Path("agents/desk.py").write_text(AGENT)
         model = ScriptedModel([tool_call("shout", {"text": "two"}), text("fine")])
-        patch.setattr(bench, "choose_models", lambda *_: model)
+        patch.setattr(bench, "make_model_registry", lambda *_: model)
         command("run", "desk", "go", "--model", "test/m", "--journal", "run.jsonl", "-q", code=3)
         shutil.copytree(base / "ended", base / "asked")
         command("resume", "run.jsonl", "--answer", "q4=yes", "-q")
@@ -159,7 +159,7 @@ def test_invalid_resume_options_change_nothing(asked: str, arguments: list[str],
 def test_replay_calls_no_model_and_performs_no_tool(ended: str) -> None:
     before, done = Path(ended).read_bytes(), Path("done.txt").read_text()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bench, "choose_models", REAL_MODELS)
+        patch.setattr(bench, "make_model_registry", REAL_MODELS)
         assert command("replay", ended).stdout == "ONE yes\n"
         told = json.loads(command("replay", ended, "--json", "-q").stdout)
     assert (told["status"], told["output"], len(told["tool_calls"])) == ("completed", "ONE yes", 2)

@@ -41,7 +41,7 @@ def looker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     Path("agents").mkdir()
     Path("agents/looker.py").write_text(AGENT)
     model = ScriptedModel([*[tool_call("look", {"page": page}) for page in range(4)], text("Seen.")])
-    monkeypatch.setattr(bench, "choose_models", lambda *_: model)
+    monkeypatch.setattr(bench, "make_model_registry", lambda *_: model)
 
 
 @pytest.mark.spec("reliability:LA5", "reliability:LA6")

@@ -71,8 +71,8 @@ def test_diverging_run_is_reported_and_the_others_move(
         return stop.value.value
 
     monkeypatch.setattr("stepengine.durable.DeploymentMaintenance", Found)
-    monkeypatch.setattr(durable_runs, "_run_with_agents", with_agents)
-    code = durable_runs.move("1", "2", check=check, as_json=True)
+    monkeypatch.setattr(durable_runs, "_run_with_durable_engine", with_agents)
+    code = durable_runs.move_runs_to_release("1", "2", check=check, as_json=True)
     told = json.loads(capsys.readouterr().out)
 
     expected = [

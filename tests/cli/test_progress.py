@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from stepengine.cli.bench import make_progress
+from stepengine.cli.bench import make_progress_display
 from stepengine.cli.options import Options
 from stepengine.cli.screen.progress import LEVELS, ProgressDisplay
 from stepengine.data import events as ev
@@ -33,7 +33,7 @@ def shown(*events: ev.Event, **options: Any) -> str:
     """
     out = io.StringIO()
     progress = ProgressDisplay(Console(file=out, highlight=False), **options)
-    with progress.show_live():
+    with progress.show_status_line():
         for event in events:
             progress.on_event(event)
     return out.getvalue()
@@ -46,7 +46,7 @@ def on_terminal(*events: ev.Event) -> str:
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, color_system="truecolor", width=100, highlight=False)
     progress = ProgressDisplay(console, live=True)
-    with progress.show_live():
+    with progress.show_status_line():
         for event in events:
             progress.on_event(event)
     return out.getvalue()
@@ -178,9 +178,9 @@ def test_environment_decides_colours_and_live_line(
 
     terminal = Terminal()
     monkeypatch.setattr(sys, "stderr", terminal)
-    progress = make_progress(Options(agent="x"))
+    progress = make_progress_display(Options(agent="x"))
     assert progress is not None
-    with progress.show_live():
+    with progress.show_status_line():
         progress.on_event(ev.Warned(message="careful"))
 
     assert live == ("\x1b[?25l" in terminal.getvalue())
@@ -303,6 +303,6 @@ def test_the_summary_counts_the_whole_tree() -> None:
     # After a hand-off the result lists the call of the child, which its event has counted.
     listed = (ToolCallLog("t", {}, ToolResult.error("no"), 0, 0, "c1", path="1"),)
     state = AgentState(run_id="r", agent_id="a", step_index=3)
-    progress.finish(RunResult(status=RunStatus.COMPLETED, state=state, tool_calls=listed))
+    progress.print_run_summary(RunResult(status=RunStatus.COMPLETED, state=state, tool_calls=listed))
 
     assert "agents kid: 1/9\ncompleted | 5 steps | 1 tool call | 2 child runs | no model call | " in out.getvalue()

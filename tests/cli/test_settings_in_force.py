@@ -181,7 +181,7 @@ def test_thinking_is_folded_shown_or_hidden_as_set(scripted: Any, monkeypatch: p
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("CI", raising=False)
     for plain in (False, True):
-        progress = bench.make_progress(Options(settings=Settings(values={"display.plain": plain})))
+        progress = bench.make_progress_display(Options(settings=Settings(values={"display.plain": plain})))
         assert progress is not None
         assert (not plain) is progress._wants_live
 

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from stepengine import AgentDefinition
 from stepengine.cli.app import app
-from stepengine.cli.commands.agents import tree_lines
+from stepengine.cli.commands.agents import format_agent_tree
 from stepengine.tools.bundled import agent_tool, task_tool
 
 TOOLS = ["spawn_agents"]
@@ -31,7 +31,7 @@ def test_tree_shows_spawnable_agents_and_marks_circles() -> None:
     pong = AgentDefinition("pong", tools=TOOLS, spawnable_agents=["ping"])
     boss = AgentDefinition("boss", tools=TOOLS, spawnable_agents=["top"])
 
-    assert tree_lines([alone, boss, top, other, ping, pong]) == [
+    assert format_agent_tree([alone, boss, top, other, ping, pong]) == [
         "alone",
         "boss",
         "`-- top",

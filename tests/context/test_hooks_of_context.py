@@ -293,7 +293,7 @@ def test_only_the_cli_installs_todo_and_compaction_hooks(tmp_path: Path, monkeyp
         "agent = AgentDefinition('tidy', model='test/m', tools=['write_todos'])\n"
     )
     told, free = ScriptedModel(script), ScriptedModel(script)
-    monkeypatch.setattr(bench, "choose_models", lambda *_: told)
+    monkeypatch.setattr(bench, "make_model_registry", lambda *_: told)
     done = CliRunner().invoke(app, ["run", "./tidy.py", "work"])
     engine(free).run_sync(agent, "work")
 

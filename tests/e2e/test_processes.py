@@ -53,7 +53,7 @@ from stepengine.cli.commands import run
 def broken(options, sign):
     secret = "sk-" + "value"
     raise RuntimeError("a bug")
-run._run_agent = broken
+run._run_and_record_agent = broken
 main()
 """
     done = subprocess.run(

@@ -17,13 +17,13 @@ from stepengine.cli.exits import Exit
 from stepengine.data.tools import ToolAnnotations
 from stepengine.errors import DataError, ModelError
 from stepengine.evaluation import blame
-from stepengine.evaluation.blame import estimate_cost, find_change_point
+from stepengine.evaluation.blame import estimate_blame_cost, find_change_point
 from stepengine.evaluation.checks import Check
 from stepengine.evaluation.samples import CostEstimate
 from stepengine.journal import MemoryJournal, SharedBudget
 from stepengine.testing import ScriptedModel, failure, text, tool_call
 
-PASSED = Check.of_expression("text == 'passed'")
+PASSED = Check.from_expression("text == 'passed'")
 
 
 class Work:
@@ -150,8 +150,8 @@ async def test_a_waiting_run_is_unmeasurable_and_unanswered_calls_unpriced() -> 
         await engine.run("asking", "go", journal=failed)
 
     assert "not measurable: most runs wait for an answer" in report.why
-    assert CostEstimate(8, Decimal("0.08"), Decimal("0.16")) == estimate_cost(waiting, 8)
-    assert CostEstimate(8, None, None) == estimate_cost(failed, 8)
+    assert CostEstimate(8, Decimal("0.08"), Decimal("0.16")) == estimate_blame_cost(waiting, 8)
+    assert CostEstimate(8, None, None) == estimate_blame_cost(failed, 8)
 
 
 @pytest.mark.spec("evaluation:JG86")
@@ -200,8 +200,8 @@ async def test_the_estimate_of_a_long_run_grows_with_k() -> None:
     """
     work, asked, spoilt = Work(steps=24), [], 17
     journal = work.recorded(spoilt)
-    expected = estimate_cost(journal, 2)
-    more = estimate_cost(journal, 20).calls
+    expected = estimate_blame_cost(journal, 2)
+    more = estimate_blame_cost(journal, 20).calls
     async with work.engine(lambda request: asked.append(request) or work.reply(request)) as engine:
         await blame(engine, journal, PASSED, k=2)
 
@@ -248,7 +248,7 @@ async def test_a_child_step_is_named_with_its_parents_step() -> None:
     with Engine([parent], models=ScriptedModel(lambda r: reply(r, 2)), pricing=None) as engine:
         engine.run_sync("parent", "go", journal=journal)
     async with Engine([parent], models=ScriptedModel(reply), pricing=None) as engine:
-        report = await blame(engine, journal, Check.of_expression("output == 'passed'"), k=4)
+        report = await blame(engine, journal, Check.from_expression("output == 'passed'"), k=4)
 
     assert ("1#2", 1, 3) == (report.blamed.step.address, report.blamed.step.step, report.blamed.step.index)
 
@@ -281,13 +281,13 @@ async def test_a_check_is_an_expression_or_function_with_own_errors() -> None:
         assert "please" in ended.text, "it says no please"
         return True
 
-    assert "" == Check.of_expression("tools.count('work') == 5 and status == 'completed'").find_failure(result)
+    assert "" == Check.from_expression("tools.count('work') == 5 and status == 'completed'").find_failure(result)
     assert "it says no please" == Check("polite", polite).find_failure(result)
-    assert "steps > 99 does not hold" == Check.of_expression("steps > 99").find_failure(result)
+    assert "steps > 99 does not hold" == Check.from_expression("steps > 99").find_failure(result)
     with pytest.raises(DataError, match="the check nonsense failed: NameError"):
-        Check.of_expression("nonsense").find_failure(result)
+        Check.from_expression("nonsense").find_failure(result)
     with pytest.raises(DataError, match="is not an expression"):
-        Check.of_expression("import os")
+        Check.from_expression("import os")
 
 
 SPOILT = """

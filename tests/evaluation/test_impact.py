@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from stepengine import STEP, AgentDefinition, Engine
 from stepengine.cli.exits import Exit
-from stepengine.evaluation.impact import ForkSample, Impact, Judged, RepeatedJournal, first_difference, impact
+from stepengine.evaluation.impact import ForkSample, Impact, Judged, RepeatedJournal, impact, replay_to_first_difference
 from stepengine.evaluation.samples import CostEstimate, Course
 from stepengine.journal import FileJournal, Journal, MemoryJournal
 from stepengine.testing import ScriptedModel, text
@@ -416,7 +416,7 @@ async def test_a_cut_run_with_equal_effects_counts_as_same(
     assert not journal.history().is_complete
 
     async with Engine([COUNTER], models=ScriptedModel(), pricing=None) as engine:
-        assert "same" == (await first_difference(engine, "cut", journal)).kind
+        assert "same" == (await replay_to_first_difference(engine, "cut", journal)).kind
 
 
 @pytest.mark.spec("evaluation:JG86", "evaluation:JG72")
@@ -430,7 +430,7 @@ async def test_runs_of_several_engines_have_one_confirmation_and_report() -> Non
                 await engine.run(name, "Go", journal=journal)
             changed = AgentDefinition(name, model="t/m", system_prompt="Be short.")
             engine = await stack.enter_async_context(Engine([changed], models=model, pricing=None))
-            found.append(await first_difference(engine, name, journal))
+            found.append(await replay_to_first_difference(engine, name, journal))
         report = await impact(engine, found, n=2, confirm=estimates.append)
 
     assert [CostEstimate(4, Decimal("0.04"), Decimal("0.08"))] == estimates

@@ -332,7 +332,7 @@ async def test_a_book_keeps_replies_and_counts_interrupted_calls(tmp_path: Path)
         with pytest.raises(LimitExceeded, match="price of 'x/y' is unknown"):
             await other.complete(ModelRequest("x/y"))
     with ReplyBook(file, Decimal(1)) as book:
-        assert "one" == book.replies("b")[book.key(asking(1))][0].text
+        assert "one" == book.replies_by_request_key("b")[book.request_key(asking(1))][0].text
 
 
 @pytest.mark.spec("evaluation:JG148")
@@ -769,7 +769,7 @@ def test_a_diff_keeps_the_lines_of_the_file(tmp_path: Path, end: str) -> None:
     source = f'{GREETER}\x0c\nLATER = "a\u2028b"\n'.replace("\n", end)
     (tmp_path / "mine.py").write_bytes(source.encode())
     file = AgentFile.read(AgentLocation(tmp_path / "mine.py"))
-    made = file.diff({"system_prompt": "Greet\u2028all\x85of them."}).split("\n")
+    made = file.diff_changes({"system_prompt": "Greet\u2028all\x85of them."}).split("\n")
     kept = [line[1:] for line in made[3:] if line[:1] in (" ", "+")]
 
     assert [] == [line for line in made[2:-1] if line[:1] not in (" ", "+", "-", "@")]
@@ -784,7 +784,7 @@ def test_parts_are_the_literals_that_an_agent_is_made_of(parts: AgentFile) -> No
         "tools.look": "Look something up.\n\nArgs:\n    name: What.", "tools.count": "Count it.", "tools.made": "It is made.",
     } == {name: part.value for name, part in parts.parts.items()}  # fmt: skip
     assert ["instructions_prompt"] == [*parts.fixed]
-    assert "" == parts.diff({})
+    assert "" == parts.diff_changes({})
 
 
 TEXTS = st.text(st.characters(blacklist_categories=["Cs"], blacklist_characters="\0"), min_size=1, max_size=60).filter(
@@ -811,7 +811,7 @@ def test_a_version_equals_the_agent_of_its_file(
         "params.limit": limit,
         "params.share": share,
     }
-    made = file.version(changes)
+    made = file.load_with_changes(changes)
     (folder / "after.py").write_bytes(file.source_with_changes(changes))
     after = AgentFile.read(AgentLocation(folder / "after.py"))
 
@@ -853,12 +853,12 @@ def test_a_docstring_of_a_tool_can_say_anything(text: str, parts: AgentFile, tmp
 )
 def test_a_value_that_cannot_stand_there_is_refused(parts: AgentFile, changes: dict[str, Any], said: str) -> None:
     with pytest.raises(DataError, match=said):
-        parts.version(changes)
+        parts.load_with_changes(changes)
 
 
 def test_a_version_that_cannot_be_loaded_says_so(parts: AgentFile) -> None:
     with pytest.raises(DefinitionError, match="max_tokens"):
-        parts.version({"settings.max_tokens": -5})
+        parts.load_with_changes({"settings.max_tokens": -5})
 
 
 # --- the search by itself ---------------------------------------------------------------------------------------------

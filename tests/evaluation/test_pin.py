@@ -14,7 +14,7 @@ from stepengine import Engine, load_agent
 from stepengine.cli.exits import Exit
 from stepengine.errors import DataError
 from stepengine.evaluation import PinnedTest, pin
-from stepengine.evaluation.pinned_tests import format_test, pin_name
+from stepengine.evaluation.pinned_tests import make_pin_name, render_pin_test
 from stepengine.journal import FileJournal, MemoryJournal, scan
 from stepengine.testing import ScriptedModel, text
 from stepengine.tools.bundled import file_tools
@@ -136,7 +136,7 @@ def test_the_test_loads_no_file_for_a_contained_agent(folder: Any) -> None:
 @pytest.mark.spec("evaluation:JG81")
 def test_a_reason_with_controls_and_quotes_is_still_python() -> None:
     reason = 'said """x\x00\x1b[2J \\'
-    written = format_test("it", ["a.py"], "steps > 1", reason, "journals/it.jsonl", has_bundled_tools=False)
+    written = render_pin_test("it", ["a.py"], "steps > 1", reason, "journals/it.jsonl", has_bundled_tools=False)
 
     names: dict[str, Any] = {"__file__": __file__}
     exec(compile(written, "test_pin_it.py", "exec"), names)
@@ -177,10 +177,10 @@ def test_any_run_name_makes_a_test_name() -> None:
     """
     Names of recorded runs begin with a date; a function's must not.
     """
-    assert "run_2026_11_21_desk_a1" == pin_name("2026-11-21-desk.A1")
-    assert pin_name("x" * 500) == "x" * 60
+    assert "run_2026_11_21_desk_a1" == make_pin_name("2026-11-21-desk.A1")
+    assert make_pin_name("x" * 500) == "x" * 60
     with pytest.raises(DataError, match="makes no name of a test"):
-        pin_name("!?")
+        make_pin_name("!?")
 
 
 @pytest.mark.spec("evaluation:JG80")

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from stepengine import Usage
 from stepengine.cli.exits import Exit
 from stepengine.evaluation import price
-from stepengine.evaluation.prices import RecordedCall, model_family, price_calls, recorded_calls
+from stepengine.evaluation.prices import RecordedCall, list_recorded_calls, model_family, price_calls
 from stepengine.journal import FileJournal
 from stepengine.models.pricing import LIST_PRICES
 from stepengine.testing import text, tool_call
@@ -89,7 +89,7 @@ def test_the_price_command_fails_where_there_is_no_price(folder: Any) -> None:
     assert "together" in said.stdout
     assert "would also act otherwise" in said.stderr
     folder.type("compare", "price", "none.jsonl", "--model", MODEL, code=Exit.USAGE)
-    assert 0 < recorded_calls(FileJournal("run.jsonl"))[1].shared < 1
+    assert 0 < list_recorded_calls(FileJournal("run.jsonl"))[1].shared < 1
 
 
 @pytest.mark.spec("evaluation:JG82")

@@ -544,8 +544,8 @@ async def test_checks_count_tools_called_by_programs() -> None:
     async with Engine([buyer], models=ScriptedModel([]), permissions=POLICY) as engine:
         result = await engine.replay(journal)
 
-    assert not Check.of_expression("tools == ['run_code', 'price', 'price', 'buy']").find_failure(result)
-    assert Check.of_expression("'buy' not in tools").find_failure(result)
+    assert not Check.from_expression("tools == ['run_code', 'price', 'price', 'buy']").find_failure(result)
+    assert Check.from_expression("'buy' not in tools").find_failure(result)
 
 
 @pytest.mark.spec("programs:PG39")
@@ -563,7 +563,7 @@ async def test_blame_serves_program_calls_from_the_record() -> None:
         return ScriptedModel(reply)
 
     async with Engine([buyer], permissions=POLICY) as engine:
-        report = await blame(engine, journal, Check.of_expression("text == '90'"), k=2, models=models)
+        report = await blame(engine, journal, Check.from_expression("text == '90'"), k=2, models=models)
 
     assert [(step.ok, step.failed, step.unknown) for step in report.steps] == [(2, 0, 0), (2, 0, 0), (0, 2, 0)]
     assert report.blamed is not None

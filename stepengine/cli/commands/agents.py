@@ -49,11 +49,14 @@ def agents(
     entries, found = list_agents(load_settings(config).agent_folders), find_installed_agent_packages()
     if as_tree:
         known = [e.agent for e in entries if e.agent is not None and e.hidden_by is None]
-        print("\n".join([_draw_tree_line(line) for line in tree_lines(known)]))
+        print("\n".join([_to_box_drawing(line) for line in format_agent_tree(known)]))
     elif as_json:
         print(
             to_ascii_json(
-                [*[_agent_to_dict(e) for e in entries if e.agent is not None], *_package_to_dicts(found.packages)]
+                [
+                    *[_agent_to_dict(e) for e in entries if e.agent is not None],
+                    *_packages_to_agent_dicts(found.packages),
+                ]
             )
         )
     else:
@@ -65,7 +68,7 @@ def agents(
     for entry in entries:
         if entry.problem is not None:
             print_error(format_error(entry.problem))
-    for problem in [*found.problems.values(), *_find_duplicate_ids(found.packages)]:
+    for problem in [*found.problems.values(), *_describe_duplicate_ids(found.packages)]:
         print_error(problem)
     return Exit.COMPLETED
 
@@ -123,7 +126,7 @@ def _format_agents_of_package(package: Package) -> str:
     return "\n\n".join(blocks)
 
 
-def _package_to_dicts(packages: Iterable[Package]) -> Iterator[dict[str, object]]:
+def _packages_to_agent_dicts(packages: Iterable[Package]) -> Iterator[dict[str, object]]:
     from stepengine.engine.trust import find_unapproved_access
 
     for package in packages:
@@ -147,7 +150,7 @@ def _package_to_dicts(packages: Iterable[Package]) -> Iterator[dict[str, object]
             }
 
 
-def _find_duplicate_ids(packages: Sequence[Package]) -> Iterator[str]:
+def _describe_duplicate_ids(packages: Sequence[Package]) -> Iterator[str]:
     """Yield a message for each agent id that several packages have, which makes it unusable."""
     having: dict[str, list[str]] = {}
     for package in packages:
@@ -163,21 +166,21 @@ LINES = {"|-- ": "\u251c\u2500\u2500 ", "`-- ": "\u2514\u2500\u2500 ", "|   ": "
 """How the lines of a tree are drawn where that can be shown."""
 
 
-def _draw_tree_line(line: str) -> str:
+def _to_box_drawing(line: str) -> str:
     """Return a line of a tree with box-drawing characters if stdout can encode them."""
     for mark, drawn in LINES.items() if can_draw_lines() else ():
         line = line.replace(mark, drawn)
     return line
 
 
-def tree_lines(agents: Iterable[AgentDefinition]) -> list[str]:
+def format_agent_tree(agents: Iterable[AgentDefinition]) -> list[str]:
     """
     Return the agents as lines of a tree, each below every agent that may spawn it.
 
     At the top stand those that no other may spawn, then one of each circle that nothing else leads to. Where a circle
     closes, and where an agent was shown with its children before, its line says so; an agent that does not exist, too.
     """
-    children = _map_children(agents)
+    children = _map_child_ids(agents)
     spawned = {child for key, below in children.items() for child in below if child != key}
     lines: list[str] = []
     shown: set[str] = set()
@@ -188,7 +191,7 @@ def tree_lines(agents: Iterable[AgentDefinition]) -> list[str]:
     return lines
 
 
-def _map_children(agents: Iterable[AgentDefinition]) -> dict[str, list[str]]:
+def _map_child_ids(agents: Iterable[AgentDefinition]) -> dict[str, list[str]]:
     """Return the ids of the agents that each agent may spawn, nested definitions included."""
     found: dict[str, list[str]] = {}
     waiting = list(agents)

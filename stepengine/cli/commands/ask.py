@@ -55,7 +55,7 @@ def ask(
     agent: AgentDefinition = AgentDefinition("ask", model=model, system_prompt=system, settings=settings)
     talk = CallDisplay(model, quiet=as_json)
     limits = attrs.evolve(options.settings.limits, max_steps=1, on_max_steps="stop", ask=False)
-    models, pricing = bench.choose_models(options), bench.make_pricing(options)
+    models, pricing = bench.make_model_registry(options), bench.make_pricing(options)
     engine = Engine([agent], models=models, observers=[talk], limits=limits, pricing=pricing)
     began = time.monotonic()
     run = run_agent_to_end(engine, agent, sys.stdin.read() if prompt == "-" else prompt, None)

@@ -24,7 +24,7 @@ from stepengine.cli.evaluation import (
 )
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import add_journal_to_options, check_choice
-from stepengine.cli.options import File, Last, Options, with_options
+from stepengine.cli.options import File, Last, Options, with_shared_options
 from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.cli.scripts import ScriptFile, make_scripted_models
 from stepengine.cli.settings import UsageProblem
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stepengine.evaluation.blame import Blame
 
 
-@partial(with_options, without=("verbose",))
+@partial(with_shared_options, without=("verbose",))
 def blame(
     options: Options,
     file: File = "",
@@ -80,7 +80,7 @@ def blame(
 
         own = add_journal_to_options(attrs.evolve(options, journal=file, last=last)).with_settings()
         check_choice("--tools", tools, ("recorded", "idempotent"))
-        wanted, chosen, models = Check.from_any(check), _parse_steps(steps), make_scripted_models(script)
+        wanted, chosen, models = Check.from_any(check), _parse_step_range(steps), make_scripted_models(script)
         shared, simulated = parse_budget(budget), load_function(simulate) if simulate else None
         case = load_recorded_case(own.journal, own, performs=tools != "recorded")
         engine, confirm = case.bench.engine, partial(confirm_cost, yes=yes or bool(budget))
@@ -107,7 +107,7 @@ def _suggest_commands(report: Blame, options: Options) -> list[str]:
     return [f"look at it: stepengine show {name}; try another reply: stepengine fork {name} --at '{at}' --edit TEXT"]
 
 
-def _parse_steps(text: str) -> tuple[int, int] | None:
+def _parse_step_range(text: str) -> tuple[int, int] | None:
     if not text:
         return None
     first, colon, last = text.partition(":")

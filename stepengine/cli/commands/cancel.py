@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from stepengine.cli.deployment import App, Db, Run, find_journal_or_durable, run_mailbox_command, run_with_operator
+from stepengine.cli.deployment import App, Db, Run, find_journal_unless_durable, run_mailbox_command, run_with_operator
 from stepengine.cli.exits import Exit
 from stepengine.cli.screen.render import print_visible
 
@@ -24,7 +24,7 @@ def cancel(run: Run, *, db: Db = "", app: App = "stepengine") -> Exit:
       stepengine cancel review-17
       stepengine cancel runs/4f2a.jsonl
     """
-    if (journal := find_journal_or_durable(run, db)) is not None:
+    if (journal := find_journal_unless_durable(run, db)) is not None:
         return run_mailbox_command(lambda post: post.send_cancel(journal))
 
     async def cancel_run(operator: Operator) -> Exit:

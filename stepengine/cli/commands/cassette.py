@@ -49,7 +49,7 @@ def record(
             f"{command[0]} exited with {run.exit_code}, so {file} stays as it was. To record it nevertheless, name a new file"
         )
         raise typer.Exit(run.exit_code)
-    return _report_recording(run, file, command)
+    return _report_recording_and_exit(run, file, command)
 
 
 def replay(
@@ -86,7 +86,7 @@ def replay(
 
     run = replay_program(file, command, allow_hosts=allow_host or (), twice=doctor)
     _print_uncovered_programs(run)
-    return _report_comparison(run, command) if doctor else _report_differences(run, file, command)
+    return _report_replay_comparison(run, command) if doctor else _report_replay_result(run, file, command)
 
 
 def _print_uncovered_programs(run: ProgramRun) -> None:
@@ -94,7 +94,7 @@ def _print_uncovered_programs(run: ProgramRun) -> None:
         print_error(f"not covered: {one}")
 
 
-def _describe_no_python(command: Sequence[str]) -> str:
+def _no_python_process_message(command: Sequence[str]) -> str:
     return (
         f"{command[0]} started no Python process that could be covered. COMMAND has to be a Python program, or start one that "
         "imports the site module and keeps PYTHONPATH"
@@ -104,7 +104,7 @@ def _describe_no_python(command: Sequence[str]) -> str:
 # --- the end of a recording -----------------------------------------------------------------------------------------------------
 
 
-def _report_recording(run: ProgramRun, file: str, command: Sequence[str]) -> Exit:
+def _report_recording_and_exit(run: ProgramRun, file: str, command: Sequence[str]) -> Exit:
     from stepengine.testing.recordings import Account
 
     for left in run.cassette.left_out:
@@ -115,7 +115,7 @@ def _report_recording(run: ProgramRun, file: str, command: Sequence[str]) -> Exi
         print_error(f"not recorded: {run.lost} request(s) whose process ended before the reply did")
     if not run.saved:
         print_error(
-            f"nothing was recorded: {_describe_no_python(command)}"
+            f"nothing was recorded: {_no_python_process_message(command)}"
             if not run.processes
             else f"nothing was recorded: {command[0]} sent no request by httpx, httpx2, aiohttp, urllib, requests, urllib3 or boto3"
         )
@@ -127,7 +127,7 @@ def _report_recording(run: ProgramRun, file: str, command: Sequence[str]) -> Exi
 # --- the end of a replay --------------------------------------------------------------------------------------------------------
 
 
-def _report_differences(run: ProgramRun, file: str, command: Sequence[str]) -> Exit:
+def _report_replay_result(run: ProgramRun, file: str, command: Sequence[str]) -> Exit:
     """
     Report requests that differ from the recording, and return the exit code.
 
@@ -142,7 +142,7 @@ def _report_differences(run: ProgramRun, file: str, command: Sequence[str]) -> E
     if cassette.misses or run.blocked:
         return Exit.DIVERGED
     if not run.processes:
-        return print_error(_describe_no_python(command), Exit.USAGE)
+        return print_error(_no_python_process_message(command), Exit.USAGE)
     if run.exit_code:
         raise typer.Exit(run.exit_code)
     if cassette.unused:
@@ -163,11 +163,11 @@ FREEZABLE = {"time.time": "time", "time.time_ns": "time", "uuid.uuid4": "uuid", 
 """Functions, or prefixes of their names, and the word of ``--freeze`` that records them."""
 
 
-def _report_comparison(run: ProgramRun, command: Sequence[str]) -> Exit:
+def _report_replay_comparison(run: ProgramRun, command: Sequence[str]) -> Exit:
     """Report the requests that differ between two replays."""
     first, second = run.requests
     if not run.processes:
-        return print_error(_describe_no_python(command), Exit.USAGE)
+        return print_error(_no_python_process_message(command), Exit.USAGE)
     for finding in run.differences:
         print_error("\n".join(_describe_difference(finding)))
     if run.differences:
@@ -180,7 +180,7 @@ def _report_comparison(run: ProgramRun, command: Sequence[str]) -> Exit:
 def _describe_difference(finding: RequestDifference) -> list[str]:
     from stepengine.testing.cassette_misses import describe_difference
 
-    sent = f", sent by {_shorten_source_line(finding.line)}," if finding.line else ""
+    sent = f", sent by {_shorten_source_location(finding.line)}," if finding.line else ""
     lines = [f"{finding.request.method} {finding.request.url}{sent} differs between two runs"]
     lines += [describe_difference(one, "first", "second") for one in finding.differences]
     if not finding.sources:
@@ -191,7 +191,7 @@ def _describe_difference(finding: RequestDifference) -> list[str]:
     return [
         *lines,
         "  called before it, the last one first:",
-        *[f"    {_shorten_source_line(line)}  {name}{_freeze_hint(name)}" for name, line in finding.sources],
+        *[f"    {_shorten_source_location(line)}  {name}{_freeze_hint(name)}" for name, line in finding.sources],
     ]
 
 
@@ -200,7 +200,7 @@ def _freeze_hint(name: str) -> str:
     return f"  (record with --freeze {kind})" if kind else ""
 
 
-def _shorten_source_line(line: str) -> str:
+def _shorten_source_location(line: str) -> str:
     from stepengine.testing.recordings import display_path
 
     file, _, number = line.rpartition(":")

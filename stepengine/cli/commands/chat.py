@@ -19,17 +19,22 @@ from stepengine.cli.chat_conversation import ChatConversation, replay_turn
 from stepengine.cli.chat_screen import Chat
 from stepengine.cli.commands.chat_commands import COMMANDS
 from stepengine.cli.exits import Exit
-from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, with_options
+from stepengine.cli.options import AskForMore, CodeMode, Model, NoJournal, Options, with_shared_options
 from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import choose_script, find_by_prefix, list_recorded_runs, policy_changes
+from stepengine.cli.state_folder import (
+    choose_script,
+    find_recorded_run_by_prefix,
+    list_recorded_runs,
+    read_policy_changes,
+)
 from stepengine.cli.toolset import convert_to_code_mode
 from stepengine.data.definition import normalised_id
 from stepengine.errors import DefinitionError
 from stepengine.journal.recorded_runs import GOES_ON, RecordedRun
 
 
-@partial(with_options, without=("write", "shell", "as_json", "quiet"))
+@partial(with_shared_options, without=("write", "shell", "as_json", "quiet"))
 def chat(
     options: Options,
     agent: Annotated[str, typer.Argument(metavar="AGENT", help="Id or file of the agent; default: coder.")] = "",
@@ -76,8 +81,8 @@ def chat(
     """
     from stepengine.engine.loader import AgentLocation, load_agent
 
-    chosen = find_by_prefix(agent) if resume else None
-    before = chosen or (_find_last_chat(agent) if resume else None)
+    chosen = find_recorded_run_by_prefix(agent) if resume else None
+    before = chosen or (_get_last_chat_turn(agent) if resume else None)
     agent = (
         ("" if chosen else agent)
         or (before and (before.get_text("agent", "file") or before.get_text("agent", "id")))
@@ -92,7 +97,7 @@ def chat(
     options = options.with_settings()
     history = None if before is None else replay_turn(before, options)
     if before is not None and before.status in GOES_ON:
-        options = attrs.evolve(options, policy_changes=policy_changes(before))
+        options = attrs.evolve(options, policy_changes=read_policy_changes(before))
     # What the tools may do is asked about, call by call, and the console itself shows the run.
     options = attrs.evolve(options, write=True, shell=True, asks=True, quiet=True)  # noqa: S604  (no process is started)
     try:
@@ -105,7 +110,7 @@ def chat(
     conversation = ChatConversation(options, convert_to_code_mode(definition) if code_mode else definition)
     made = Chat(conversation, COMMANDS, plain=plain)
     if history is not None and before is not None:
-        made.continue_from(history, before)
+        made.load_and_show_recorded_turn(history, before)
     try:
         return asyncio.run(made.run_chat_loop())
     except KeyboardInterrupt:  # on a plain terminal, which has shown it on the line of the prompt
@@ -113,7 +118,7 @@ def chat(
         return Exit.INTERRUPTED
 
 
-def _find_last_chat(agent: str) -> RecordedRun:
+def _get_last_chat_turn(agent: str) -> RecordedRun:
     """
     Return the last turn of the newest chat of this folder.
 

@@ -18,15 +18,15 @@ import attrs
 
 from stepengine.cli import bench
 from stepengine.cli.chat_conversation import replay_turn
-from stepengine.cli.chat_screen import TOO_NARROW, Chat, ChatCommand, model_label
+from stepengine.cli.chat_screen import TOO_NARROW, Chat, ChatCommand, model_name_or_substitute
 from stepengine.cli.conversations import RecordedConversation, list_conversations
 from stepengine.cli.exits import Exit
 from stepengine.cli.screen.confirm import YES
 from stepengine.cli.screen.console import DIGITS, WHICH
-from stepengine.cli.screen.progress import diff_lines
+from stepengine.cli.screen.progress import style_diff_lines
 from stepengine.cli.screen.render import format_cost, format_tokens, one_line, truncate_text, visible
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import find_by_prefix, policy_changes
+from stepengine.cli.state_folder import find_recorded_run_by_prefix, read_policy_changes
 from stepengine.cli.toolset import convert_to_code_mode
 from stepengine.data.usage import Spending
 from stepengine.errors import UnknownModel
@@ -60,7 +60,7 @@ async def _show_or_set_model(chat: Chat, model: str) -> None:
         from stepengine.cli.commands.models import describe_model
         from stepengine.models import find_known_models, list_providers
 
-        now = model_label(talk)
+        now = model_name_or_substitute(talk)
         registry = talk.options.settings.make_models()
         chat.print_text(f"now: {one_line(now)}")
         with contextlib.suppress(UnknownModel):  # that of a server at --base-url
@@ -71,18 +71,18 @@ async def _show_or_set_model(chat: Chat, model: str) -> None:
                 chat.print_text(f"  {entry.prefix}/...  key {one_line(entry.key, 60)}")
         return
     options = attrs.evolve(talk.options, model=[m for m in talk.options.model or () if "=" in m] + [model])
-    bench.choose_models(options).check(model)
+    bench.make_model_registry(options).check(model)
     await talk.switch_engine(options, talk.agent)
     chat.print_text(f"from the next turn on: {one_line(model)}; lasting approvals are asked for again")
 
 
 async def _show_agents(chat: Chat, _: str) -> None:
-    from stepengine.cli.commands.agents import tree_lines
+    from stepengine.cli.commands.agents import format_agent_tree
     from stepengine.engine.agent_family import find_agent_family
 
     talk = chat.conversation
     known = find_agent_family(talk.agent, talk.options.agent, talk.options.settings.agent_folders)
-    chat.print_text("\n".join(tree_lines(known)))
+    chat.print_text("\n".join(format_agent_tree(known)))
 
 
 async def _show_cost(chat: Chat, _: str) -> None:
@@ -110,7 +110,7 @@ async def _show_cost(chat: Chat, _: str) -> None:
     )
 
 
-async def _switch_agent(chat: Chat, name: str) -> None:
+async def _show_or_switch_agent(chat: Chat, name: str) -> None:
     from stepengine.engine import load_agent
 
     talk = chat.conversation
@@ -132,7 +132,7 @@ async def _show_or_set_mode(chat: Chat, mode: str) -> None:
     if mode not in talk.modes:
         msg = f"{one_line(mode, 40)} is not a mode of this chat; modes: {', '.join(talk.modes)}"
         raise UsageProblem(msg)
-    await talk.apply_mode(mode)
+    await talk.switch_permission_mode(mode)
     chat.print_text(f"mode {mode}, from the next turn on")
 
 
@@ -150,7 +150,7 @@ async def _print_permission_rules(chat: Chat, _: str) -> None:
 async def _remove_approval_rule(chat: Chat, which: str) -> None:
     talk = chat.conversation
     allowed = talk.list_approval_rules()
-    number = _parse_number(which)
+    number = _parse_number_or_minus_one(which)
     if not 1 <= number <= len(allowed):
         there = f"1 to {len(allowed)}, as /rules numbers them" if allowed else "and nothing was allowed for good yet"
         msg = f"/forget NUMBER has it asked about again, {there}"
@@ -171,7 +171,7 @@ async def _print_diffs(chat: Chat, _: str) -> None:
     talk = chat.conversation
     diffs = [*talk.diffs, *(chat.screen.diffs if chat.is_working and chat.screen is not None else ())]
     for diff in diffs:
-        for line, style in diff_lines(diff):
+        for line, style in style_diff_lines(diff):
             chat.print_text(line, style)
     if not diffs:
         chat.print_text("nothing was written in this chat")
@@ -200,7 +200,7 @@ async def _list_or_send_skill(chat: Chat, said: str) -> Exit | None:
         return None
     skill = await asyncio.to_thread(find_skill, folder, name, user=True)
     # Only what the person typed sends files along: a skill is somebody else's text.
-    sent = "\n\n".join([read_instructions(skill), chat.compose_prompt(words.strip())])
+    sent = "\n\n".join([read_instructions(skill), chat.compose_prompt_and_clear_notes(words.strip())])
     return await chat.run_turn(sent.rstrip(), title=f"/skill {said}")
 
 
@@ -215,7 +215,7 @@ async def _print_journal_name(chat: Chat, _: str) -> None:
 
 async def _clear_conversation(chat: Chat, _: str) -> None:
     talk = chat.conversation
-    talk.fork(0)
+    talk.fork_after_turn(0)
     talk.notes.clear()
     chat.print_text("a new conversation; the one before is recorded, and files stay as they are")
 
@@ -241,7 +241,7 @@ async def _undo_last_writes(chat: Chat, _: str) -> None:
     root = talk.options.cwd.resolve()
     planned = str(undo(talk.journal, root, dry_run=True, partial=True))
     chat.print_text(f"this would be done:\n{visible(planned)}")
-    if ((await chat.terminal.line("bring them back? y/n > ")) or "").strip().lower() not in YES:
+    if ((await chat.terminal.read_line_with_prompt("bring them back? y/n > ")) or "").strip().lower() not in YES:
         chat.print_text("nothing was done")
         return
     # A turn of this chat, which this process recorded.
@@ -263,12 +263,12 @@ async def _save_as_markdown(chat: Chat, file: str) -> None:
 async def _fork_conversation(chat: Chat, turn: str) -> None:
     talk = chat.conversation
     last = len(talk.states) - 1
-    number = _parse_number(turn) if turn else last
+    number = _parse_number_or_minus_one(turn) if turn else last
     if not 0 <= number <= last:
         there = f"0 to {last}; without one, from before the last" if talk.states else "and there is none yet"
         msg = f"/fork TURN continues from after a turn, {there}"
         raise UsageProblem(msg)
-    talk.fork(number)
+    talk.fork_after_turn(number)
     chat.print_text(f"continues from after turn {number}; files do not change, and later turns stay recorded")
 
 
@@ -276,7 +276,7 @@ async def _resume_conversation(chat: Chat, which: str) -> Exit | None:
     from stepengine.engine.loader import load_agent
 
     talk = chat.conversation
-    entry = await _choose_conversation(chat, which)
+    entry = await _find_or_ask_for_conversation(chat, which)
     if entry is None:
         return None
     name, code_mode = (
@@ -289,12 +289,12 @@ async def _resume_conversation(chat: Chat, which: str) -> Exit | None:
     recorded = attrs.evolve(options, write=False, shell=False, asks=False, policy=None, policy_changes=None)
     last = await asyncio.to_thread(replay_turn, entry, recorded)
     if entry.status in GOES_ON:
-        options = attrs.evolve(options, policy=None, policy_changes=policy_changes(entry))
+        options = attrs.evolve(options, policy=None, policy_changes=read_policy_changes(entry))
     await talk.switch_engine(options, convert_to_code_mode(agent) if code_mode else agent)
     talk.notes.clear()
     talk.journal = None
     chat.print_text(f"{talk.agent.id}: continues {entry.stem}; files do not change")
-    chat.continue_from(last, entry)
+    chat.load_and_show_recorded_turn(last, entry)
     return await chat.resume_turn()
 
 
@@ -323,14 +323,14 @@ async def _summarize_conversation(chat: Chat, hint: str) -> None:
 
 def _find_conversation(which: str, listed: Sequence[RecordedConversation]) -> RecordedRun | None:
     """Return the last turn of the conversation with the listed number or name; ``None`` if there is none."""
-    number = _parse_number(which)
+    number = _parse_number_or_minus_one(which)
     if 1 <= number <= len(listed):
-        return listed[number - 1].last
+        return listed[number - 1].turn_to_continue
     # Two digits are a number of the list, though the random id of a run may begin with them.
-    return None if 0 <= number <= MOST_LISTED else find_by_prefix(which)
+    return None if 0 <= number <= MOST_LISTED else find_recorded_run_by_prefix(which)
 
 
-async def _choose_conversation(chat: Chat, which: str) -> RecordedRun | None:
+async def _find_or_ask_for_conversation(chat: Chat, which: str) -> RecordedRun | None:
     """
     Return the last turn of the conversation with that number or name; without one, list conversations and ask.
 
@@ -344,8 +344,8 @@ async def _choose_conversation(chat: Chat, which: str) -> RecordedRun | None:
         return None
     if not which:
         for number, one in enumerate(found, start=1):
-            chat.print_text(truncate_text(f"{number:>4}. {one.line}", max(TOO_NARROW, chat.console.width - 1)))
-        which = ((await chat.terminal.line(WHICH)) or "").strip()
+            chat.print_text(truncate_text(f"{number:>4}. {one.summary_line}", max(TOO_NARROW, chat.console.width - 1)))
+        which = ((await chat.terminal.read_line_with_prompt(WHICH)) or "").strip()
     if not which:
         return None
     entry = _find_conversation(which, found)
@@ -358,7 +358,7 @@ async def _choose_conversation(chat: Chat, which: str) -> RecordedRun | None:
     return entry
 
 
-def _parse_number(typed: str) -> int:
+def _parse_number_or_minus_one(typed: str) -> int:
     """Parse a number; -1 for anything else."""
     return int(typed) if typed.isascii() and typed.isdigit() and len(typed) < DIGITS else -1
 
@@ -375,7 +375,7 @@ COMMANDS: Mapping[str, ChatCommand] = MappingProxyType(
             "[MODEL]  show or set the model of all agents, from the next turn on", _show_or_set_model, "alone"
         ),
         "agents": ChatCommand("who may spawn whom", _show_agents, "yes"),
-        "agent": ChatCommand("ID  talk with another agent, in a new conversation", _switch_agent, "alone"),
+        "agent": ChatCommand("ID  talk with another agent, in a new conversation", _show_or_switch_agent, "alone"),
         "mode": ChatCommand(
             "[MODE]  show or set what holds where no rule does; Shift-Tab takes the next one",
             _show_or_set_mode,

@@ -12,7 +12,7 @@ import typer
 from attrs import frozen
 
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import find_journal_files
+from stepengine.cli.journals import find_files_and_journals
 from stepengine.cli.options import Json
 from stepengine.cli.screen.render import one_line, print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
@@ -77,7 +77,7 @@ def check(
         msg = "--seen and --allow-unsigned are about signatures; give --key PUB, too"
         raise UsageProblem(msg)
     try:
-        found = list(_check_files(paths, allow or (), key or (), seen))
+        found = list(_check_journals_and_secrets(paths, allow or (), key or (), seen))
     except JournalError as error:
         return print_error(error.message, Exit.FAILED)
     if seen and sum(one.verified is not None for one in found) != 1:
@@ -135,12 +135,14 @@ class _CheckedFile:
         yield from [str(leak) for leak in self.leaks if f"record {leak.line}" not in shown]
 
 
-def _check_files(paths: Iterable[str], allow: Sequence[str], keys: Sequence[str], seen: str) -> Iterator[_CheckedFile]:
+def _check_journals_and_secrets(
+    paths: Iterable[str], allow: Sequence[str], keys: Sequence[str], seen: str
+) -> Iterator[_CheckedFile]:
     """Check every file of *paths*; yield journals and files with secrets."""
     from stepengine.journal import check, decisions, scan, verify
 
     for path in paths:
-        for file, journal in find_journal_files(path):
+        for file, journal in find_files_and_journals(path):
             leaks = tuple(scan([file], allow_secrets=allow)) if Path(file).is_file() else ()
             if journal is None:
                 yield from [_CheckedFile(name=file, leaks=leaks)] if leaks else []

@@ -32,7 +32,7 @@ from stepengine.cli.debug_screen import (
 )
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import load_recorded_agent, open_journal, run_on_journal
-from stepengine.cli.options import File, Last, Options, with_options
+from stepengine.cli.options import File, Last, Options, with_shared_options
 from stepengine.cli.screen.render import format_count, print_visible
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.alike import did_you_mean
@@ -53,7 +53,7 @@ PARENT = 76
 """The exit code of a debugger that gives back to the one whose run it was forked from."""
 
 
-@with_options
+@with_shared_options
 def debug(
     options: Options,
     file: File = "",
@@ -146,7 +146,7 @@ def _load_and_debug(options: Options, asked: DebugOptions, tally: SharedCounters
     code: int | None
     try:
         if forked is None:
-            code = session.serve(None)
+            code = session.run_command_loop(None)
         else:
             message: Mapping[str, object] | None = None
             try:
@@ -154,7 +154,7 @@ def _load_and_debug(options: Options, asked: DebugOptions, tally: SharedCounters
             except Rewound as woken:
                 code, message = None, woken.message
             if code is None:
-                session.end(message)
+                session.run_commands_and_exit_process(message)
     finally:
         sys.breakpointhook = hook
         debugger.close()
@@ -204,17 +204,17 @@ class DebugSession:
         if tape.is_in_address_order:
             print_visible("the journal is in the order of addresses: siblings follow one another")
 
-    def end(self, message: Mapping[str, object] | None) -> Never:
+    def run_commands_and_exit_process(self, message: Mapping[str, object] | None) -> Never:
         """Run the command loop in a child process, and end the process."""
         code: int = Exit.FAILED
         try:
-            code = self.serve(message)
+            code = self.run_command_loop(message)
         except BaseException as error:  # noqa: BLE001 - nothing of this process goes back to where it was forked
             print_error(f"the debugger broke: {type(error).__name__}: {error}")
         assert self._forked is not None  # noqa: S101 - it forked this process
         self._forked.end_all_processes(code)
 
-    def serve(self, message: Mapping[str, object] | None) -> int:
+    def run_command_loop(self, message: Mapping[str, object] | None) -> int:
         """Execute commands until there are none left; return the exit code."""
         from stepengine.debugging.walks import Rewound
 
@@ -224,7 +224,7 @@ class DebugSession:
             try:
                 if begins:
                     begins = False
-                    self._show_start()
+                    self._go_to_start_position()
                 elif message is not None:
                     told, message = message, None
                     self._continue_move(told)
@@ -237,17 +237,17 @@ class DebugSession:
                 if self._asked.is_scripted:
                     return Exit.INTERRUPTED
                 # Whatever ran when it came is broken off in the middle: it is walked to its place again.
-                self._restart_replay(start)
+                self._restart_replay_at(start)
         return self._code
 
     def _run_next_command(self) -> None:
         line = self._read_command()
         if line is None:
-            self._code = self.screen.tally.code
+            self._code = self.screen.tally.exit_code
         else:
             self._run_command(line)
 
-    def _restart_replay(self, start: int) -> None:
+    def _restart_replay_at(self, start: int) -> None:
         if self._forked is not None:
             self._forked.wake_nearest_and_exit(start, then=None)
         from stepengine.debugging.walks import PausedWalk
@@ -257,10 +257,10 @@ class DebugSession:
             walk.stepper = walk.stepper.copy_at_start()
             walk.move_to(start)
 
-    def _show_start(self) -> None:
+    def _go_to_start_position(self) -> None:
         if not self._asked.at:
             if not self._asked.is_scripted:
-                self._call_reporting_errors(self.screen.show)
+                self._call_reporting_errors(self.screen.show_position)
             return
         self._call_reporting_errors(lambda: self.navigation.goto(self._asked.at))
 
@@ -278,7 +278,7 @@ class DebugSession:
         then = message.get("then")
         search = message.get("search")
         if search is not None:
-            self._call_reporting_errors(lambda: self.navigation.search_back(*search))
+            self._call_reporting_errors(lambda: self.navigation.search_back_and_move(*search))
             return
 
         def finish_move() -> None:
@@ -286,9 +286,9 @@ class DebugSession:
             if message.get("refused"):
                 self.screen.report_divergence(message["refused"])
             elif then == "show":
-                self.screen.show()
+                self.screen.show_position()
             elif then is not None:
-                self.navigation.compare(*then[1:], known=message["known"])
+                self.navigation.print_differences(*then[1:], known=message["known"])
 
         self._call_reporting_errors(finish_move)
 
@@ -311,29 +311,31 @@ class DebugSession:
         except ReplayDivergence as error:
             self.screen.report_divergence(error.message)
         except (StepEngineError, RefusedCommand, UsageProblem, OSError, ValueError) as error:
-            self.screen.fail(error.message if isinstance(error, StepEngineError) else str(error))
+            self.screen.report_failure(error.message if isinstance(error, StepEngineError) else str(error))
 
     def _run_command(self, line: str) -> None:
-        name, _, rest = line.strip().partition(" ")
+        name, _, typed = line.strip().partition(" ")
         if not name:
             return
         name = SHORTS.get(name, name)
         command = COMMANDS.get(name)
         if command is None:
             hint = did_you_mean(name, COMMANDS, alike=0.5, otherwise="; `help` lists them")
-            self.screen.fail(f"there is no command {name[:40]!r}{hint}")
+            self.screen.report_failure(f"there is no command {name[:40]!r}{hint}")
             return
         if self.screen.parked is not None and command.goes:
-            self.screen.fail(NO_MORE)
+            self.screen.report_failure(NO_MORE)
             return
         if self.screen.running is not None and not command.in_frame:
-            self.screen.fail("the handler is in a breakpoint: use print, locals, list, where, quit, or `continue`")
+            self.screen.report_failure(
+                "the handler is in a breakpoint: use print, locals, list, where, quit, or `continue`"
+            )
             return
-        self._call_reporting_errors(lambda: command.act(self, rest.strip()))
+        self._call_reporting_errors(lambda: command.act(self, typed.strip()))
 
-    def fork(self, rest: str) -> None:
+    def fork_and_debug_run(self, typed: str) -> None:
         """Fork the run here into a new journal, and debug the fork until the command ``parent``."""
-        self._debug_journal(fork_run(self.screen, rest, self._forked))
+        self._debug_journal(fork_run(self.screen, typed, self._forked))
 
     def _debug_journal(self, journal: str) -> None:
         """Debug another run until the command ``parent``."""
@@ -343,13 +345,13 @@ class DebugSession:
             code = int(_load_and_debug(options, inner, self.screen.tally))
             sys.breakpointhook = self._on_breakpoint
         else:
-            code = self._run_in_child(lambda: int(_load_and_debug(options, inner, self.screen.tally)))
+            code = self._run_in_child_process(lambda: int(_load_and_debug(options, inner, self.screen.tally)))
         if code == PARENT:
-            self.screen.show()
+            self.screen.show_position()
         else:
             self._code = code
 
-    def _run_in_child(self, act: Callable[[], int]) -> int:
+    def _run_in_child_process(self, act: Callable[[], int]) -> int:
         """Call *act* in a forked process, and return its exit code."""
         from stepengine.debugging.walks import exit_forked_process, wait_for_child
 
@@ -364,7 +366,7 @@ class DebugSession:
             exit_forked_process(code)
         return wait_for_child(pid)
 
-    def parent(self, rest: str) -> None:
+    def return_to_parent_run(self, typed: str) -> None:
         """Return to the run that this one was forked from."""
         if not self._asked.is_inner:
             msg = "this run was not forked here"
@@ -396,30 +398,30 @@ class DebugSession:
                         "line": self.screen.running.line,
                     },
                 )
-                self._run_frame_loop()
+                self._run_breakpoint_loop()
         finally:
             self.screen.running, self.screen.frame = None, kept
 
-    def _run_frame_loop(self) -> None:
+    def _run_breakpoint_loop(self) -> None:
         while True:
             line = self._read_command()
             if line is None or line.strip() in ("continue", "c"):
                 return
             if line.strip() in ("quit", "q"):
                 if self._forked is not None:
-                    self._forked.end_all_processes(self.screen.tally.code)
-                raise SystemExit(self.screen.tally.code)
+                    self._forked.end_all_processes(self.screen.tally.exit_code)
+                raise SystemExit(self.screen.tally.exit_code)
             self._run_command(line)
 
-    def quit(self, rest: str) -> None:
+    def quit(self, typed: str) -> None:
         """Leave the debugger."""
-        self._code = self.screen.tally.code
+        self._code = self.screen.tally.exit_code
 
-    def help(self, rest: str) -> None:
+    def print_help(self, typed: str) -> None:
         """Print the commands."""
-        command = COMMANDS.get(SHORTS.get(rest, rest)) if rest else None
-        if rest and command is None:
-            msg = f"there is no command {rest[:40]!r}"
+        command = COMMANDS.get(SHORTS.get(typed, typed)) if typed else None
+        if typed and command is None:
+            msg = f"there is no command {typed[:40]!r}"
             raise RefusedCommand(msg)
         shorts = {name: short for short, name in SHORTS.items()}
         rows = [(name, c) for name, c in COMMANDS.items() if command is None or c is command]
@@ -471,16 +473,16 @@ def debug_divergence(stepper: Stepper, error: ReplayDivergence, journal: Journal
         parked=error,
     )
     session = DebugSession(screen)
-    session.serve(None)
+    session.run_command_loop(None)
     engine.close()
 
 
 def _wrap_screen_command(act: Callable[[DebugScreen, str], None]) -> Callable[[DebugSession, str], None]:
-    return lambda session, rest: act(session.screen, rest)
+    return lambda session, typed: act(session.screen, typed)
 
 
 def _wrap_move_command(act: Callable[[DebugNavigation, str], None]) -> Callable[[DebugSession, str], None]:
-    return lambda session, rest: act(session.navigation, rest)
+    return lambda session, typed: act(session.navigation, typed)
 
 
 class _Command(NamedTuple):
@@ -499,15 +501,20 @@ OWN_CODE = (
 )
 COMMANDS: dict[str, _Command] = {
     "next": _Command(_wrap_move_command(DebugNavigation.move_by), "[COUNT]", "one position on", goes=True),
-    "back": _Command(lambda s, rest: s.navigation.move_by(rest, -1), "[COUNT]", "one position back", goes=True),
-    "step": _Command(lambda s, rest: s.navigation.move_by(rest, steps=True), "[COUNT]", "one step on", goes=True),
+    "back": _Command(lambda s, typed: s.navigation.move_by(typed, -1), "[COUNT]", "one position back", goes=True),
+    "step": _Command(lambda s, typed: s.navigation.move_by(typed, steps=True), "[COUNT]", "one step on", goes=True),
     "unstep": _Command(
-        lambda s, rest: s.navigation.move_by(rest, -1, steps=True), "[COUNT]", "one step back", goes=True
+        lambda s, typed: s.navigation.move_by(typed, -1, steps=True), "[COUNT]", "one step back", goes=True
     ),
     "goto": _Command(_wrap_move_command(DebugNavigation.goto), "N|PATH#N", "to a step or an effect", goes=True),
-    "first": _Command(lambda s, _: s.navigation.go_to_end(last=False), "", "to the first position", goes=True),
+    "first": _Command(
+        lambda s, _: s.navigation.go_to_first_or_last(last=False), "", "to the first position", goes=True
+    ),
     "last": _Command(
-        lambda s, _: s.navigation.go_to_end(last=True), "", "to the last one, or the question that is open", goes=True
+        lambda s, _: s.navigation.go_to_first_or_last(last=True),
+        "",
+        "to the last one, or the question that is open",
+        goes=True,
     ),
     "until": _Command(
         _wrap_move_command(DebugNavigation.run_until), "LINE|@TOOL|error|EXPR", "on to where it holds", goes=True
@@ -518,17 +525,17 @@ COMMANDS: dict[str, _Command] = {
     "into": _Command(
         _wrap_move_command(DebugNavigation.follow_child), "PATH", "follow a child: only its positions count", goes=True
     ),
-    "out": _Command(_wrap_move_command(DebugNavigation.follow_all), "", "follow all runs again"),
+    "out": _Command(_wrap_move_command(DebugNavigation.follow_all_runs), "", "follow all runs again"),
     "where": _Command(_wrap_screen_command(inspection.show_frames), "", "the frames", in_frame=True),
     "list": _Command(
-        _wrap_screen_command(inspection.list_source),
+        _wrap_screen_command(inspection.show_source),
         "[LINES]",
         "the source around the line that waits",
         in_frame=True,
     ),
     "up": _Command(_wrap_screen_command(inspection.select_frame), "[COUNT]", "the frame outside of this one"),
     "down": _Command(
-        lambda s, rest: inspection.select_frame(s.screen, rest, 1), "[COUNT]", "the frame inside of this one"
+        lambda s, typed: inspection.select_frame(s.screen, typed, 1), "[COUNT]", "the frame inside of this one"
     ),
     "locals": _Command(_wrap_screen_command(inspection.show_locals), "", "all variables of the frame", in_frame=True),
     "print": _Command(
@@ -539,17 +546,17 @@ COMMANDS: dict[str, _Command] = {
         more=OWN_CODE,
     ),
     "pp": _Command(
-        lambda s, rest: inspection.print_expression(s.screen, rest, pretty=True),
+        lambda s, typed: inspection.print_expression(s.screen, typed, pretty=True),
         "EXPR",
         "the same in several lines",
         in_frame=True,
         more=OWN_CODE,
     ),
     "state": _Command(_wrap_screen_command(inspection.show_state), "", "the state: the record"),
-    "view": _Command(_wrap_screen_command(inspection.show_view), "", "what the model is shown of it"),
+    "view": _Command(_wrap_screen_command(inspection.show_model_view), "", "what the model is shown of it"),
     "request": _Command(_wrap_screen_command(inspection.show_request), "", "the last request"),
     "reply": _Command(
-        lambda s, rest: inspection.show_result(s.screen, rest, reply=True), "", "the results here, by member"
+        lambda s, typed: inspection.show_result(s.screen, typed, reply=True), "", "the results here, by member"
     ),
     "result": _Command(_wrap_screen_command(inspection.show_result), "", "the result here"),
     "hooks": _Command(_wrap_screen_command(inspection.show_hooks), "", "the hooks since the last outcome"),
@@ -559,9 +566,11 @@ COMMANDS: dict[str, _Command] = {
         "where the arguments of the call here come from, or a value",
     ),
     "cost": _Command(_wrap_screen_command(inspection.show_cost), "", "what was spent"),
-    "diff": _Command(_wrap_move_command(DebugNavigation.diff), "N M", "what differs between two places", goes=True),
+    "diff": _Command(
+        _wrap_move_command(DebugNavigation.diff_positions), "N M", "what differs between two places", goes=True
+    ),
     "fork": _Command(
-        DebugSession.fork,
+        DebugSession.fork_and_debug_run,
         "[OPTIONS]",
         "continue from here in a new journal",
         goes=True,
@@ -571,19 +580,19 @@ COMMANDS: dict[str, _Command] = {
         "--into FILE: the new journal; --allow-repeat: what changed the world may happen again\n"
         "--trust-journal: do not ask about calls that only a journal of others asks for",
     ),
-    "parent": _Command(DebugSession.parent, "", "back to the run that this one was forked from"),
+    "parent": _Command(DebugSession.return_to_parent_run, "", "back to the run that this one was forked from"),
     "recorded": _Command(
-        lambda s, rest: inspection.show_divergence(s.screen, rest, recorded=True),
+        lambda s, typed: inspection.show_divergence(s.screen, typed, recorded=True),
         "",
         "at a divergence: the recorded effect",
     ),
     "asked": _Command(
-        lambda s, rest: inspection.show_divergence(s.screen, rest, recorded=False),
+        lambda s, typed: inspection.show_divergence(s.screen, typed, recorded=False),
         "",
         "at a divergence: the current effect",
     ),
     "quit": _Command(DebugSession.quit, "", "leave"),
-    "help": _Command(DebugSession.help, "[COMMAND]", "this list", in_frame=True),
+    "help": _Command(DebugSession.print_help, "[COMMAND]", "this list", in_frame=True),
 }
 SHORTS = {
     "n": "next", "b": "back", "s": "step", "u": "until", "g": "goto", "w": "where", "l": "list", "p": "print", "q": "quit",

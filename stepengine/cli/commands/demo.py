@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
-from stepengine.cli.bench import make_progress
+from stepengine.cli.bench import make_progress_display
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.options import Config, Options, Quiet
 from stepengine.cli.perform import FinishedRun, run_agent_to_end
@@ -82,7 +82,7 @@ def demo(
     """
     from stepengine.testing import Cassette, CassetteMiss, ReplayTransport
 
-    progress = make_progress(Options(agent="editor", quiet=quiet, config=config).with_settings())
+    progress = make_progress_display(Options(agent="editor", quiet=quiet, config=config).with_settings())
     folder = Path(tempfile.mkdtemp(prefix="stepengine-demo-")) if keep else None
     cassette = Cassette.load(CASSETTE, ignore=IGNORED, hint="python -m cassettes.record_demo")
     _print_introduction()
@@ -91,7 +91,7 @@ def demo(
     except CassetteMiss as miss:
         return print_error(str(miss), Exit.DIVERGED)
     if progress is not None:
-        progress.finish(run.result)
+        progress.print_run_summary(run.result)
     if run.code is not Exit.COMPLETED:
         return print_error(f"the demo ended as {run.result.status.value}: {run.result.error}", run.code)
     _print_explanation(run.result.output["diff"], _describe_cost(run.result.usage))
@@ -100,7 +100,7 @@ def demo(
     return Exit.COMPLETED
 
 
-def copy_project(target: Path) -> None:
+def copy_sample_project(target: Path) -> None:
     """Copy the sample project into the folder *target*."""
     for file in sorted((HERE / "project").iterdir()):
         if file.suffix == SAMPLE:
@@ -122,7 +122,7 @@ def run_demo(transport: object, progress: ProgressDisplay | None = None, folder:
 
     with ExitStack() as stack:
         root = folder or Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="stepengine-demo-")))
-        copy_project(root)
+        copy_sample_project(root)
         editor = attrs.evolve(_load_editor(), model=MODEL)
         provider = AnthropicProvider(api_key="demo", base_url=HOST, transport=transport)
         engine = Engine(
@@ -157,7 +157,7 @@ def _print_explanation(diff: str, cost: str) -> None:
     from rich.console import Console
     from rich.text import Text
 
-    from stepengine.cli.screen.progress import diff_lines
+    from stepengine.cli.screen.progress import style_diff_lines
 
     console = Console(highlight=False)
 
@@ -167,7 +167,7 @@ def _print_explanation(diff: str, cost: str) -> None:
         console.print(Text(line, style=style), soft_wrap=True)
 
     show("\nWhat changed", "bold")
-    for line, style in diff_lines(diff):
+    for line, style in style_diff_lines(diff):
         show(line, style, hang=HANG)
     show("\nThe handler that drove it (agents/editor.py)", "bold")
     show(_handler_source(), hang=HANG)

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import open_readable_journal
+from stepengine.cli.journals import open_journal_or_cassette
 from stepengine.cli.options import Json
 from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
@@ -40,8 +40,8 @@ def diff(
     from stepengine.journal import diff
 
     try:
-        before, after = _select_runs(a, b, last=last)
-        found = diff(open_readable_journal(before), open_readable_journal(after))
+        before, after = _choose_two_runs(a, b, last=last)
+        found = diff(open_journal_or_cassette(before), open_journal_or_cassette(after))
     except JournalError as error:
         return print_error(error.message, Exit.FAILED)
     if as_json:
@@ -51,7 +51,7 @@ def diff(
     return Exit.FAILED if found else Exit.COMPLETED
 
 
-def _select_runs(a: str, b: str, *, last: bool) -> tuple[str, str]:
+def _choose_two_runs(a: str, b: str, *, last: bool) -> tuple[str, str]:
     if last and b:
         msg = f"--last, {a!r} and {b!r} name three runs; pass two"
         raise UsageProblem(msg)

@@ -31,7 +31,7 @@ Agents: TypeAlias = Annotated[
 ]
 
 
-def _run_with_agents(
+def _run_with_durable_engine(
     module: str, db: str, act: Callable[[DurableEngine], Awaitable[Exit]], *, app: str, pool: str, release: str = ""
 ) -> Exit:
     refuse_untrusted_module(module)
@@ -49,7 +49,7 @@ def _run_with_agents(
     return run_deployment_command(act_with_engine())
 
 
-def export(
+def export_run(
     run: Run,
     *,
     agents: Agents = "agents",
@@ -75,10 +75,10 @@ def export(
         print(target)
         return Exit.COMPLETED
 
-    return _run_with_agents(agents, db, write_export, app=app, pool=pool)
+    return _run_with_durable_engine(agents, db, write_export, app=app, pool=pool)
 
 
-def import_(
+def import_run(
     file: Annotated[str, typer.Argument(metavar="FILE", help="A journal of a run that has not ended.")],
     *,
     agents: Agents = "agents",
@@ -101,14 +101,14 @@ def import_(
     Examples:
       stepengine journal import run.jsonl --agents my_agents.py
     """
-    from stepengine.cli.journals import check_foreign_approvals, journal_errors_as_usage, open_journal
+    from stepengine.cli.journals import journal_errors_as_usage, open_journal, refuse_untrusted_approvals
     from stepengine.journal.unknown_calls import refuse_unknown_calls
 
     if trust_journal:
         refuse_inside_tool("import --trust-journal")
     else:
         journal = open_journal(file)
-        check_foreign_approvals(journal, journal.history())
+        refuse_untrusted_approvals(journal, journal.history())
         with journal_errors_as_usage():
             refuse_unknown_calls(journal)
 
@@ -116,10 +116,10 @@ def import_(
         print(await engine.submit_journal(open_journal(file), trust=trust_journal or None))
         return Exit.COMPLETED
 
-    return _run_with_agents(agents, db, submit_journal, app=app, pool=pool, release=release)
+    return _run_with_durable_engine(agents, db, submit_journal, app=app, pool=pool, release=release)
 
 
-def fork_durable(
+def fork_durable_run(
     run: str,
     at: str,
     edit: Callable[[Any], object] | None,
@@ -136,10 +136,10 @@ def fork_durable(
         print(await engine.fork(run, at=at, edit=edit, allow_repeat=allow_repeat))
         return Exit.COMPLETED
 
-    return _run_with_agents(agents, db, fork_run, app=app, pool=pool)
+    return _run_with_durable_engine(agents, db, fork_run, app=app, pool=pool)
 
 
-def move(
+def move_runs_to_release(
     of: Annotated[str, typer.Argument(metavar="FROM", help="The release with runs that have not ended.")],
     to: Annotated[
         str, typer.Argument(metavar="TO", help="The release that resumes them; its workers must be running.")
@@ -176,7 +176,7 @@ def move(
         from stepengine.durable import DeploymentMaintenance
 
         found = [only] if only else await DeploymentMaintenance(engine.operator).list_unfinished(of)
-        told = [(run, *await _move_run(engine, run, of, check=check)) for run in found]
+        told = [(run, *await _move_run_if_replayable(engine, run, of, check=check)) for run in found]
         if as_json:
             print(to_ascii_json([{"run": run, "outcome": outcome, "why": why} for run, outcome, why in told]))
         else:
@@ -189,10 +189,10 @@ def move(
     if of == to:
         msg = f"FROM and TO are both {of!r}; `stepengine deploy status` lists the releases"
         raise UsageProblem(msg)
-    return _run_with_agents(agents, db, move_runs, app=app, pool=pool, release=to)
+    return _run_with_durable_engine(agents, db, move_runs, app=app, pool=pool, release=to)
 
 
-async def _move_run(engine: DurableEngine, run: str, of: str, *, check: bool) -> tuple[str, str]:
+async def _move_run_if_replayable(engine: DurableEngine, run: str, of: str, *, check: bool) -> tuple[str, str]:
     """Move a run; return ``moved``, ``would move``, ``diverges`` (it was left alone) or ``ended``, and where it diverges."""
     view = await engine.operator.run(run)
     if view.release != of:

@@ -14,17 +14,17 @@ import typer
 from stepengine.cli.evaluation import (
     Budget,
     Yes,
-    ask_for_confirmation,
     make_result_folder_path,
     make_sample_engine,
     parse_budget,
     redact_lines,
     redact_report,
+    require_user_confirmation,
     run_and_close_engines,
     run_reporting_errors,
 )
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.options import Model, Options, with_options
+from stepengine.cli.options import Model, Options, with_shared_options
 from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.cli.scripts import ScriptFile, load_script
 from stepengine.cli.settings import UsageProblem
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from stepengine.evaluation.scoring import Scores
 
 
-@partial(with_options, without=("cwd", "write", "verbose"))
+@partial(with_shared_options, without=("cwd", "write", "verbose"))
 def evaluate(
     options: Options,
     file: Annotated[str, typer.Argument(metavar="FILE", help="A .py file with `evaluation = ...`, or a .yaml file.")],
@@ -113,7 +113,7 @@ def evaluate(
             agents=_parse_sides(agent or ()), against=against, recheck=recheck, resume=goes_on,
             keep=keep, confirm=None if budget or yes else _confirm_live_runs,
             on_sample=(lambda _: None) if options.quiet else _print_sample, render_page=render_run if html else None,
-            load_agent=agents.load, make_engine=agents.make_engine,
+            load_agent=agents.load_agent_and_store_file, make_engine=agents.make_engine,
         )  # fmt: skip
         report = run_and_close_engines(evaluated, [])
         _print_report(report, Path(file).parent, as_json=options.as_json)
@@ -142,7 +142,7 @@ class _EvaluationAgents:
         self._root = root
         self._files: list[tuple[AgentDefinition, str]] = []
 
-    def load(self, agent: Any) -> AgentDefinition:
+    def load_agent_and_store_file(self, agent: Any) -> AgentDefinition:
         """Load the agent that an evaluation names, and store its file for agents that it may spawn."""
         from stepengine.engine.loader import load_agent
         from stepengine.evaluation.evaluation_files import resolve_agent_path
@@ -162,7 +162,7 @@ class _EvaluationAgents:
 
 def _confirm_live_runs(estimate: CostEstimate) -> None:
     """Ask for confirmation of live model calls."""
-    ask_for_confirmation(f"models will be asked in up to {estimate.calls} runs, at an unknown cost")
+    require_user_confirmation(f"models will be asked in up to {estimate.calls} runs, at an unknown cost")
 
 
 def _print_sample(sample: Sample) -> None:
@@ -171,13 +171,13 @@ def _print_sample(sample: Sample) -> None:
 
 
 def _print_report(report: EvaluationReport, root: Path, *, as_json: bool) -> None:
-    from stepengine.evaluation.report_pages import failed_lines, summary_lines
+    from stepengine.evaluation.report_pages import failed_sample_lines, summary_lines
 
     scores, folder = report.scores, report.folder
     if as_json:
         print(to_ascii_json(redact_report({**scores.to_json(), "folder": str(folder)})))
     else:
-        failed = failed_lines(scores, folder, _make_agent_option_formatter(scores, root))
+        failed = failed_sample_lines(scores, folder, _make_agent_option_formatter(scores, root))
         lines = [*summary_lines(scores), *failed, *report.gate_lines]
         print_visible(redact_lines([*lines, f"results: {folder}"]), hang=4)
     for line, problem in zip(report.gate_lines, report.gates.values(), strict=True):

@@ -14,24 +14,24 @@ import typer
 
 from stepengine.cli.bench import EngineSetup, make_engine_setup
 from stepengine.cli.code_trust import refuse_inside_tool
-from stepengine.cli.commands.durable_runs import Agents, fork_durable
+from stepengine.cli.commands.durable_runs import Agents, fork_durable_run
 from stepengine.cli.deployment import App, Db, Pool
 from stepengine.cli.evaluation import Budget, Fresh, Simulate, parse_budget
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import (
     check_choice,
-    check_foreign_approvals,
     create_journal,
     journal_errors_as_usage,
     load_recorded_agent,
+    make_resume_limits,
     open_journal,
     parse_answers,
-    perform_run,
-    resume_limits,
+    refuse_untrusted_approvals,
+    run_cancelling_on_signal,
     run_on_journal,
-    start_and_wait,
+    start_run_and_wait,
 )
-from stepengine.cli.options import Answers, File, Last, Options, Repeat, read_value_file, with_options
+from stepengine.cli.options import Answers, File, Last, Options, Repeat, read_value_file, with_shared_options
 from stepengine.cli.perform import FinishedRun, print_result
 from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
@@ -50,7 +50,7 @@ Perform: TypeAlias = "Callable[[EngineSetup, dict[str, Any]], FinishedRun]"
 STORED = ("model_reply", "tool_result")
 
 
-@with_options
+@with_shared_options
 def fork(
     options: Options,
     file: File = "",
@@ -133,7 +133,7 @@ def fork(
         msg = "name the last effect to keep with --at, or --tools for a fork at the first difference"
         raise UsageProblem(msg)
     if db:
-        return fork_durable(
+        return fork_durable_run(
             file,
             at,
             None if edit is None else _parse_edit(edit),
@@ -145,10 +145,10 @@ def fork(
         )
     options = attrs.evolve(options, journal=file, last=last, script=script)
     if tools:
-        prepare = partial(_prepare_recorded_fork, tools=tools, at=at, simulate=simulate, fresh=fresh, budget=budget)
+        prepare = partial(_make_recorded_fork_runner, tools=tools, at=at, simulate=simulate, fresh=fresh, budget=budget)
     else:
         prepare = partial(
-            _prepare_live_fork,
+            _make_live_fork_runner,
             at=at,
             edit=edit,
             answers=answer or (),
@@ -163,17 +163,17 @@ def _run_fork(options: Options, at: str, into: str, prepare: Callable[[Options, 
     journal = open_journal(options.journal)
     history = journal.history()
     perform = prepare(options, journal, history)
-    target = _choose_fork_journal(options, at, into)
+    target = _create_fork_journal(options, at, into)
     agent = load_recorded_agent(options, history)
     bench = make_engine_setup(options, agent, into="" if target is None else target.address, recorded=history)
     about = {"agent_id": agent.id, "prompt": str(history.root.get("prompt", ""))}
     origin = {"stem": options.stem or None, "at": at}
-    with RunRecording.start(options, target, command="fork", forked_from=origin, **about) as recording:
+    with RunRecording.create(options, target, command="fork", forked_from=origin, **about) as recording:
         if recording.journal is None:
             msg = "a fork needs a journal: name one with --into FILE"
             raise UsageProblem(msg)
         made = recording.journal
-        run = perform(bench, {"agent": agent, "limits": resume_limits(journal, options), "into": made})
+        run = perform(bench, {"agent": agent, "limits": make_resume_limits(journal, options), "into": made})
         recording.record_end(run.result)
     stem = recording.stem if target is None else ""
     if not options.quiet:
@@ -181,7 +181,7 @@ def _run_fork(options: Options, at: str, into: str, prepare: Callable[[Options, 
     return print_result(run, attrs.evolve(options, journal=made.address, stem=stem), bench)
 
 
-def _prepare_live_fork(
+def _make_live_fork_runner(
     options: Options,
     journal: Journal,
     history: History,
@@ -204,11 +204,11 @@ def _prepare_live_fork(
     }
     with journal_errors_as_usage():
         address = parse_result_address(history, at)
-    check_foreign_approvals(journal, history, address, edited=edit is not None)
-    return lambda bench, asked: start_and_wait(bench, lambda: bench.engine.start_fork(journal, **live, **asked))
+    refuse_untrusted_approvals(journal, history, address, edited=edit is not None)
+    return lambda bench, asked: start_run_and_wait(bench, lambda: bench.engine.start_fork(journal, **live, **asked))
 
 
-def _prepare_recorded_fork(
+def _make_recorded_fork_runner(
     options: Options,
     journal: Journal,
     history: History,
@@ -249,10 +249,10 @@ def _prepare_recorded_fork(
             )
         return report.result
 
-    return lambda bench, asked: perform_run(bench, lambda: fork_and_report(bench.engine, asked))
+    return lambda bench, asked: run_cancelling_on_signal(bench, lambda: fork_and_report(bench.engine, asked))
 
 
-def _choose_fork_journal(options: Options, at: str, into: str) -> Journal | None:
+def _create_fork_journal(options: Options, at: str, into: str) -> Journal | None:
     """Return the journal of a fork: *into*, else a file next to its source; ``None`` for the state folder."""
     if not into and options.stem:
         return None

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from stepengine.durable import Operator
 
 
-def collect(
+def delete_ended_runs(
     *,
     older_than: Annotated[
         str, typer.Option(help="Minimum time since their end, such as 30d, 12h or 90m.", metavar="AGE")

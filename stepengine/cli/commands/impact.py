@@ -26,7 +26,7 @@ from stepengine.cli.evaluation import (
 )
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import check_choice, expand_to_journals
-from stepengine.cli.options import Files, Options, with_options
+from stepengine.cli.options import Files, Options, with_shared_options
 from stepengine.cli.screen.render import print_visible, to_ascii_json, truncate_text, visible
 from stepengine.cli.scripts import ScriptFile, make_scripted_models
 from stepengine.cli.settings import UsageProblem
@@ -42,7 +42,7 @@ MAX_TEXT = 300
 FIELDS = 3
 
 
-@partial(with_options, without=("verbose",))
+@partial(with_shared_options, without=("verbose",))
 def impact(
     options: Options,
     files: Files,
@@ -114,7 +114,7 @@ def impact(
         if own.as_json:
             print(to_ascii_json(redact_report(report.to_json())))
         elif markdown:
-            print(_format_comment(report, holding))
+            print(_format_markdown_comment(report, holding))
         else:
             print_visible(redact_lines([*report.lines(), *_report_lines(report)]), hang=4)
         for gate in holding:
@@ -139,7 +139,7 @@ def _measure_impact(
     files: Sequence[str], options: Options, *, n: int, budget: SharedBudget, tools: str, **asked: Any
 ) -> Impact:
     """Return the report of all runs; the runs of each agent share an engine. *asked* are more options of ``impact``."""
-    from stepengine.evaluation.impact import Impact, Judged, RepeatedJournal, first_difference, impact
+    from stepengine.evaluation.impact import Impact, Judged, RepeatedJournal, impact, replay_to_first_difference
 
     own: list[RecordedCase] = []
     unread: list[RepeatedJournal] = []
@@ -153,7 +153,9 @@ def _measure_impact(
         return Impact("", n, tools, tuple(map(Judged, unread)), budget.spent_if_known)
 
     async def run_impact() -> Impact:
-        found = [await first_difference(case.bench.engine, case.file, case.journal, case.agent) for case in own]
+        found = [
+            await replay_to_first_difference(case.bench.engine, case.file, case.journal, case.agent) for case in own
+        ]
         return await impact(own[0].bench.engine, [*found, *unread], n=n, budget=budget, tools=tools, **asked)
 
     return run_and_close_engines(run_impact, [case.bench.engine for case in own])
@@ -184,8 +186,8 @@ def _has_difference(each: Any) -> bool:
 
 
 def _summarize_samples(samples: Sequence[Any]) -> str:
-    changed, left = _count_differences(samples)
-    ends = ", ".join(dict.fromkeys(["unknown" if each.has_left else each.course.status for each in samples]))
+    changed, left = _count_changed_and_left(samples)
+    ends = ", ".join(dict.fromkeys(["unknown" if each.has_left_record else each.course.status for each in samples]))
     return f"of {len(samples)} samples {changed} chose another tool, {left} left the record; they ended: {ends}"
 
 
@@ -194,11 +196,11 @@ def _summarize_samples(samples: Sequence[Any]) -> str:
 SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|<>~@-])")
 
 
-def _format_comment(report: Impact, holding: Sequence[ImpactGate]) -> str:
+def _format_markdown_comment(report: Impact, holding: Sequence[ImpactGate]) -> str:
     """Return the report as a Markdown table; texts of journals are escaped as code."""
     lines = [MARK, f"### What this change does to {len(report.journals)} recorded runs", ""]
-    lines += [f"- {_escape_markdown(line)}" for line in report.lines()]
-    lines += [f"- **{_escape_markdown(f'--fail-on {gate} holds')}**" for gate in holding]
+    lines += [f"- {_shorten_and_escape_markdown(line)}" for line in report.lines()]
+    lines += [f"- **{_shorten_and_escape_markdown(f'--fail-on {gate} holds')}**" for gate in holding]
     lines += ["", "| run | first difference | samples | another tool | left the record |", "|---|---|---|---|---|"]
     length = sum(len(line) + 1 for line in lines)
     for number, one in enumerate(report.journals):
@@ -209,7 +211,7 @@ def _format_comment(report: Impact, holding: Sequence[ImpactGate]) -> str:
             _format_code_span(one.found.file),
             _format_code_span(where),
             len(one.samples),
-            *_count_differences(one.samples),
+            *_count_changed_and_left(one.samples),
         ]
         row = f"| {' | '.join(map(str, cells))} |"
         length += len(row) + 1
@@ -220,23 +222,23 @@ def _format_comment(report: Impact, holding: Sequence[ImpactGate]) -> str:
     return "\n".join(lines)
 
 
-def _count_differences(samples: Sequence[Any]) -> tuple[int, int]:
+def _count_changed_and_left(samples: Sequence[Any]) -> tuple[int, int]:
     """Return how many samples chose another tool, and how many left the record."""
-    return sum(each.changed for each in samples), sum(each.has_left for each in samples)
+    return sum(each.changed for each in samples), sum(each.has_left_record for each in samples)
 
 
-def _escape_markdown(text: str) -> str:
+def _shorten_and_escape_markdown(text: str) -> str:
     """Escape all Markdown characters of a text."""
-    return SPECIAL.sub(r"\\\1", _shorten_text(text))
+    return SPECIAL.sub(r"\\\1", _redact_and_shorten(text))
 
 
 def _format_code_span(text: str) -> str:
     """Return text as Markdown code, with a longer fence than any in it, and without cell separators."""
-    short = _shorten_text(text)
+    short = _redact_and_shorten(text)
     longest = max((len(run) for run in re.findall("`+", short)), default=0)
     fence = "`" * (longest + 1)
     return f"{fence} {short.replace('|', chr(92) + '|')} {fence}"
 
 
-def _shorten_text(text: str) -> str:
+def _redact_and_shorten(text: str) -> str:
     return truncate_text(visible(" ".join(str(redact_report(text)).split()), strict=True), MAX_TEXT)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import attrs
 import typer
 
-from stepengine.cli.bench import make_pricing, models_for_agents
+from stepengine.cli.bench import make_model_registry_for_agents, make_pricing
 from stepengine.cli.evaluation import (
     make_result_folder_path,
     make_sample_engine,
@@ -19,7 +19,7 @@ from stepengine.cli.evaluation import (
     run_reporting_errors,
 )
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.options import Model, Options, with_options
+from stepengine.cli.options import Model, Options, with_shared_options
 from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.cli.scripts import ScriptFile, load_script
 from stepengine.cli.settings import UsageProblem
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stepengine.evaluation import Improvement
 
 
-@partial(with_options, without=("cwd", "write", "verbose"))
+@partial(with_shared_options, without=("cwd", "write", "verbose"))
 def improve(
     options: Options,
     agent: Annotated[str, typer.Argument(metavar="AGENT", help="File or id of the agent.")],
@@ -116,7 +116,7 @@ def improve(
 
         searched = partial(
             search_version, agent, file, budget=budget, replies=load_script(script) if script else None,
-            models=None if script else models_for_agents(own, find_agent_family(known, str(place.file), folders)),
+            models=None if script else make_model_registry_for_agents(own, find_agent_family(known, str(place.file), folders)),
             agent_models=own.models, default_model=own.settings.get("model"), reflect_model=reflect_model or None,
             pricing=make_pricing(own), n=n, by=by, only=only or (), blame=blame, versions=versions,
             concurrency=concurrency, seed=seed, folder=out or make_result_folder_path("improvements", known.id),

@@ -17,8 +17,8 @@ import typer
 
 from stepengine.cli.bench import choose_limits, make_engine_setup
 from stepengine.cli.exits import Exit
-from stepengine.cli.options import Model, Options, with_options
-from stepengine.cli.screen.interrupt_keys import handle_interrupts
+from stepengine.cli.options import Model, Options, with_shared_options
+from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.visible import visible
 from stepengine.errors import ToolServerError
@@ -26,7 +26,7 @@ from stepengine.errors import ToolServerError
 GIVE, TYPED = "mcp_tools(headers={'Authorization': 'Bearer ...'})", "--header 'Authorization: Bearer ...'"
 
 
-@partial(with_options, without=("agent", "as_json", "quiet", "verbose"))
+@partial(with_shared_options, without=("agent", "as_json", "quiet", "verbose"))
 def serve(
     options: Options,
     agents: Annotated[list[str], typer.Argument(metavar="AGENT...", help="Ids or files of agents.")],
@@ -100,12 +100,12 @@ def inspect_server(
           https://mcp.example.com/mcp
       stepengine mcp inspect --env API_KEY --timeout 120 npx -y some-server
     """
-    server, more = _split_options(server)
+    server, more = _split_server_and_options(server)
     given = {"timeout": timeout, "as_json": as_json, **more, "header": [*(header or []), *more["header"]]}
-    return _print_server(server, env=env or [], **given)
+    return _print_server_tools(server, env=env or [], **given)
 
 
-def _split_options(words: list[str]) -> tuple[list[str], dict[str, Any]]:
+def _split_server_and_options(words: list[str]) -> tuple[list[str], dict[str, Any]]:
     """Split the typed words into a server and options: after a URL all words are options, in a command none but ``--json``."""
     rest = list(words)
     later: dict[str, Any] = {"header": []}
@@ -196,7 +196,7 @@ async def _serve_http(server: Any, engines: list[Any], host: str, port: int, tok
     loop = asyncio.get_running_loop()
     serving = server.serve_http(host=host, port=port, token=token, ready=print_url)
     task = asyncio.ensure_future(_await_and_close_engines(serving, engines))
-    with handle_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
+    with call_on_interrupts(lambda: loop.call_soon_threadsafe(task.cancel)) as received:
         try:
             await task
         except asyncio.CancelledError:
@@ -206,7 +206,7 @@ async def _serve_http(server: Any, engines: list[Any], host: str, port: int, tok
     return Exit.COMPLETED
 
 
-def _print_server(server: list[str], header: list[str], env: list[str], *, timeout: float, as_json: bool) -> Exit:
+def _print_server_tools(server: list[str], header: list[str], env: list[str], *, timeout: float, as_json: bool) -> Exit:
     from stepengine.adapters.mcp import mcp_tools
 
     is_address = len(server) == 1 and server[0].startswith(("http://", "https://"))
@@ -226,7 +226,7 @@ def _print_server(server: list[str], header: list[str], env: list[str], *, timeo
         timeout=timeout,
     )
     try:
-        found = asyncio.run(_list_and_close(source))
+        found = asyncio.run(_list_tools_and_close(source))
     except ToolServerError as error:
         # What it advises is for code; here it is typed.
         raise UsageProblem(error.message.replace(GIVE, TYPED).replace("start_timeout=", "--timeout ")) from None
@@ -261,7 +261,7 @@ def _parse_variable(given: str) -> tuple[str, str]:
     return name, value if sign else os.environ[name]
 
 
-async def _list_and_close(source: Any) -> Any:
+async def _list_tools_and_close(source: Any) -> Any:
     try:
         return await source.listing(source.name)
     finally:

@@ -13,7 +13,7 @@ from stepengine.cli.exits import Exit
 from stepengine.cli.screen.render import print_visible, to_ascii_json, visible
 
 
-def check(
+def check_package_of_agents(
     path: Annotated[
         Path, typer.Argument(metavar="PATH", help="The project folder, or a wheel; default: this folder.")
     ] = Path(),
@@ -66,7 +66,7 @@ def check(
     return Exit.FAILED if found.problems else Exit.COMPLETED
 
 
-def agree(
+def approve_installed_package(
     name: Annotated[str, typer.Argument(metavar="PACKAGE", help="The package, by its pip name.")],
     *,
     forget: Annotated[bool, typer.Option("--forget", help="Withdraw the approval.")] = False,

@@ -12,10 +12,10 @@ import typer
 from stepengine.cli.evaluation import CheckText, load_recorded_case, run_reporting_errors
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import add_journal_to_options
-from stepengine.cli.options import File, Last, Options, with_options
+from stepengine.cli.options import File, Last, Options, with_shared_options
 
 
-@partial(with_options, without=("write", "shell", "web", "as_json", "verbose"))
+@partial(with_shared_options, without=("write", "shell", "web", "as_json", "verbose"))
 def pin(
     options: Options,
     file: File = "",

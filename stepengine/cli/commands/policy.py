@@ -38,7 +38,7 @@ def _print_policy(policy: Policy, *, as_json: bool) -> None:
         print(f"always {one_line(f'{rule.matcher}, in {rule.scope}', 400)}")
 
 
-def _judge_runs(policy: Policy, names: Sequence[str], agent: str, *, as_json: bool) -> Exit:
+def _judge_and_print_calls(policy: Policy, names: Sequence[str], agent: str, *, as_json: bool) -> Exit:
     from stepengine.cli.journals import open_journal
     from stepengine.cli.screen.render import one_line, to_ascii_json
     from stepengine.journal import check_recorded_calls
@@ -109,7 +109,7 @@ def policy(
     path, *more = files
     policy = Policy.load(path)
     if against:
-        return _judge_runs(policy, [*against, *more], agent, as_json=as_json)
+        return _judge_and_print_calls(policy, [*against, *more], agent, as_json=as_json)
     if more:
         msg = f"one policy at a time; to judge the run in {more[0]!r}: stepengine config policy {path} --against {more[0]}"
         raise UsageProblem(msg)

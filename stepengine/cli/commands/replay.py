@@ -18,13 +18,13 @@ from stepengine.cli.journals import (
     journal_errors_as_usage,
     load_recorded_agent,
     open_journal,
-    perform_run,
+    run_cancelling_on_signal,
     run_on_journal,
 )
-from stepengine.cli.options import Last, Options, TrustJournal, with_options
+from stepengine.cli.options import Last, Options, TrustJournal, with_shared_options
 from stepengine.cli.perform import print_result
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.waiting_runs import print_waiting_runs
+from stepengine.cli.waiting_runs import replay_and_print_waiting_runs
 from stepengine.errors import ReplayDivergence
 
 ReplayFiles: TypeAlias = Annotated[
@@ -36,7 +36,7 @@ ReplayFiles: TypeAlias = Annotated[
 ]
 
 
-@with_options
+@with_shared_options
 def replay(
     options: Options,
     files: ReplayFiles = None,
@@ -109,7 +109,7 @@ def replay(
             if given:
                 msg = f"{name} is for one run; leave it out with --waiting"
                 raise UsageProblem(msg)
-        return print_waiting_runs(attrs.evolve(options, last=last), files or (), on_divergence or "raise")
+        return replay_and_print_waiting_runs(attrs.evolve(options, last=last), files or (), on_divergence or "raise")
     if on_divergence:
         msg = "--on-divergence needs --waiting; `stepengine resume` takes it for one run"
         raise UsageProblem(msg)
@@ -166,7 +166,7 @@ def _run_replay(options: Options, live: Sequence[str], speed: float | None, *, t
     agent = load_recorded_agent(options, history)
     bench = make_engine_setup(options, agent, performs=bool(live), recorded=history)
     replayed = partial(bench.engine.replay, agent=agent, live=live, speed=speed, trust=trusts or None)
-    run = perform_run(bench, lambda: replayed(journal))
+    run = run_cancelling_on_signal(bench, lambda: replayed(journal))
     if ended_at_crash(journal, run.result):
         print_error(f"{options.journal} ends before its run did; what it holds was repeated")
     return print_result(run, options, bench)

@@ -11,24 +11,24 @@ import typer
 
 from stepengine.cli.bench import make_engine_setup
 from stepengine.cli.code_trust import refuse_inside_tool
-from stepengine.cli.due_runs import resume_due
+from stepengine.cli.due_runs import resume_all_due_runs
 from stepengine.cli.exits import Exit, print_error
 from stepengine.cli.journals import (
     check_choice,
     load_recorded_agent,
-    must_ask_again,
+    make_resume_limits,
+    needs_new_approvals,
     open_journal,
     parse_answers,
-    resume_limits,
     run_on_journal,
-    start_and_wait,
+    start_run_and_wait,
 )
-from stepengine.cli.options import Answers, File, Last, Options, Repeat, Sign, TrustJournal, with_options
+from stepengine.cli.options import Answers, File, Last, Options, Repeat, Sign, TrustJournal, with_shared_options
 from stepengine.cli.perform import format_resume_command, print_questions, print_result
 from stepengine.cli.screen.confirm import can_ask
 from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
-from stepengine.cli.state_folder import RunRecording, find_by_journal
+from stepengine.cli.state_folder import RunRecording, find_recorded_run_by_journal
 from stepengine.data.state import RunStatus
 from stepengine.errors import MissingKey, ReplayDivergence, UnknownModel
 from stepengine.journal.pending_items import open_questions
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from stepengine.journal.history import History
 
 
-@with_options
+@with_shared_options
 def resume(
     options: Options,
     file: File = "",
@@ -142,7 +142,7 @@ def resume(
             msg = f"{name} {'is for one run; leave it out with --due' if due else 'needs --due'}"
             raise UsageProblem(msg)
     if due:
-        return resume_due(
+        return resume_all_due_runs(
             options, file, agents=agents or (), every=(every or 1.0) if watch else None, at_once=concurrency or 4,
             trusts=trust_journal,
         )  # fmt: skip
@@ -164,7 +164,7 @@ def resume(
     )
 
 
-def _check_external_results(history: History, given: Collection[str]) -> None:
+def _refuse_missing_results(history: History, given: Collection[str]) -> None:
     """Raise if the run waits for the result of an external tool call, which no command receives."""
     from stepengine.journal.questions import make_pending_call_questions
 
@@ -201,17 +201,17 @@ def _run_resume(options: Options, answers: Iterable[str], how: dict[str, Any], *
     journal, given = open_journal(options.journal, sign=sign), parse_answers(answers)
     history = journal.history()
     agent = load_recorded_agent(options, history)
-    again = not trusts and (must_ask_again(journal, history) or (extends and not has_trusted_permissions(journal)))
+    again = not trusts and (needs_new_approvals(journal, history) or (extends and not has_trusted_permissions(journal)))
     bench = make_engine_setup(options, agent, performs=extends or not history.is_complete, recorded=history)
-    limits = resume_limits(journal, options)
+    limits = make_resume_limits(journal, options)
     if not extends:
-        _check_external_results(history, given)
+        _refuse_missing_results(history, given)
     if how["in_doubt"] == "ask" and can_ask():
         given |= asyncio.run(_ask_in_doubt_questions(history, given, options.settings.get("display.color")))
     how |= {"agent": agent, "limits": limits, "trust": trusts or (False if again else None)}
     models = options.models or None
     try:
-        run = start_and_wait(
+        run = start_run_and_wait(
             bench, lambda: bench.engine.start_resume(journal, answers=given, agent_models=models, **how)
         )
     except (MissingKey, UnknownModel):
@@ -222,7 +222,7 @@ def _run_resume(options: Options, answers: Iterable[str], how: dict[str, Any], *
     # What has diverged was not recorded: the run is where it was.
     is_unchanged = isinstance(run.result.error, ReplayDivergence) or (extends and run.result.status is RunStatus.FAILED)
     if not is_unchanged:
-        RunRecording(journal, find_by_journal(options.journal)).record_end(run.result)
+        RunRecording(journal, find_recorded_run_by_journal(options.journal)).record_end(run.result)
     if extends:
         _print_extension_counts(journal, run.result, options)
     return print_result(run, options, bench)

@@ -18,8 +18,8 @@ from stepengine.cli.options import (
     Options,
     Params,
     Sign,
-    read_params,
-    with_options,
+    parse_json_params,
+    with_shared_options,
 )
 from stepengine.cli.perform import print_result, run_agent_to_end
 from stepengine.cli.scripts import ScriptFile
@@ -28,7 +28,7 @@ from stepengine.cli.state_folder import RunRecording
 from stepengine.cli.toolset import convert_to_code_mode
 
 
-@with_options
+@with_shared_options
 def run(
     options: Options,
     agent: Annotated[str, typer.Argument(metavar="AGENT", help="Id or file of the agent.")],
@@ -117,10 +117,10 @@ def run(
         no_journal=no_journal,
         code_mode=code_mode,
     )
-    return _run_agent(options.with_settings(), sign)
+    return _run_and_record_agent(options.with_settings(), sign)
 
 
-def _run_agent(options: Options, sign: str) -> Exit:
+def _run_and_record_agent(options: Options, sign: str) -> Exit:
     from stepengine.engine import load_agent
     from stepengine.engine.packages import published_id
 
@@ -133,7 +133,7 @@ def _run_agent(options: Options, sign: str) -> Exit:
     agent = load_agent(options.agent, folders=options.settings.agent_folders)
     if options.code_mode:
         agent = convert_to_code_mode(agent)
-    params = read_params(options.params)
+    params = parse_json_params(options.params)
     prompt = sys.stdin.read() if options.prompt == "-" else options.prompt
     bench = make_engine_setup(options, agent, is_new=True)
     limits = choose_limits(options, agent)
@@ -143,7 +143,7 @@ def _run_agent(options: Options, sign: str) -> Exit:
         from stepengine.cli.journals import create_journal
 
         given = create_journal(options.journal, sign=sign)
-    with RunRecording.start(options, given, command="run", agent_id=published_id(agent), prompt=prompt) as recording:
+    with RunRecording.create(options, given, command="run", agent_id=published_id(agent), prompt=prompt) as recording:
         journal = recording.journal
         run = run_agent_to_end(
             bench.engine,

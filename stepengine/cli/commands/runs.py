@@ -13,8 +13,8 @@ import typer
 
 from stepengine.cli.conversations import format_run_age
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import find_journal_files, journal_errors_as_usage
-from stepengine.cli.schedules import list_schedules
+from stepengine.cli.journals import find_files_and_journals, journal_errors_as_usage
+from stepengine.cli.schedules import list_and_print_schedules
 from stepengine.cli.screen.render import format_cost, one_line, print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
 from stepengine.cli.state_folder import list_recorded_runs
@@ -92,7 +92,7 @@ def runs(
         if everywhere or waiting:
             msg = "--schedules lists schedules, not runs; leave out --all and --waiting"
             raise UsageProblem(msg)
-        return list_schedules(files or (), runs=place, db=db, app=app, as_json=as_json, config=config)
+        return list_and_print_schedules(files or (), runs=place, db=db, app=app, as_json=as_json, config=config)
     if place or db or config or app != APP:
         msg = "--runs, --db, --app and --config need --schedules; add --schedules, or leave them out to list recorded runs"
         raise UsageProblem(msg)
@@ -121,14 +121,14 @@ def _find_runs(files: Sequence[str], *, everywhere: bool, waiting: bool) -> list
     if everywhere:
         msg = f"--all lists the runs of all folders; leave it out, or {files[0]!r}"
         raise UsageProblem(msg)
-    return [told for told in _list_runs_in(files) if not waiting or told["status"] in GOES_ON]
+    return [told for told in _list_runs_of_files(files) if not waiting or told["status"] in GOES_ON]
 
 
-def _list_runs_in(files: Iterable[str]) -> list[dict[str, Any]]:
+def _list_runs_of_files(files: Iterable[str]) -> list[dict[str, Any]]:
     """Return the runs in journals, SQLite files and folders, newest first."""
     with journal_errors_as_usage():
         journals = {
-            name: journal for file in files for name, journal in find_journal_files(file) if journal is not None
+            name: journal for file in files for name, journal in find_files_and_journals(file) if journal is not None
         }
     told: list[dict[str, Any]] = [summarize_journal(journal, name) for name, journal in journals.items()]
     return sorted(told, key=lambda one: (str(one.get("created") or ""), one["journal"]), reverse=True)

@@ -12,7 +12,7 @@ import typer
 from attrs import frozen
 
 from stepengine.cli.code_trust import refuse_inside_tool
-from stepengine.cli.deployment import App, Db, find_journal_or_durable, run_mailbox_command, run_with_operator
+from stepengine.cli.deployment import App, Db, find_journal_unless_durable, run_mailbox_command, run_with_operator
 from stepengine.cli.exits import Exit
 from stepengine.cli.journals import parse_answers
 from stepengine.cli.options import Answers
@@ -94,11 +94,13 @@ def send(
         refuse_inside_tool("stepengine send --answer" if answers else "stepengine send TEXT")
     content = parse_json_message(message or "null") if topic else read_message_text(message)
     sent = _Outgoing(id or secrets.token_hex(16), check_topic(topic) if topic else "", path, content, answers)
-    if (journal := find_journal_or_durable(run, db)) is not None:
-        return run_mailbox_command(lambda posting: sent.report(sent.send_to_journal(posting, journal), as_json=as_json))
+    if (journal := find_journal_unless_durable(run, db)) is not None:
+        return run_mailbox_command(
+            lambda posting: sent.print_sent_ids(sent.send_to_journal(posting, journal), as_json=as_json)
+        )
 
     async def send_message(operator: Operator) -> Exit:
-        sent.report(await sent.send_to_database(operator, run), as_json=as_json)
+        sent.print_sent_ids(await sent.send_to_database(operator, run), as_json=as_json)
         return Exit.COMPLETED
 
     return run_with_operator(db, send_message, app=app)
@@ -135,7 +137,7 @@ class _Outgoing:
             await operator.send_input(run, self.content, id=self.id)
         return None
 
-    def report(self, is_new: bool | None, *, as_json: bool) -> None:
+    def print_sent_ids(self, is_new: bool | None, *, as_json: bool) -> None:
         """Print the id of a message; with *as_json* also the ids of answered questions."""
         if as_json and self.answers:
             print(to_ascii_json({"answered": [*self.answers]}))

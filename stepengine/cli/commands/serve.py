@@ -25,7 +25,7 @@ from stepengine.cli.commands.undo import find_write_root
 from stepengine.cli.commands.worker import load_module_contents
 from stepengine.cli.deployment import resolve_database, run_deployment_command
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.options import Model, Options, with_options
+from stepengine.cli.options import Model, Options, with_shared_options
 from stepengine.cli.running_studios import announce_studio
 from stepengine.cli.scripts import ScriptFile, make_run_script, refuse_script_with_server
 from stepengine.cli.settings import UsageProblem
@@ -64,7 +64,7 @@ PATHS = ("cwd", "config")
 NEAR = ("127.0.0.1", "::1", "localhost")
 
 
-@partial(with_options, without=("agent", "as_json", "quiet", "verbose"))
+@partial(with_shared_options, without=("agent", "as_json", "quiet", "verbose"))
 def serve(
     options: Options,
     module: Annotated[
@@ -229,19 +229,19 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
 
     check_extra_installed()
     check_extra_installed("uvicorn")
-    _check_listen_address(wanted)
-    _check_script_option(options, wanted)
+    _require_tokens_for_public_host(wanted)
+    _refuse_unusable_script(options, wanted)
     sources, left_out = None, list[str]()
     if wanted.ui and not _parse_function_name(wanted.module):
         sources = _make_engine_sources(wanted.module, options, left_out)
-    engine, schedules = load_engine(wanted.module, options, left_out.append)
+    engine, schedules = load_engine_and_schedules(wanted.module, options, left_out.append)
     for problem in left_out:
         print_error(f"{problem}; this file is left out")
     if sources is not None:
         sources.record_file_hashes()
-    engine, place = _choose_run_store(engine, wanted)
+    engine, place = _choose_engine_and_run_store(engine, wanted)
     logins = Logins() if wanted.ui else None
-    with _open_token_file(wanted.tokens) as (file, token):
+    with _open_or_create_token_file(wanted.tokens) as (file, token):
         try:
             served = app(
                 engine,
@@ -265,7 +265,9 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
         except StepEngineError as error:
             raise UsageProblem(error.message) from error
         agents = [agent.id for agent in engine.agents]
-        begun = partial(_print_addresses, wanted, token=token, logins=logins, agents=agents, script=options.script)
+        begun = partial(
+            _print_links_and_open_browser, wanted, token=token, logins=logins, agents=agents, script=options.script
+        )
         with _print_engine_warnings(), contextlib.ExitStack() as until_end:
 
             def listens(url: str) -> None:
@@ -277,7 +279,7 @@ def serve_runs(options: Options, wanted: ServeOptions) -> Exit:
             return run_deployment_command(_serve_until_signal(served, wanted, listens))
 
 
-def _check_listen_address(wanted: ServeOptions) -> None:
+def _require_tokens_for_public_host(wanted: ServeOptions) -> None:
     if wanted.host not in NEAR and (wanted.tokens is None or not wanted.hosts):
         msg = (
             f"--host {wanted.host} lets other machines in: name those that may come with --tokens FILE, and the names under which "
@@ -286,7 +288,7 @@ def _check_listen_address(wanted: ServeOptions) -> None:
         raise UsageProblem(msg)
 
 
-def _check_script_option(options: Options, wanted: ServeOptions) -> None:
+def _refuse_unusable_script(options: Options, wanted: ServeOptions) -> None:
     if not options.script:
         return
     refuse_script_with_server(options)
@@ -298,7 +300,7 @@ def _check_script_option(options: Options, wanted: ServeOptions) -> None:
         raise UsageProblem(msg)
 
 
-def _choose_run_store(
+def _choose_engine_and_run_store(
     engine: Engine | DurableEngine, wanted: ServeOptions
 ) -> tuple[Engine | DurableEngine, dict[str, Any]]:
     """Return the engine, made durable if runs are in a database, and the options for the store of runs."""
@@ -356,7 +358,7 @@ def _make_engine_sources(module: str, options: Options, left_out: list[str]) -> 
             raise UsageProblem(problem)
 
     def load() -> Engine:
-        made: Any = load_engine(module, options, leave_out)[0]
+        made: Any = load_engine_and_schedules(module, options, leave_out)[0]
         return made  # type: ignore[no-any-return]  # files make engines; only functions make what lies in a database
 
     return EngineSources(load, make_engine_spec(module, options))
@@ -368,7 +370,7 @@ def _parse_function_name(module: str) -> str:
     return function if ":" in module and function.isidentifier() and not Path(module).exists() else ""
 
 
-def load_engine(
+def load_engine_and_schedules(
     module: str, options: Options, leave_out: Callable[[str], object]
 ) -> tuple[Engine | DurableEngine, Sequence[Schedule]]:
     """
@@ -391,7 +393,9 @@ def load_engine(
     script = make_run_script(options.script) if options.script else None
     if offered.models is not None or offered.options:
         request = ToolRequest([add_spawnable_agents(agents)], offered.tools, can_ask=True)
-        setting = {"permissions": choose_policy(options) or request.policy(options, None)} | offered.options
+        setting = {
+            "permissions": choose_policy(options) or request.make_approval_policy(options, None)
+        } | offered.options
         setting["permissions"] = add_guard_rules(options, setting["permissions"])
         return Engine(agents, offered.tools, script or offered.models, **setting), offered.schedules
     first, *others = agents
@@ -437,7 +441,7 @@ def remake_engine(module: str, options: dict[str, Any]) -> Engine | DurableEngin
     paths = {name: None if options[name] is None else Path(options[name]) for name in PATHS}
     made = attrs.evolve(Options(quiet=True), **{**options, **paths})
     try:
-        return load_engine(module, made.with_settings(), warn_of_skipped_file)[0]
+        return load_engine_and_schedules(module, made.with_settings(), warn_of_skipped_file)[0]
     except UsageProblem as error:
         raise DefinitionError(str(error)) from error
 
@@ -460,7 +464,7 @@ def _call_engine_function(module: str, function: str) -> Engine | DurableEngine:
 
 
 @contextlib.contextmanager
-def _open_token_file(file: Path | None) -> Iterator[tuple[Path, str]]:
+def _open_or_create_token_file(file: Path | None) -> Iterator[tuple[Path, str]]:
     """Yield the token file and ``""``; without a file, a temporary one and its token."""
     from stepengine.server import Tokens
 
@@ -508,7 +512,7 @@ async def _serve_until_signal(served: Application, wanted: ServeOptions, begun: 
     return print_error(f"{wanted.host}:{wanted.port} cannot be used to listen; see the log for the reason", Exit.USAGE)
 
 
-def _print_addresses(
+def _print_links_and_open_browser(
     wanted: ServeOptions, url: str, *, token: str, logins: Logins | None, agents: Sequence[str], script: str
 ) -> None:
     print(f"stepengine: {url} serves {', '.join(agents)}", file=sys.stderr)

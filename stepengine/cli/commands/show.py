@@ -11,9 +11,9 @@ import attrs
 import typer
 
 from stepengine.cli.exits import Exit, print_error
-from stepengine.cli.journals import add_journal_to_options, open_readable_journal
+from stepengine.cli.journals import add_journal_to_options, open_journal_or_cassette
 from stepengine.cli.options import Json, Last, Options, Recorded
-from stepengine.cli.run_page import MAX_MB, PageOptions, make_page
+from stepengine.cli.run_page import MAX_MB, PageOptions, write_or_serve_page
 from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.codec import plain
@@ -112,7 +112,7 @@ def show(  # noqa: C901 - one line for each thing that is shown
         if step or left_out or as_json:
             msg = "--html shows the whole run as a page; leave out --step, --left-out and --json"
             raise UsageProblem(msg)
-        return make_page(Options(journal=file, last=last, agent=agent, quiet=True), page)
+        return write_or_serve_page(Options(journal=file, last=last, agent=agent, quiet=True), page)
     if page != PageOptions():
         msg = "FILE2 and the options of a page need --html; add --html"
         raise UsageProblem(msg)
@@ -122,7 +122,7 @@ def show(  # noqa: C901 - one line for each thing that is shown
     from stepengine import debugging
 
     try:
-        journal = open_readable_journal(add_journal_to_options(Options(journal=file, last=last)).journal)
+        journal = open_journal_or_cassette(add_journal_to_options(Options(journal=file, last=last)).journal)
         if as_json:
             told = debugging.describe_compactions(journal) if left_out else debugging.describe_run(journal, step=step)
             print(to_ascii_json(told))
@@ -141,7 +141,7 @@ def _print_provenance(options: Options, selected: str, *, as_json: bool) -> Exit
     from stepengine.journal.origins import call_origins, value_sources
 
     try:
-        journal = open_readable_journal(add_journal_to_options(options).journal)
+        journal = open_journal_or_cassette(add_journal_to_options(options).journal)
         calls = call_origins(journal)
         chosen = [call for call in calls if not selected or call.address == selected]
         found = {} if chosen else value_sources(journal, selected)

@@ -12,7 +12,7 @@ import typer
 from stepengine.cli.code_trust import refuse_inside_tool
 from stepengine.cli.commands.serve import ServeOptions, serve_runs
 from stepengine.cli.exits import Exit
-from stepengine.cli.options import Model, Options, with_options
+from stepengine.cli.options import Model, Options, with_shared_options
 from stepengine.cli.running_studios import request_login_links
 from stepengine.cli.scripts import ScriptFile
 from stepengine.cli.settings import UsageProblem
@@ -24,7 +24,7 @@ PORT = 8700
 DATABASE = ".db"
 
 
-@partial(with_options, without=("agent", "as_json", "quiet", "verbose"))
+@partial(with_shared_options, without=("agent", "as_json", "quiet", "verbose"))
 def studio(
     options: Options,
     folder: Annotated[

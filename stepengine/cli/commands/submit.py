@@ -9,7 +9,7 @@ import typer
 
 from stepengine.cli.deployment import App, Db, Pool, run_with_operator
 from stepengine.cli.exits import Exit, choose_exit_code, print_error
-from stepengine.cli.options import Json, Params, read_params
+from stepengine.cli.options import Json, Params, parse_json_params
 from stepengine.cli.screen.render import print_output, result_to_json, to_ascii_json
 from stepengine.data.state import RunInfo, RunResult
 
@@ -55,7 +55,7 @@ def submit(
       stepengine deploy submit reviewer - --wait < task.txt
       stepengine deploy submit helper "Tomorrow?" --session ann --wait
     """
-    given = read_params(params)
+    given = parse_json_params(params)
 
     async def submit_run(operator: Operator) -> Exit:
         text = sys.stdin.read() if prompt == "-" else prompt
@@ -68,12 +68,12 @@ def submit(
             return Exit.COMPLETED
         if not as_json:
             print(f"stepengine: {run}", file=sys.stderr, flush=True)
-        return await _wait_for_result(operator, run, as_json=as_json)
+        return await _wait_and_print_result(operator, run, as_json=as_json)
 
     return run_with_operator(db, submit_run, app=app, pool=pool)
 
 
-async def _wait_for_result(operator: Operator, run: str, *, as_json: bool) -> Exit:
+async def _wait_and_print_result(operator: Operator, run: str, *, as_json: bool) -> Exit:
     from stepengine.cli.perform import print_warnings
     from stepengine.durable import DurableEngine
 

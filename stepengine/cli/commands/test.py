@@ -33,7 +33,7 @@ RECORDINGS = "recordings/**/*.jsonl"
 _chaos_option = partial(typer.Option, rich_help_panel="Options of --chaos")
 
 
-def suite(
+def replay_runs_as_tests(
     files: Annotated[list[str], typer.Argument(metavar="FILE", help="Journals; with --chaos AGENT [PROMPT].")],
     *,
     agent: Agent = "",
@@ -105,7 +105,7 @@ def suite(
         raise UsageProblem(msg)
     told: list[dict[str, object]] = []
     options = Options(agent=agent, quiet=True, config=config).with_settings()
-    for file, own in _expand_to_journals(files, options):
+    for file, own in _expand_to_journals_with_options(files, options):
         told.append(_replay_and_compare(file, own))
         if not as_json:
             print_visible("\n".join(_describe_outcome(told[-1])), hang=4)
@@ -120,7 +120,7 @@ def suite(
     return Exit.FAILED if broken else Exit.DIVERGED if diverged else Exit.COMPLETED
 
 
-def _expand_to_journals(files: Iterable[str], options: Options) -> Iterator[tuple[str, Options]]:
+def _expand_to_journals_with_options(files: Iterable[str], options: Options) -> Iterator[tuple[str, Options]]:
     """Yield each journal with its options; a packaged journal is replayed with the agent of its package."""
     from stepengine.engine.loader import find_packaged_agent
 

@@ -20,7 +20,7 @@ File: TypeAlias = Annotated[Path, typer.Option("--file", help="The server's file
 Name: TypeAlias = Annotated[str, typer.Argument(metavar="NAME", help="Name of the token, to list and revoke it.")]
 
 
-def add(
+def create_token(
     name: Name,
     *,
     file: File,
@@ -69,7 +69,7 @@ def add(
     return Exit.COMPLETED
 
 
-def listed(
+def list_tokens(
     *,
     file: File,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON array.")] = False,
@@ -84,7 +84,7 @@ def listed(
       stepengine tokens list --file tokens.json --json
     """
     try:
-        found = _open_existing(file).listed()
+        found = _open_existing_tokens(file).listed()
     except (DefinitionError, DataError) as error:
         return print_error(error.message)
     if as_json:
@@ -96,7 +96,7 @@ def listed(
     return Exit.COMPLETED
 
 
-def revoke(name: Name, *, file: File) -> Exit:
+def revoke_token(name: Name, *, file: File) -> Exit:
     """
     Revoke a token: requests with it are refused.
 
@@ -107,7 +107,7 @@ def revoke(name: Name, *, file: File) -> Exit:
     """
     refuse_inside_tool("stepengine tokens revoke")
     try:
-        was_there = _open_existing(file).remove(name)
+        was_there = _open_existing_tokens(file).remove(name)
     except (DefinitionError, DataError) as error:
         return print_error(error.message)
     if was_there:
@@ -115,7 +115,7 @@ def revoke(name: Name, *, file: File) -> Exit:
     return print_error(f"there is no token {name!r} in {str(file)!r}; `stepengine tokens list` lists them")
 
 
-def _open_existing(file: Path) -> Tokens:
+def _open_existing_tokens(file: Path) -> Tokens:
     tokens = Tokens.open(file)
     if not file.exists():
         msg = f"there is no {str(file)!r}; `stepengine tokens add` creates it"

@@ -91,7 +91,7 @@ def undo(
             trusts = trust_journal
             if not (dry_run or trusts or is_written_by_user(journal)):
                 plan = undone(dry_run=True)
-                trusts = not _changes_files(plan) or _confirm_changes(journal, plan)
+                trusts = not _has_file_changes(plan) or _print_and_confirm_changes(journal, plan)
                 if not trusts:
                     return print_error(
                         "nothing was undone; --trust-journal undoes a journal that you trust", Exit.FAILED
@@ -107,11 +107,11 @@ def undo(
     return Exit.COMPLETED
 
 
-def _changes_files(plan: UndoResult) -> bool:
+def _has_file_changes(plan: UndoResult) -> bool:
     return bool(plan.restored or plan.removed or plan.created)
 
 
-def _confirm_changes(journal: Journal, plan: UndoResult) -> bool:
+def _print_and_confirm_changes(journal: Journal, plan: UndoResult) -> bool:
     """Print all changes of an unknown journal with their content; return whether a person approves them in a terminal."""
     print_error(f"no run of yours is known to have written {journal.address}. It would change these files:")
     print_visible(str(plan))

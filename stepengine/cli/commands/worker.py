@@ -125,11 +125,11 @@ def worker(
     offered.options.update(_merge_rate_limits(offered.options.get("rate_limits"), limits))
 
     async def open_and_run() -> Exit:
-        async with _open_database(embedded_db, db) as url:
+        async with _run_or_resolve_database(embedded_db, db) as url:
             from stepengine.durable import DurableEngine
 
             engine = DurableEngine(offered.agents, offered.tools, offered.models, db=url, **setting, **offered.options)
-            await _run_worker(engine, drain, () if no_schedules else offered.schedules)
+            await _run_worker_until_signal(engine, drain, () if no_schedules else offered.schedules)
         return Exit.COMPLETED
 
     return run_deployment_command(open_and_run())
@@ -162,7 +162,7 @@ def _merge_rate_limits(known: Any, typed: Mapping[str, Iterable[str]]) -> dict[s
 
 
 @contextlib.asynccontextmanager
-async def _open_database(folder: Path | None, db: str) -> AsyncIterator[str]:
+async def _run_or_resolve_database(folder: Path | None, db: str) -> AsyncIterator[str]:
     if folder is None:
         yield resolve_database(db)
         return
@@ -173,7 +173,7 @@ async def _open_database(folder: Path | None, db: str) -> AsyncIterator[str]:
         yield url
 
 
-async def _run_worker(engine: DurableEngine, drain: float, schedules: Sequence[Schedule]) -> None:
+async def _run_worker_until_signal(engine: DurableEngine, drain: float, schedules: Sequence[Schedule]) -> None:
     from stepengine.durable import DurableScheduler
 
     stop = asyncio.Event()

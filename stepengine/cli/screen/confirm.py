@@ -34,12 +34,12 @@ def confirm(question: str) -> bool:
         signal.signal(signal.SIGINT, before)
 
 
-def has_result_prefix(question_id: str, text: str) -> bool:
+def is_doubt_result_answer(question_id: str, text: str) -> bool:
     """Return whether an answer supplies the result of an effect in doubt."""
-    return is_about_doubt(question_id) and text.startswith(RESULT)
+    return is_about_effect_in_doubt(question_id) and text.startswith(RESULT)
 
 
-def is_about_doubt(question_id: str) -> bool:
+def is_about_effect_in_doubt(question_id: str) -> bool:
     """Return whether a question is about an effect in doubt."""
     return question_id.startswith(DOUBT)
 

@@ -24,8 +24,8 @@ from itertools import pairwise, zip_longest
 from typing import TYPE_CHECKING, Any, ClassVar, TextIO
 
 from stepengine.adapters.display_items import drop_if_shown
-from stepengine.cli.screen.confirm import NO, YES, has_result_prefix, is_about_doubt, parse_result_answer
-from stepengine.cli.screen.progress import COLORS, ProgressDisplay, diff_lines
+from stepengine.cli.screen.confirm import NO, YES, is_about_effect_in_doubt, is_doubt_result_answer, parse_result_answer
+from stepengine.cli.screen.progress import COLORS, ProgressDisplay, style_diff_lines
 from stepengine.cli.screen.render import (
     ColorScheme,
     format_cost,
@@ -119,7 +119,7 @@ class TypedLines:
         self._bytes = bytearray()
         self._ended = False
 
-    async def next(self) -> str | None:
+    async def read_next_line(self) -> str | None:
         """Return the next line without its end, ``None`` when there is none any more."""
         if self._fd is None:
             line = self._stream.readline()
@@ -235,7 +235,7 @@ class Screen(ProgressDisplay):
         elif isinstance(event, ev.AgentFinished):
             self._children.pop(event.child_path, None)
         elif child := self._children.get(event.path):
-            child.follow(event)
+            child.record_event(event)
         if isinstance(event, ev.TextCompleted) and not event.path:
             self._said.append(event.text)
         elif isinstance(event, ev.ThinkingCompleted):
@@ -261,27 +261,27 @@ class Screen(ProgressDisplay):
         while self._notes:
             print_wrapped(self._console, *self._notes.pop(0))
 
-    def make_room(self) -> None:
+    def end_plain_text_line(self) -> None:
         """End the streaming line of text, so that lines can be printed. An open block of Markdown stays below them."""
         if self._block is None:
             self.close_line()
 
-    def finish(self, result: RunResult) -> None:
+    def print_run_summary(self, result: RunResult) -> None:
         """Print the output of the run if its model did not print it, and the summary line."""
         came_to = _format_output(result)
         if result.status is RunStatus.COMPLETED and drop_if_shown(came_to, self._said):
             self.close_line()
             self.add_text("", came_to)
         self._said.clear()
-        super().finish(result)
+        super().print_run_summary(result)
 
-    def live(self) -> str:
+    def render_live_area(self) -> str:
         """Return the coloured live area: the open block, running children and the status line."""
         from rich.text import Text
 
         console, width = self._console, self._console.width
         # A group of children is counted in the line below.
-        working = [path for path in sorted(self._children) if not self.children.is_folded(path)]
+        working = [path for path in sorted(self._children) if not self.children.is_only_counted(path)]
         lines = [
             truncate_text(f"{'  ' * _count_levels(path)}{self._children[path].line}", width - 1)
             for path in working[:LIVE_CHILDREN]
@@ -297,7 +297,7 @@ class Screen(ProgressDisplay):
                 console.print(Text(truncate_text(text, width - 1), style=style), soft_wrap=True)
             for line in lines:
                 console.print(Text(line, style=self.colors.agent), soft_wrap=True)
-            status = Text(STOPPING, style=self.colors.note) if self.is_stopping else self.status()
+            status = Text(STOPPING, style=self.colors.note) if self.is_stopping else self.format_status_line()
             status.truncate(max(1, width - 1))
             console.print(status, soft_wrap=True)
         return "\n".join([*block, *drawn.get().splitlines()])
@@ -315,7 +315,7 @@ class Screen(ProgressDisplay):
                     self._print_block(block)
             return
         if not self._is_open:
-            self._speaker = self.children.find_sibling_path(path)
+            self._speaker = self.children.find_path_with_siblings(path)
         self._print_streamed_text(visible(text))
         self._is_open = not text.endswith("\n") if text else self._is_open
 
@@ -339,11 +339,11 @@ class Screen(ProgressDisplay):
             self.close_line()
         super().discard_text(path)
 
-    def _show(self, event: ev.Event) -> None:
+    def _show_event(self, event: ev.Event) -> None:
         if self.is_stopping and isinstance(event, ev.ReplyDiscarded):
             self.discard_text(event.path)
         elif not (self.is_stopping and isinstance(event, ev.ToolFinished) and event.result.is_error):
-            super()._show(event)
+            super()._show_event(event)
         if isinstance(event, ev.TextCompleted | ev.ReplyDiscarded):
             self.print_delayed_notes()
 
@@ -355,7 +355,7 @@ class Screen(ProgressDisplay):
     def _print_block(self, text: str) -> None:
         """Print a block as Markdown. Links and images stay text, and control characters are made visible."""
         if text.strip():
-            self._speaker = self.children.find_sibling_path("")
+            self._speaker = self.children.find_path_with_siblings("")
             if self._is_after_block:
                 self._console.print()
             self._is_after_block = True
@@ -446,7 +446,7 @@ class _ChildLine:
         self._steps = 0
         self._start = time.monotonic()
 
-    def follow(self, event: ev.Event) -> None:
+    def record_event(self, event: ev.Event) -> None:
         """Update the line from an event of the child."""
         if isinstance(event, ev.StepStarted):
             self._steps = event.step + 1
@@ -507,15 +507,15 @@ class Terminal:
         """Print a line, made visible and wrapped to the terminal; each line starts with *gutter*."""
         print_wrapped(self._console, text, style, gutter=gutter)
 
-    async def line(self, prompt: str) -> str | None:
+    async def read_line_with_prompt(self, prompt: str) -> str | None:
         """Read the next line, with *prompt* on a terminal; ``None`` at the end of the input."""
         from rich.text import Text
 
         if not self.lines.is_terminal:
-            return await self.lines.next()
+            return await self.lines.read_next_line()
         self._console.print(Text(prompt, style=self._colors.question), end="", soft_wrap=True)
         self._console.file.flush()
-        typed = await self.lines.next()
+        typed = await self.lines.read_next_line()
         if typed is None:
             self.print_text("")
         return typed
@@ -523,9 +523,9 @@ class Terminal:
     async def read_line_during_run(self) -> str | None:
         """Read the next line typed during a run, without echo on a terminal; ``None`` at the end of the input."""
         if not (self.lines.is_terminal and self._console.is_terminal):
-            return await self.lines.next()
+            return await self.lines.read_next_line()
         with self.lines.disable_echo():
-            typed = await self.lines.next()
+            typed = await self.lines.read_next_line()
         self._hidden = f"> {visible(typed)}" if typed else ""
         return typed
 
@@ -535,7 +535,7 @@ class Terminal:
         if text:
             (self.print_text if now else self.note)(text, self._colors.note)
 
-    def is_command(self, text: str) -> bool:
+    def is_chat_command(self, text: str) -> bool:
         """Return whether a line is a command of the chat and never an answer."""
         return False
 
@@ -543,11 +543,11 @@ class Terminal:
         """Return the message to the run in a line that was typed while it runs."""
         return text
 
-    async def handle_chat_command(self, text: str) -> bool:
+    async def run_or_queue_chat_command(self, text: str) -> bool:
         """Execute or queue a chat command typed during a run; return whether the line was one. Outside of a chat, none is."""
         return False
 
-    def handle_unaccepted_line(self, text: str, error: StepEngineError) -> None:
+    def print_or_queue_refused_line(self, text: str, error: StepEngineError) -> None:
         """Handle a typed line that a run did not accept: print the reason."""
         self.print_text(visible(error.message))
 
@@ -571,12 +571,14 @@ class Terminal:
         """
         for line in self.drain_typed_lines():
             await handle_other_line(line)
-        is_whole = self._show(question, self._max_subject_lines())
+        is_whole = self._print_question(question, self._max_subject_lines())
         prompt = _permission_prompt(question, self._console.width, is_whole=is_whole) if question.tool_name else "> "
         prompt = LATER if may_skip else prompt
-        while (typed := await self.line(prompt)) is not None and not (may_skip and typed.strip() in ("", SKIP)):
+        while (typed := await self.read_line_with_prompt(prompt)) is not None and not (
+            may_skip and typed.strip() in ("", SKIP)
+        ):
             if typed.strip() == "v" and (question.tool_name or not is_whole):
-                self._show(question)
+                self._print_question(question)
                 continue
             said = await self._parse_answer(question, typed)
             try:
@@ -593,10 +595,10 @@ class Terminal:
 
     async def _parse_answer(self, question: Question, typed: str) -> Any:
         """Parse a line as the answer; ``None`` for no answer, ``AGAIN`` if the person returned to the question."""
-        if self.is_command(typed):
+        if self.is_chat_command(typed):
             return None
         if not question.tool_name:
-            return _parse_choice(question, self.message_from_line(typed))
+            return _parse_question_answer(question, self.message_from_line(typed))
         word, _, which = typed.strip().partition(" ")
         edits = _find_edits_rule(question)
         if edits is not None and typed.strip().lower() in EDITS:
@@ -604,7 +606,7 @@ class Terminal:
             self.accepts_edits()
             return make_lasting_approval(edits)
         if word.lower() not in ALWAYS or question.remember is None:
-            return _parse_permission(typed)
+            return _parse_permission_answer(typed)
         lasting = [one for one in list_choices(question, can_confirm=True) if one.rule not in (None, edits)]
         named = _find_typed_choice(lasting, which.strip())
         if which.strip() and named is None:
@@ -625,13 +627,13 @@ class Terminal:
             return AGAIN
         if chosen.confirm:
             self.print_text(one_line(chosen.confirm, 200), self._colors.warning)
-            if ((await self.line(CONFIRM)) or "").strip().lower() != "yes":
+            if ((await self.read_line_with_prompt(CONFIRM)) or "").strip().lower() != "yes":
                 return AGAIN
         return chosen.answer
 
     async def _read_choice_number(self, lasting: Sequence[Choice]) -> Choice | None:
         """Return the choice whose number is typed; ``None`` for an empty line or the end of the input."""
-        while typed := ((await self.line(WHICH)) or "").strip():
+        while typed := ((await self.read_line_with_prompt(WHICH)) or "").strip():
             chosen = _find_typed_choice(lasting, typed)
             if chosen is not None:
                 return chosen
@@ -642,7 +644,7 @@ class Terminal:
         """Return how many lines of a question's subject fit below the question."""
         return max(1, min(MAX_SHOWN, self._console.height - BELOW)) if self._console.is_terminal else MAX_SHOWN
 
-    def _show(self, question: Question, most: int | None = None) -> bool:
+    def _print_question(self, question: Question, most: int | None = None) -> bool:
         """Print a question; return whether all of its lines were printed."""
         first, *rest = question.text.splitlines() or [""]
         self.print_text(f"? {one_line(first, 400)}", self._colors.question)
@@ -651,7 +653,7 @@ class Terminal:
             self.print_text(text, style, gutter="| ")
         if most is not None and len(lines) > most:
             self.print_text(f"({len(lines) - most} more lines; v shows them)", self._colors.warning, gutter="| ")
-        is_doubt = is_about_doubt(question.id)
+        is_doubt = is_about_effect_in_doubt(question.id)
         if is_doubt:
             self.print_text(DECISIONS)
         # Of what numbers answer, the text says what else does.
@@ -666,12 +668,12 @@ class Terminal:
 
 def _subject_lines(question: Question, colors: ColorScheme) -> Iterator[tuple[str, str]]:
     """Yield the lines of a question's subject, a call, made visible, with their styles."""
-    if is_about_doubt(question.id):
+    if is_about_effect_in_doubt(question.id):
         yield f"with: {visible(cut_end(compact(question.details), DETAILS_CHARS))}", ""
     # First, since the rest may be long and cut: a person must see that a third party chose the recipient.
     for origin in sort_origins(question.provenance):
         yield visible(describe_origin(origin), strict=True), "" if origin["trusted"] else colors.warning
-    for kind, name, value in _preview_question(question):
+    for kind, name, value in _preview_parts_of_question(question):
         text = value if isinstance(value, str) else _format_json(value)
         lines = visible(text).splitlines() or [""]
         if kind == "action":
@@ -679,7 +681,7 @@ def _subject_lines(question: Question, colors: ColorScheme) -> Iterator[tuple[st
         elif kind == "command":
             yield from [(f"{'  ' if n else '$ '}{line}", "") for n, line in enumerate(lines)]
         elif kind == "diff":
-            yield from diff_lines(text, colors)
+            yield from style_diff_lines(text, colors)
         elif name and len(lines) == 1:
             yield f"{visible(name, strict=True)}: {lines[0]}", ""
         else:
@@ -687,7 +689,7 @@ def _subject_lines(question: Question, colors: ColorScheme) -> Iterator[tuple[st
             yield from [(f"  {line}", "") for line in lines]
 
 
-def _preview_question(question: Question) -> Iterator[tuple[str, str, Any]]:
+def _preview_parts_of_question(question: Question) -> Iterator[tuple[str, str, Any]]:
     """Yield the parts of the preview of a permission question, and nothing of other questions."""
     if question.tool_name:
         yield from preview_parts(question.preview or {"details": question.details})
@@ -698,7 +700,7 @@ def _format_json(value: object) -> str:
     return short if len(short) <= MAX_WIDTH else json.dumps(value, indent=2, ensure_ascii=False)
 
 
-def _parse_permission(line: str) -> object:
+def _parse_permission_answer(line: str) -> object:
     """Parse the answer to a permission question; ``None`` if the line is none."""
     word, _, reason = line.strip().partition(" ")
     word = word.lower()
@@ -775,13 +777,13 @@ DIGITS = 10
 """No option takes longer numbers, and Python reads no number of thousands of digits."""
 
 
-def _parse_choice(question: Question, line: str) -> object:
+def _parse_question_answer(question: Question, line: str) -> object:
     """Parse the answer to a question: numbers choose options, other lines are text; an effect in doubt can get a result."""
     text = line.strip()
     if not text or text == SKIP:
         return Answer(declined=True) if text else None
-    if is_about_doubt(question.id):
-        if has_result_prefix(question.id, text):
+    if is_about_effect_in_doubt(question.id):
+        if is_doubt_result_answer(question.id, text):
             return parse_result_answer(text)
         if text.lower() in (*YES, *NO):
             return text.lower() in YES
@@ -796,7 +798,7 @@ def _parse_choice(question: Question, line: str) -> object:
     return Answer(selected=tuple(chosen)) if len(chosen) == len(numbers) else text
 
 
-def check_typed_answer(said: Any, question: Question) -> Answer:
+def validate_typed_answer(said: Any, question: Question) -> Answer:
     """
     Return the answer parsed from a line; the engine checks the result of an effect in doubt itself.
 
@@ -862,7 +864,7 @@ async def show_run(
     """
     somebody = _ConsoleInput(handle, screen, terminal, settled)
     terminal.note = screen.print_between_texts
-    person = asyncio.create_task(somebody.attend())
+    person = asyncio.create_task(somebody.ask_questions_and_read_input())
     is_over = False
 
     def stop_waiting(_: object) -> None:
@@ -897,13 +899,13 @@ async def _show_events(handle: RunHandle, screen: Screen, somebody: _ConsoleInpu
             ):
                 somebody.news.put_nowait(event.question)
             elif isinstance(event, ev.AnswerReceived):
-                somebody.mark_settled(event.question_id)
+                somebody.stop_asking_question(event.question_id)
             elif (
                 isinstance(event, ev.WaitStarted) and event.kind != "child" and not somebody.should_wait_for_run(event)
             ):
                 return
             elif isinstance(event, ev.RunFinished):
-                screen.finish(event.result)
+                screen.print_run_summary(event.result)
             elif isinstance(event, ev.PhaseChanged) and not event.path and event.phase is RunPhase.IDLE:
                 somebody.news.put_nowait(None)
 
@@ -938,16 +940,16 @@ class _ConsoleInput:
             self._terminal.print_text(f"(it waits for {what}; Ctrl-C leaves that to `stepengine resume`)")
         return self._terminal.lines.is_terminal
 
-    def mark_settled(self, question_id: str) -> None:
+    def stop_asking_question(self, question_id: str) -> None:
         """Stop asking a question that was answered, here or elsewhere."""
         self._settled.add(question_id)
         if self._asking is not None and self._asking[0] == question_id:
             self._asking[1].cancel()
 
-    async def attend(self) -> None:
+    async def ask_questions_and_read_input(self) -> None:
         """Ask each question of the run, and read input while it is idle; return at the end of the input."""
         while True:
-            question = await self._wait_for_question()
+            question = await self._send_lines_until_question()
             self._screen.close_line()
             if question is None:
                 if not await self._send_next_input_or_shut_down():
@@ -955,14 +957,14 @@ class _ConsoleInput:
             elif not await self._ask_question(question):
                 return
 
-    async def _wait_for_question(self) -> Question | None:
+    async def _send_lines_until_question(self) -> Question | None:
         """Return the next question, ``None`` if the run is idle; send the lines typed meanwhile."""
         if not self._terminal.lines.is_terminal:
             return await self.news.get()
         news = asyncio.ensure_future(self.news.get())
         try:
             while not news.done():
-                line = asyncio.ensure_future(self._send_next_line())
+                line = asyncio.ensure_future(self._read_and_send_next_line())
                 try:
                     await asyncio.wait((news, line), return_when=asyncio.FIRST_COMPLETED)
                 finally:
@@ -975,7 +977,7 @@ class _ConsoleInput:
         finally:
             news.cancel()
 
-    async def _send_next_line(self) -> bool:
+    async def _read_and_send_next_line(self) -> bool:
         """Read and send the next line; return ``False`` at the end of the input."""
         text = await self._terminal.read_line_during_run()
         if text is not None:
@@ -984,20 +986,20 @@ class _ConsoleInput:
 
     async def _send_line(self, text: str) -> None:
         """Send a typed line to the run; report it if the run has ended."""
-        if not text.strip() or await self._terminal.handle_chat_command(text):
+        if not text.strip() or await self._terminal.run_or_queue_chat_command(text):
             return
         self._terminal.print_typed_line()
         try:
             self._handle.send_input(self._terminal.message_from_line(text))
         except StepEngineError as error:
-            self._terminal.handle_unaccepted_line(text, error)
+            self._terminal.print_or_queue_refused_line(text, error)
         else:
             self._terminal.note("(sent; the run reads it before its next model call)", "")
 
     async def _send_next_input_or_shut_down(self) -> bool:
         """Read the next input of an idle run; return ``False`` and shut the run down if the person quits."""
         while True:
-            line = await self._terminal.line("> ")
+            line = await self._terminal.read_line_with_prompt("> ")
             if line is None or line.strip() in QUIT:
                 await self._handle.shutdown()
                 return False
@@ -1013,7 +1015,7 @@ class _ConsoleInput:
 
         if question.id in self._settled:
             return True
-        self._screen.mark_asked(question)
+        self._screen.record_shown_diff(question)
         asking = asyncio.create_task(self._terminal.ask_until_answered(question, answer, self._send_line))
         self._asking = question.id, asking
         try:
@@ -1062,17 +1064,17 @@ class TerminalInteractor:
         answers: list[object] = []
 
         def answer(said: Any) -> None:
-            answers.append(check_typed_answer(said, question))
+            answers.append(validate_typed_answer(said, question))
 
-        held = contextlib.nullcontext() if self._progress is None else self._progress.pause()
+        held = contextlib.nullcontext() if self._progress is None else self._progress.hide_status_line()
         async with self._one_at_a_time:
             with held:
-                may_skip = is_about_doubt(question.id)
-                await self._terminal.ask_until_answered(question, answer, self._report_unsent, may_skip=may_skip)
+                may_skip = is_about_effect_in_doubt(question.id)
+                await self._terminal.ask_until_answered(question, answer, self._print_unsent_line, may_skip=may_skip)
         if self._progress is not None:
-            self._progress.mark_asked(question)
+            self._progress.record_shown_diff(question)
         return answers[0] if answers else None
 
-    async def _report_unsent(self, typed: str) -> None:
+    async def _print_unsent_line(self, typed: str) -> None:
         if typed.strip():
             self._terminal.print_text(f"(no answer, and not sent: {one_line(typed)})")

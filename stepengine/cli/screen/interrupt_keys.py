@@ -10,7 +10,7 @@ from types import FrameType
 
 
 @contextmanager
-def handle_interrupts(stop: Callable[[], object], again: Callable[[], object] | None = None) -> Iterator[list[int]]:
+def call_on_interrupts(stop: Callable[[], object], again: Callable[[], object] | None = None) -> Iterator[list[int]]:
     """
     Call *stop* at the first SIGINT or SIGTERM and *again* at later ones; without *again*, those end the process as usual.
 

@@ -107,7 +107,7 @@ class ProgressDisplay:
         self._asked_diffs: list[str] = []
 
     @contextmanager
-    def show_live(self) -> Iterator[ProgressDisplay]:
+    def show_status_line(self) -> Iterator[ProgressDisplay]:
         """Show the status line during the block, if the output is a terminal."""
         if not self._wants_live:
             yield self
@@ -125,7 +125,7 @@ class ProgressDisplay:
         self._live = None
 
     @contextmanager
-    def pause(self) -> Iterator[None]:
+    def hide_status_line(self) -> Iterator[None]:
         """Hide the status line during the block, so that the user can type."""
         live = self._live
         if live is None:
@@ -139,14 +139,14 @@ class ProgressDisplay:
 
     def on_event(self, event: ev.Event) -> None:
         """Show *event*."""
-        self.counts.count(event)
+        self.counts.count_event(event)
         if isinstance(event, ev.AgentSpawned | ev.AgentFinished) and self._count_child(event):
             return
-        if self.children.is_folded(event.path) and not isinstance(event, OF_MANY):
+        if self.children.is_only_counted(event.path) and not isinstance(event, OF_MANY):
             return
-        self._show(event)
+        self._show_event(event)
 
-    def _show(self, event: ev.Event) -> None:
+    def _show_event(self, event: ev.Event) -> None:
         show = SHOWN.get(type(event))
         if show is not None:
             show(self, event)
@@ -154,10 +154,10 @@ class ProgressDisplay:
     def _count_child(self, event: ev.AgentSpawned | ev.AgentFinished) -> bool:
         """Count the start or end of one of many children; return whether nothing more is to be printed for it."""
         if isinstance(event, ev.AgentSpawned):
-            return self.children.start(event, are_shown=self.verbose)
-        group = self.children.end(event)
+            return self.children.count_started_child(event, are_shown=self.verbose)
+        group = self.children.count_ended_child(event)
         if group is None:
-            return self.children.is_folded(event.path)
+            return self.children.is_only_counted(event.path)
         if event.status is not RunStatus.COMPLETED:
             self.print_line(event.path, f"agent {event.agent_id} ended: {event.status.value}", self.colors.agent)
         if group.should_print_progress:
@@ -169,12 +169,12 @@ class ProgressDisplay:
         group.told = group.ended
         self.print_line(path, f"agents {group.agent_id}: {group.ended}/{group.asked}", self.colors.agent)
 
-    def mark_asked(self, question: Question) -> None:
+    def record_shown_diff(self, question: Question) -> None:
         """Record that the person saw the diff of *question*, so that the result does not print it again."""
         diff = diff_of(question)
         self._asked_diffs += [diff] if diff else []
 
-    def finish(self, result: RunResult) -> None:
+    def print_run_summary(self, result: RunResult) -> None:
         """Print the status of the run, its counts and its cost."""
         for path in list(self._partial):
             self.flush_text(path)
@@ -197,9 +197,9 @@ class ProgressDisplay:
         text = Text("".join([visible(p) for p in list(self._partial.values())]))
         if text:
             text.append("\n")
-        return text.append_text(self.status())
+        return text.append_text(self.format_status_line())
 
-    def status(self) -> Text:
+    def format_status_line(self) -> Text:
         """Return the status line: step, activity, tokens, cost and time."""
         from rich.text import Text
 
@@ -211,7 +211,7 @@ class ProgressDisplay:
         """Print a line, indented by the depth of its run; a heading names the run if it changed."""
         from rich.text import Text
 
-        speaker = self.children.find_sibling_path(path)
+        speaker = self.children.find_path_with_siblings(path)
         if speaker != self._speaker:
             self._speaker = speaker
             if speaker:
@@ -271,7 +271,7 @@ class ProgressDisplay:
             self._asked_diffs.remove(diff)
             return
         lines = diff.splitlines()
-        for line, style in diff_lines("\n".join(lines[:MAX_DIFF_LINES]), self.colors):
+        for line, style in style_diff_lines("\n".join(lines[:MAX_DIFF_LINES]), self.colors):
             self.print_line(path, f"{'':>11} {line}", style)
         if len(lines) > MAX_DIFF_LINES:
             self.print_line(path, f"{'':>11} ({len(lines) - MAX_DIFF_LINES} more lines)", self.colors.note)
@@ -298,7 +298,7 @@ class _RunCounts:
         # The root's result has none of its children's.
         self._agents = self._steps = self._tool_calls = 0
 
-    def count(self, event: ev.Event) -> None:
+    def count_event(self, event: ev.Event) -> None:
         """Count *event*."""
         self._agents += isinstance(event, ev.AgentSpawned)
         if isinstance(event, ev.StepStarted):
@@ -307,7 +307,7 @@ class _RunCounts:
             self._steps += isinstance(event, ev.StepStarted)
             self._tool_calls += isinstance(event, ev.ToolFinished)
 
-    def add_reply(self, event: ev.ModelFinished) -> None:
+    def add_reply_usage(self, event: ev.ModelFinished) -> None:
         """Add the tokens and the cost of a reply."""
         if event.reply is None:
             return
@@ -317,7 +317,7 @@ class _RunCounts:
         if not event.path and used is not None:
             self.filled = used.prompt_tokens + used.completion_tokens
 
-    def change_phase(self, event: ev.PhaseChanged | ev.AnswerReceived) -> None:
+    def set_activity(self, event: ev.PhaseChanged | ev.AnswerReceived) -> None:
         """Store the activity of the root for the status line; none after an answer."""
         said = ""
         if isinstance(event, ev.PhaseChanged):
@@ -325,7 +325,7 @@ class _RunCounts:
         if not event.path:
             self._doing = said
 
-    def announce_step(self, path: str) -> int:
+    def pop_started_step(self, path: str) -> int:
         """Return the step that the run at *path* has started, once; else 0."""
         step = self._started.pop(path, 0)
         if step and not path:
@@ -371,30 +371,30 @@ class _Children:
         self.siblings: dict[str, str] = {}
         self._folded: set[str] = set()
 
-    def is_folded(self, path: str) -> bool:
+    def is_only_counted(self, path: str) -> bool:
         """Return whether the run at *path*, or a parent, is one of many siblings that are only counted."""
         return bool(self._folded) and any(path[:end] in self._folded for end in [*_dot_positions(path), len(path)])
 
-    def find_sibling_path(self, path: str) -> str:
+    def find_path_with_siblings(self, path: str) -> str:
         """Return the path of the run with siblings that *path* belongs to, itself or the nearest above; ``""`` if none."""
         while path and path not in self.siblings:
             path = path.rpartition(".")[0]
         return path
 
-    def name(self, event: ev.AgentSpawned) -> None:
+    def store_child_heading(self, event: ev.AgentSpawned) -> None:
         """Store the heading of a child that runs alongside others."""
         self.siblings[event.child_path] = f"[{event.agent_id}: {one_line(event.prompt, 40)}]".replace(": ]", "]")
 
-    def start(self, event: ev.AgentSpawned, *, are_shown: bool) -> bool:
+    def count_started_child(self, event: ev.AgentSpawned, *, are_shown: bool) -> bool:
         """Count a child if it is one of many, unless all *are_shown*; return whether nothing is printed for it."""
         if are_shown or event.of < MANY:
-            return self.is_folded(event.path)
-        self.groups.setdefault(event.path, _SiblingGroup(event.agent_id)).began(event.of)
+            return self.is_only_counted(event.path)
+        self.groups.setdefault(event.path, _SiblingGroup(event.agent_id)).count_started(event.of)
         self._folded.add(event.child_path)
-        self.name(event)
+        self.store_child_heading(event)
         return True
 
-    def end(self, event: ev.AgentFinished) -> _SiblingGroup | None:
+    def count_ended_child(self, event: ev.AgentFinished) -> _SiblingGroup | None:
         """Count the end of one of many children and return them; ``None`` for another child."""
         if event.child_path not in self._folded:
             return None
@@ -419,7 +419,7 @@ class _SiblingGroup:
         self.asked = self.ended = self.told = 0
         self._awaited = 0
 
-    def began(self, of: int) -> None:
+    def count_started(self, of: int) -> None:
         """Count a started child of a group of *of*."""
         if not self._awaited:
             self._awaited = of
@@ -445,8 +445,8 @@ class _SiblingGroup:
 
 def _on_model_started(display: ProgressDisplay, event: ev.ModelStarted) -> None:
     # Announced here, so that a step which fails for lack of a model shows nothing but its error.
-    step = display.counts.announce_step(event.path)
-    if step and not display.children.is_folded(event.path):
+    step = display.counts.pop_started_step(event.path)
+    if step and not display.children.is_only_counted(event.path):
         display.print_line(event.path, f"step {step}", display.colors.step)
 
 
@@ -458,7 +458,7 @@ def _on_agent_spawned(display: ProgressDisplay, event: ev.AgentSpawned) -> None:
         display.colors.agent,
     )
     if not event.only_child:
-        display.children.name(event)
+        display.children.store_child_heading(event)
 
 
 def _on_agent_finished(display: ProgressDisplay, event: ev.AgentFinished) -> None:
@@ -512,7 +512,7 @@ def _on_tool_started(display: ProgressDisplay, event: ev.ToolStarted) -> None:
 
 
 def _on_tool_finished(display: ProgressDisplay, event: ev.ToolFinished) -> None:
-    if display.children.is_folded(event.path):
+    if display.children.is_only_counted(event.path):
         return
     result, colors = event.result, display.colors
     how = result.status if result.is_error else "waits" if result.status == "pending" else "ok"
@@ -603,7 +603,7 @@ def _format_argument(value: object) -> str:
     return str(value)
 
 
-def diff_lines(diff: str, colors: ColorScheme = COLORS) -> Iterator[tuple[str, str]]:
+def style_diff_lines(diff: str, colors: ColorScheme = COLORS) -> Iterator[tuple[str, str]]:
     """Yield each line of a unified diff, made visible, with its style."""
     styles = {
         "+++": colors.summary, "---": colors.summary, "@@": colors.place, "+": colors.added, "-": colors.removed,
@@ -615,9 +615,9 @@ def diff_lines(diff: str, colors: ColorScheme = COLORS) -> Iterator[tuple[str, s
 SHOWN: Mapping[type[ev.Event], Callable[[ProgressDisplay, Any], None]] = {
     ev.StepStarted: lambda display, event: display.flush_text(event.path),
     ev.ModelStarted: _on_model_started,
-    ev.ModelFinished: lambda display, event: display.counts.add_reply(event),
-    ev.PhaseChanged: lambda display, event: display.counts.change_phase(event),
-    ev.AnswerReceived: lambda display, event: display.counts.change_phase(event),
+    ev.ModelFinished: lambda display, event: display.counts.add_reply_usage(event),
+    ev.PhaseChanged: lambda display, event: display.counts.set_activity(event),
+    ev.AnswerReceived: lambda display, event: display.counts.set_activity(event),
     ev.AgentSpawned: _on_agent_spawned,
     ev.AgentFinished: _on_agent_finished,
     ev.WaitStarted: _on_wait_started,

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from stepengine.cli.screen.console import Terminal, TypedLines
-from stepengine.cli.screen.interrupt_keys import handle_interrupts
+from stepengine.cli.screen.interrupt_keys import call_on_interrupts
 from stepengine.cli.screen.render import visible
 from stepengine.errors import StepEngineError, ToolError
 from stepengine.redaction import ANY
@@ -146,7 +146,7 @@ class PromptReader(Terminal):
         self.status: Callable[[], str] = str
 
     @contextlib.contextmanager
-    def capture_terminal(self) -> Iterator[None]:
+    def set_raw_terminal_mode(self) -> Iterator[None]:
         """
         Put the terminal into raw mode during the block, so that early input is not echoed twice and Enter stays Enter.
 
@@ -181,14 +181,14 @@ class PromptReader(Terminal):
         finally:
             self._live, self._interrupt = str, None
 
-    async def next(self) -> str | None:
+    async def read_next_prompt(self) -> str | None:
         """Read the next prompt; ``None`` if the person leaves with Ctrl-D or with Ctrl-C twice."""
         if self._unsent:
             said, self.was_pasted = self._unsent.pop(0), False  # that was looked at when it was kept
             self.print_text(f"> {visible(said)}", "dim")
             return said
         if self._session is None:
-            return await super().line("> ")
+            return await super().read_line_with_prompt("> ")
         last = -SOON
         while True:
             try:
@@ -217,10 +217,10 @@ class PromptReader(Terminal):
         self._hidden = "\n".join([f"> {line}" for line in visible(said).splitlines()])
         return said
 
-    async def line(self, prompt: str) -> str | None:
+    async def read_line_with_prompt(self, prompt: str) -> str | None:
         """Read an answer; ``None`` at the end of the input."""
         if self._answers is None:
-            return await super().line(prompt)
+            return await super().read_line_with_prompt(prompt)
         while True:
             try:
                 answer: str = await self._read_session_line(self._answers, prompt, keeps=False)
@@ -234,12 +234,12 @@ class PromptReader(Terminal):
             else:
                 return answer
 
-    def is_command(self, text: str) -> bool:
+    def is_chat_command(self, text: str) -> bool:
         """Return whether a line is a command of the chat and not an answer; ``/skip`` is an answer."""
         word = "".join(text.split(maxsplit=1)[:1])
         return word.startswith("/") and word[1:].isascii() and word[1:].isalpha() and text.strip() not in ANSWERS
 
-    async def handle_chat_command(self, text: str) -> bool:
+    async def run_or_queue_chat_command(self, text: str) -> bool:
         """Execute a read-only chat command or queue another one; return whether the line was a command."""
         is_command = text.startswith(("/", "!")) and not text.startswith("//")
         if is_command and self.was_pasted and text.startswith("!"):
@@ -252,7 +252,7 @@ class PromptReader(Terminal):
         return is_command
 
     @property
-    def waiting(self) -> tuple[str, ...]:
+    def queued_lines(self) -> tuple[str, ...]:
         """The queued lines, which are sent after the turn."""
         return tuple(self._unsent)
 
@@ -263,7 +263,7 @@ class PromptReader(Terminal):
         With *to_line* what would have been said stands in the line again, where a line can be edited: the last command only
         where there is nothing else.
         """
-        words = [text for text in self._unsent if not self.is_command(text)] or self._unsent[-1:]
+        words = [text for text in self._unsent if not self.is_chat_command(text)] or self._unsent[-1:]
         if to_line and self.is_rich:
             self._draft = "\n".join([*words, *([self._draft] if self._draft else [])])
         self._unsent.clear()
@@ -272,11 +272,11 @@ class PromptReader(Terminal):
         """Return the message to the agent; two slashes at the start become one."""
         return text.removeprefix("/") if text.startswith("//") else text
 
-    def queue_first(self, texts: Iterable[str]) -> None:
+    def queue_messages_first(self, texts: Iterable[str]) -> None:
         """Queue messages that a run did not read, before lines typed later."""
         self._unsent[:0] = [f"/{text}" if text.startswith("/") else text for text in texts]
 
-    def handle_unaccepted_line(self, text: str, error: StepEngineError) -> None:
+    def print_or_queue_refused_line(self, text: str, error: StepEngineError) -> None:
         """Queue a line that was typed when the run had just ended."""
         self._unsent.append(text)
 
@@ -327,12 +327,12 @@ class PromptReader(Terminal):
             from prompt_toolkit import PromptSession
         except ImportError:
             return None, None
-        keys = self._make_bindings()
+        keys = self._make_key_bindings()
         from prompt_toolkit.styles import Style
 
         style = Style.from_dict({"bottom-toolbar": "noreverse", "bottom-toolbar.text": "ansibrightblack"})
         said: Any = PromptSession(
-            history=_load_history(history, self._expand_pastes), completer=_make_completer(commands, root), complete_while_typing=False,
+            history=_make_stored_history(history, self._expand_pastes), completer=_make_completer(commands, root), complete_while_typing=False,
             multiline=True, key_bindings=keys, prompt_continuation="  ", enable_history_search=False, style=style,
         )  # fmt: skip
         answers: Any = PromptSession(style=style, key_bindings=_make_answer_bindings())
@@ -340,7 +340,7 @@ class PromptReader(Terminal):
             session.app.ttimeoutlen = session.app.timeoutlen = ESCAPE
         return said, answers
 
-    def _make_bindings(self) -> Any:
+    def _make_key_bindings(self) -> Any:
         """Return the key bindings in addition to those of a line editor."""
         from prompt_toolkit.filters import Condition
         from prompt_toolkit.key_binding import KeyBindings
@@ -422,7 +422,7 @@ def _erase_line_and_interrupt(event: Any) -> None:
     event.app.exit(exception=KeyboardInterrupt())
 
 
-def _load_history(history: PromptHistory, unfolded: Callable[[str], str]) -> Any:
+def _make_stored_history(history: PromptHistory, unfolded: Callable[[str], str]) -> Any:
     """Return the stored history as a prompt_toolkit history."""
     from prompt_toolkit.history import History as Shown
 
@@ -433,7 +433,7 @@ def _load_history(history: PromptHistory, unfolded: Callable[[str], str]) -> Any
             return reversed(history.load())
 
         def store_string(self, string: str) -> None:
-            history.remember(unfolded(string))
+            history.append_redacted(unfolded(string))
 
     return Kept()
 
@@ -498,7 +498,7 @@ class PromptHistory:
                 said += [text] if isinstance(text := json.loads(line), str) else []
         return said
 
-    def remember(self, said: str) -> None:
+    def append_redacted(self, said: str) -> None:
         """Append an input to the file, with secrets redacted; ignore write errors."""
         file = self._file
         if file is None or len(said) > HISTORY_CHARS:
@@ -530,7 +530,7 @@ def expand_attachments(said: str, folder: Path) -> tuple[str, list[str]]:
     left = ALL_BYTES
     for name in names:
         read, kind = (_list_folder, "folder") if os.path.isdir(folder / name) else (_read_file, "file")  # noqa: PTH112  (never raises)
-        content = _read_in_folder(folder, read, name, min(left, FILE_BYTES))
+        content = _read_or_return_error(folder, read, name, min(left, FILE_BYTES))
         if isinstance(content, str):
             left -= len(content.encode())
             notes.append(f"+ {name} ({len(content.encode()):,} bytes)")
@@ -542,7 +542,7 @@ def expand_attachments(said: str, folder: Path) -> tuple[str, list[str]]:
     return "\n\n".join([said, *parts]), notes
 
 
-def _read_in_folder(folder: Path, read: Callable[[Root, str, int], str], name: str, most: int) -> str | Exception:
+def _read_or_return_error(folder: Path, read: Callable[[Root, str, int], str], name: str, most: int) -> str | Exception:
     """Call *read* for *name* below *folder*; return its text, or the error."""
     from stepengine.workspace.path_policy import PathPolicy
     from stepengine.workspace.root import Root
@@ -608,7 +608,7 @@ async def run_shell_command(command: str, folder: Path) -> str:
                 os.killpg(process.pid, signal.SIGKILL)
 
     said, total = b"", 0
-    with handle_interrupts(end):  # before it is started: Ctrl-C may come as soon as it runs
+    with call_on_interrupts(end):  # before it is started: Ctrl-C may come as soon as it runs
         process = await asyncio.create_subprocess_shell(
             command, cwd=folder, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT, start_new_session=True,
