@@ -151,8 +151,8 @@ def make_engine_setup(
     named = next((one for one in agents if one.model and one.model not in unserved_models), None)
     if options.base_url and is_new and named is not None and not _base_url_models(options):
         msg = (
-            f"--base-url is {options.base_url!r}but no model is named for that server: {named.id!r} names {named.model!r}, which is "
-            "asked of its own provider; say what that server is asked for with --model NAME"
+            f"--base-url is {options.base_url!r}, but no model is named for that server: {named.id!r} names {named.model!r}, "
+            "which has its own provider; pass a model of that server with --model NAME"
         )
         raise UsageProblem(msg)
     if options.base_url and not is_new and not any(options.served):

@@ -98,7 +98,7 @@ def test_advice_after_a_401_works(monkeypatch: pytest.MonkeyPatch) -> None:
         (["--api-key-env", "NAME"], "--api-key-env is for --base-url, which is missing"),
         (
             ["--base-url", "http://h/v1"],
-            "'kid' names 'anthropic/claude-sonnet-4-5', which is asked of its own provider",
+            "', but no model is named for that server: 'kid' names 'anthropic/claude-sonnet-4-5', which has its own provider",
         ),
         (["--model", "a/b", "--price", "cheap"], "--price is 'cheap'; it is US dollars for a million tokens"),
         (["--model", "a/b", "--price", "1/2/3"], "such as 0, 0.5 or 0.15/0.60 for in and out"),
