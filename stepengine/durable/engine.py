@@ -129,7 +129,7 @@ class DurableEngine:
         self._was_forked = False
         register_renewable(self)
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Drop the connections in a forked child, which does not have their threads. The parent's connections stay open."""
         self._was_forked = self._was_forked or self._operator is not None
         keep_referenced(self._operator, self._process, self._chores)

@@ -35,7 +35,7 @@ class EngineRuns:
         self.handles: dict[RunHandle, None] = {}
         register_renewable(self)
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Forget the running runs in a forked child, because they belong to the parent process."""
         # After a fork the child has copies of objects whose threads, sockets and locks are the parent's. They are left
         # and not closed: closing would close the parent's connections.

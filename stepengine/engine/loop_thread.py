@@ -39,7 +39,7 @@ class LoopThread:
         self._loop: asyncio.AbstractEventLoop | None = None
         register_renewable(self)
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Forget the parent's thread and loop in a forked child; the next ``run`` starts a thread of its own."""
         keep_referenced(self._loop)
         self._thread = self._loop = None

@@ -39,7 +39,7 @@ class SessionQueue:
         self._lines: dict[str, deque[QueueEntry]] = {}
         register_renewable(self)
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Remove all entries in a forked child: their runs are in the parent."""
         self._lines.clear()
 

@@ -306,7 +306,7 @@ class LineWriter(Writer):
         register_renewable(self)
 
     # Called once in the child, in place of a check at every record and commit.
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Refuse all writes in a forked child, since the parent owns run, file and lock."""
         self._is_forked, self._storing = True, threading.Lock()
         why = f"the run belongs to process {self._pid}, and this one ({os.getpid()}) was forked from it"

@@ -75,7 +75,7 @@ class Connections:
         register_renewable(self)
         finalize(self, _warn_of_unclosed, self._unclosed)
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Drop the parent's connections in a forked child process, which opens its own."""
         keep_referenced(self._clients)
         self._clients = WeakKeyDictionary()

@@ -127,7 +127,7 @@ class Batched(Provider):
         self._came = asyncio.Event()
         register_renewable(self)
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Drop the parent's calls and file in a forked child process, which opens the file itself."""
         keep_referenced(self._out, self._work, self._sending, self._waiting)
         self._out = self._loop = self._work = self._sending = None

@@ -142,7 +142,7 @@ class Limiter:
         self._queue: deque[_Waiter] = deque()
         register_renewable(self)
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset the limiter in a forked child; running and waiting requests belong to the parent."""
         self._running = 0
         self._queue.clear()

@@ -27,7 +27,7 @@ hangs is worse.
 class Renewable(Protocol):
     """An object that resets itself in forked child processes."""
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset the state that the parent's threads use, without waiting for any of them."""
 
 
@@ -38,7 +38,7 @@ _left: list[Any] = []
 
 
 def register_renewable(thing: Renewable) -> None:
-    """Call ``renew`` of *thing* in every forked child; the reference to it is weak."""
+    """Call ``reset_after_fork`` of *thing* in every forked child; the reference to it is weak."""
     _things.add(thing)
 
 
@@ -70,7 +70,7 @@ def _run_after_fork() -> None:
 
 def _renew_in_child() -> None:
     for thing in list(_things):
-        thing.renew()
+        thing.reset_after_fork()
     for function in _functions:
         function()
 
@@ -104,6 +104,6 @@ class Lock:
         """Release the lock."""
         self._lock.release()
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Replace the lock by a free one."""
         self._lock = threading.Lock()

@@ -237,7 +237,7 @@ class RemoteSystem:
         """Return the local folder that is mounted at a remote path; ``""`` if there is none."""
         return self.place.shown.get(path, "")
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Drop the parent's connection in a forked child, which opens its own."""
         self._lock = threading.RLock()
         keep_referenced(self._connection)

@@ -123,7 +123,7 @@ class ThreadPool:
         self._leaked: dict[str, None] = {}
         register_renewable(self)
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Reset threads, jobs and lock in a forked child, which has no threads of its parent."""
         self._ready = threading.Condition()
         self._jobs.clear()

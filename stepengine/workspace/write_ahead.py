@@ -404,11 +404,11 @@ class Database:
             cls._held.pop().release()
 
     @classmethod
-    def renew(cls) -> None:
+    def reset_after_fork(cls) -> None:
         """Drop all databases in a forked child without closing them, which would affect the parent's."""
         keep_referenced(*[each for known in cls._known.values() for each in known.connections()])
         cls._known, cls._held = {}, []
 
 
 register_fork_hooks(Database.before_fork, Database.after_fork)
-call_after_fork(Database.renew)
+call_after_fork(Database.reset_after_fork)

@@ -286,7 +286,7 @@ class McpTools:
         self._is_shared = False
         register_renewable(self)
 
-    def renew(self) -> None:
+    def reset_after_fork(self) -> None:
         """Drop the connections in a forked child, which starts its own servers."""
         self._connections.forget()
 
