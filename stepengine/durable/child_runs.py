@@ -37,7 +37,7 @@ from stepengine.durable.wire import (
     parse_left,
 )
 from stepengine.errors import AgentError, ReplayDivergence, StepEngineError
-from stepengine.journal.encoding import bare, restored
+from stepengine.journal.encoding import encode_stored, decode_stored
 from stepengine.journal.records import format_address
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.failfast import LOST
@@ -223,7 +223,7 @@ class _RemoteBodyEnd:
 
     def as_tool_result(self, _: Yielding, *, is_typed: bool) -> ToolResult:
         """Return the result of the call."""
-        result: ToolResult = restored(self._form["result"])
+        result: ToolResult = decode_stored(self._form["result"])
         return result
 
     def as_body(self) -> BodyEnd:
@@ -317,7 +317,7 @@ class _RemoteIO(ForwardingIO):
             why = (status.attributes or {}).get(REASON)
             error = AgentError(why) if why else None
             gone = ChildResult(agent_id=name, run_id=run_id, status=RunStatus.CANCELLED, error=error)
-            return {"child": bare(gone), "started": 0}
+            return {"child": encode_stored(gone), "started": 0}
         # The child has no result and will have none by itself: it diverged, was set aside as poison, or its row cannot
         # be read. That is no outcome of the parent's effect, for once the cause is mended both continue; recorded as a
         # failure, the handler would have gone another way by then. So the parent stops here, too, unrecorded, and

@@ -37,7 +37,7 @@ from stepengine.durable.step_names import BODY, CHILD, INTENT, SPAWN, WAIT, kind
 from stepengine.durable.step_records import ReservedStep
 from stepengine.durable.wire import mark_usage_uncertain, parse_answers
 from stepengine.errors import DataError, StepEngineError, UnknownOutcome
-from stepengine.journal.encoding import bare, encode_effect, restored
+from stepengine.journal.encoding import encode_stored, encode_effect, decode_stored
 from stepengine.journal.recorder import AttemptsIO
 from stepengine.journal.records import format_address
 from stepengine.runtime.core_performer import is_deferred
@@ -209,7 +209,7 @@ class Steps:
                 return self._outcomes.encode_received(item, outcome)
             if outcome.kind != "suspended":
                 raise UnrecordedStop(outcome)
-            open_ = [bare(question) for question in render_questions(item)]
+            open_ = [encode_stored(question) for question in render_questions(item)]
             form = {"seq": effect.seq, "path": item.path, "at": run.clock.elapsed_ms(), "questions": open_}
             return cast("dict[str, Any]", run.redactor.value(form))
 
@@ -272,7 +272,7 @@ class Steps:
                 )
                 return self._outcomes.encode(item, Failure(error, run.clock.elapsed_ms()))
             if again:
-                attempts.append({"error": bare(UnknownOutcome("the process ended before the reply was recorded"))})
+                attempts.append({"error": encode_stored(UnknownOutcome("the process ended before the reply was recorded"))})
             # Inside the step, around the work alone: a worker has hundreds of runs that wait, and only running effects
             # count against its limit (durable:U21).
             async with run.effects:
@@ -298,7 +298,7 @@ class Steps:
                 said = await workflow.guard(steps.answer, where)
         finally:
             steps.answer.cancel()
-        questions: tuple[Question, ...] = tuple([restored(question) for question in asked["questions"]])
+        questions: tuple[Question, ...] = tuple([decode_stored(question) for question in asked["questions"]])
         # The time of an answer is that of its sender, whose clock may be wrong: it may neither turn the run's time
         # back nor move it into the future.
         clock.advance_to(min(int(said["at"]), clock.elapsed_ms()))

@@ -22,12 +22,12 @@ from stepengine.data.alike import find_nearest
 from stepengine.data.definition import AgentDefinition, HookContext, normalised_id
 from stepengine.data.effects import CallBody, Spawn
 from stepengine.data.events import LogLine
-from stepengine.data.json import JsonDict, JsonValue, check_text, freeze
+from stepengine.data.json import JsonDict, JsonValue, require_storable_text, freeze
 from stepengine.data.limits import MAX_LEVELS, TREE_WIDE, Limits
 from stepengine.data.provenance import Provenance
 from stepengine.data.questions import Answer, AnswerLike, Question, check_answer
 from stepengine.data.record_sizes import find_length_problem
-from stepengine.data.state import AgentState, RunInfo, find_suspended_reply
+from stepengine.data.state import AgentState, RunInfo, find_suspended_reply_index
 from stepengine.data.tools import Driving, Spawning, ToolSpec, Yielding
 from stepengine.data.transcript import Transcript
 from stepengine.engine.catalog import Agent, Catalog, ToolUses, instructions_note, remove_instructions_notes
@@ -188,7 +188,7 @@ def explain_unresumable_state(agent: AgentDefinition, state: AgentState) -> str 
         return f"agent {agent.id!r} has a handler, which a state does not bring back to where it waits"
     if any(q.path for q in state.pending):
         return "a child asks, or a tool that yields, whose course the state does not hold"
-    if find_suspended_reply(state.message_history) is None:
+    if find_suspended_reply_index(state.message_history) is None:
         return "the state holds no call that waits for an answer"
     return None
 
@@ -415,7 +415,7 @@ class Planner:
         try:
             # Found here with the name of the agent; the journal, the provider and every store would each fail with it
             # in a way of its own, after money was spent.
-            check_text(prompt)
+            require_storable_text(prompt)
         except DataError:
             msg = f"the prompt of agent {definition.id!r} holds a lone surrogate, which no encoding can store"
             raise InputError(msg, issues=("prompt should be text that UTF-8 can hold",)) from None

@@ -16,7 +16,7 @@ from stepengine.data.outcomes import Single, Stop, Value
 from stepengine.data.questions import Answer
 from stepengine.data.usage import NOTHING_USED
 from stepengine.errors import UnknownOutcome
-from stepengine.journal.encoding import bare
+from stepengine.journal.encoding import encode_stored
 from stepengine.journal.history import History
 from stepengine.journal.modes import OpenJournal
 from stepengine.journal.questions import make_unknown_call_question
@@ -302,10 +302,10 @@ class RecordPlayer:
 
     def _make_lost_attempt(self, item: Item) -> list[object]:
         """Return the attempt of a process that ended before recording the reply, with its known usage."""
-        lost = {"error": bare(UnknownOutcome("the process ended before the reply was recorded"))}
+        lost = {"error": encode_stored(UnknownOutcome("the process ended before the reply was recorded"))}
         begun = self._replayer.find_stopped_call_usage(item)
         # A call that was stopped before it was sent is no attempt.
-        return [] if begun is None or begun.usage == NOTHING_USED else [{**lost, "usage": bare(begun.usage)}]
+        return [] if begun is None or begun.usage == NOTHING_USED else [{**lost, "usage": encode_stored(begun.usage)}]
 
     def _record_stated_result(self, item: Item, outcome: Single) -> None:
         """Record who stated the outcome of an effect in doubt."""

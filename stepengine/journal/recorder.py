@@ -35,7 +35,7 @@ from stepengine.data.usage import NOTHING_USED, Usage, add_cost, add_lost_usage
 from stepengine.errors import ModelError, StepEngineError
 from stepengine.journal.call_writes import CallWrites
 from stepengine.journal.encoding import (
-    bare,
+    encode_stored,
     encode_call,
     encode_effect,
     must_be_durable,
@@ -233,7 +233,7 @@ class Recorder:
     def append_stopped_usage(self, item: Item, begun: PartialUsage, at: int) -> None:
         """Record the usage of a stopped model call."""
         cost = {} if begun.cost is None else {"cost": str(begun.cost)}
-        said = {"type": "partial_usage", "usage": bare(begun.usage), **cost}
+        said = {"type": "partial_usage", "usage": encode_stored(begun.usage), **cost}
         self.append(Input(*item.address, at, said))
 
     # What was used is written down also where the call is stopped: the exception takes nothing along, and nobody who
@@ -347,7 +347,7 @@ class Recorder:
         for question in effect.questions:
             given = self._answers.find(question)
             if question.id not in waiting and given is not None:
-                said = {"question_id": question.id, "answer": bare(to_answer(given, question))}
+                said = {"question_id": question.id, "answer": encode_stored(to_answer(given, question))}
                 self.append(Input(item.path, effect.seq, at, {"type": "answer", **said}))
 
 
@@ -412,8 +412,8 @@ class AttemptsIO(ForwardingIO):
 
     def report_failed_attempt(self, failure: Failure, usage: Usage | None) -> RetryWait | None:
         """Record a failed attempt."""
-        entry: dict[str, object] = {"error": bare(to_storable_error(failure.error))}
-        self._entries.append(entry | ({"usage": bare(usage)} if usage is not None else {}))
+        entry: dict[str, object] = {"error": encode_stored(to_storable_error(failure.error))}
+        self._entries.append(entry | ({"usage": encode_stored(usage)} if usage is not None else {}))
         return super().report_failed_attempt(failure, usage)
 
 

@@ -15,7 +15,7 @@ from stepengine.data.outcomes import Stop, Value
 from stepengine.data.state import RunStatus
 from stepengine.data.waits import Waits
 from stepengine.errors import StepEngineError
-from stepengine.journal.encoding import bare
+from stepengine.journal.encoding import encode_stored
 from stepengine.journal.history import find_outside_stop
 from stepengine.journal.journaled_run import JournaledRun
 from stepengine.journal.pending_items import find_waits
@@ -150,5 +150,5 @@ def _choose_root_end(run: JournaledRun, end: Value) -> Value:
 
 
 def _make_stop_record(stop: Stop, at: int) -> Input:
-    error: Mapping[str, object] = {"error": bare(stop.error)} if isinstance(stop.error, StepEngineError) else {}
+    error: Mapping[str, object] = {"error": encode_stored(stop.error)} if isinstance(stop.error, StepEngineError) else {}
     return Input("", -1, at, {"type": "stop", "kind": stop.kind, **error})

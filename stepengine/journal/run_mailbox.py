@@ -13,7 +13,7 @@ from functools import partial
 
 from stepengine.data.questions import Question, answer_problem, to_answer
 from stepengine.errors import JournalError, JournalMissing
-from stepengine.journal.encoding import bare, questions_of
+from stepengine.journal.encoding import encode_stored, questions_of
 from stepengine.journal.history import History
 from stepengine.journal.mailbox import Mailbox, MailboxMessage
 from stepengine.journal.modes import OpenJournal
@@ -237,7 +237,7 @@ class RunMailbox:
         del self._left_open[letter.topic]
         self._known.add(letter.id)
         self.was_answered = True
-        said = {"question_id": question.id, "answer": bare(to_answer(answer, question))}
+        said = {"question_id": question.id, "answer": encode_stored(to_answer(answer, question))}
         self._journal.writer.append(Input(path, seq, self._journal.timing.last, {"type": "answer", **said}))
 
     def record_earlier_letters(self) -> None:

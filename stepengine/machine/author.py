@@ -19,7 +19,7 @@ from stepengine.data.functions import discards_result, find_author_line
 from stepengine.data.hooks import StepContext
 from stepengine.data.json import NOT_AWAITED, NOT_YIELDED, JsonDict
 from stepengine.data.programs import RunningProgram
-from stepengine.data.record_sizes import cut_error, find_length_problem
+from stepengine.data.record_sizes import cut_error_texts, find_length_problem
 from stepengine.data.state import AgentState
 from stepengine.data.visible import truncate_text
 from stepengine.data.yields import YIELD_FROM, Parallel, Perform, Sentinel
@@ -294,7 +294,7 @@ class Author:
 
     def _to_step_error(self, error: BaseException) -> StepEngineError:
         made = add_location(error) if isinstance(error, StepEngineError) else make_handler_error(self.what, error)
-        return cut_error(made)
+        return cut_error_texts(made)
 
     def close(self) -> tuple[str, ...]:
         """Close the generator, so that its ``finally`` blocks run; return the problems with that."""

@@ -19,7 +19,7 @@ from stepengine.data import events as ev
 from stepengine.data.effects import AskPerson, Leaf, Notify, Spawn
 from stepengine.data.json import canonical
 from stepengine.data.messages import ToolCallPart, ToolResult
-from stepengine.data.origins import untrusted_reasons
+from stepengine.data.origins import describe_untrusted_origins
 from stepengine.data.outcomes import Failure, Single, Stop
 from stepengine.data.questions import NOBODY, REFUSED, REMEMBERED, Answer, Decision, Question, find_offered_rule
 from stepengine.data.tools import FIND_TOOLS, Spawning, ToolBinding
@@ -512,7 +512,7 @@ def _apply_answer(asked: _AskedCall, effect: AskPerson, answers: Sequence[Answer
             f"agent {call.run.plan.definition.id!r}: calls of {name!r} need a person's approval, and nobody can be "
             "asked in this run, so they do not run. Pass journal= and answer with engine.resume(journal, answers=...), or give the engine an interactor"
         )
-        reasons = untrusted_reasons(effect.questions[0].provenance)
+        reasons = describe_untrusted_origins(effect.questions[0].provenance)
         _deny_call(call, UNATTENDED.format(call.asked.tool_name) + (f" The reason: {reasons}." if reasons else ""))
     elif answer.by == REFUSED:  # by the tool, as it would have been after a yes: nobody's no is counted
         call.set_result(ToolResult.error(answer.reason))

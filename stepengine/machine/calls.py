@@ -24,7 +24,7 @@ from stepengine.data.effects import CallBody, CallTool, Leaf, Notify
 from stepengine.data.json import JsonDict
 from stepengine.data.messages import Source, ToolCallLog, ToolCallPart, ToolResult
 from stepengine.data.models import ModelReply, ModelRequest
-from stepengine.data.outcomes import Failure, Single, Stop, Value, find_race_winner, was_given_up
+from stepengine.data.outcomes import Failure, Single, Stop, Value, find_race_winner, has_lost_or_stopped
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult, Waited
 from stepengine.data.tools import (
@@ -782,7 +782,7 @@ class RaceMember(EffectMember):
         won = find_race_winner(outcomes)
         # Being given up is how a loser ends. Where the first outcome in time is itself one, nobody has won: the run was
         # stopped in the middle, and the race is run to its end when it goes on.
-        if stops and was_given_up(outcomes[won]):
+        if stops and has_lost_or_stopped(outcomes[won]):
             return merge_stops(stops)
         self._won = ends[won]
         return None

@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.ceilings import can_ask_for_more, ceiling_from_answer, make_limit_question
+from stepengine.data.ceilings import is_raisable_limit_error, ceiling_from_answer, make_limit_question
 from stepengine.data.effects import AskPerson, Compute, Gather, Leaf, Notify
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
 from stepengine.data.questions import Question
@@ -76,7 +76,7 @@ def ask_for_more_steps(run: RunState) -> Flow[bool]:
 def _limit_question(outcome: Single) -> Question | None:
     """Return the question about the limit that refused an effect, or ``None`` if no limit that asks did."""
     error = outcome.error if isinstance(outcome, Failure) else None
-    return make_limit_question(error) if can_ask_for_more(error) else None
+    return make_limit_question(error) if is_raisable_limit_error(error) else None
 
 
 def _repeat_refused(run: RunState, effect: Leaf | Gather | Compute, refused: Sequence[Leaf]) -> Flow[Sequence[Single]]:

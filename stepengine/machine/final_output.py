@@ -17,7 +17,7 @@ from stepengine.data.functions import location_of, unwrap_function
 from stepengine.data.json import JsonValue, compact, freeze, hint_at_mistake
 from stepengine.data.messages import UserMessage
 from stepengine.data.record_sizes import ESCAPED_CHAR_BYTES, MAX_VALUE_BYTES, find_length_problem
-from stepengine.data.result_cuts import cut_result
+from stepengine.data.result_cuts import cut_result_text
 from stepengine.data.typed_values import is_model, model_to_json
 from stepengine.data.visible import cut_after
 from stepengine.data.wire import to_dicts
@@ -51,7 +51,7 @@ def get_final_text(run: RunState) -> str:
 
 def _shorten_answer(text: str) -> str:
     """Return the text of the last messages; one that is too long for a record has its middle cut."""
-    return cut_result(text, MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES) if find_length_problem(text) else text
+    return cut_result_text(text, MAX_VALUE_BYTES // ESCAPED_CHAR_BYTES) if find_length_problem(text) else text
 
 
 def get_final_output(run: RunState, returned: object) -> object:

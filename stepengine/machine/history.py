@@ -26,8 +26,8 @@ from stepengine.data.messages import (
     ToolResult,
     UserMessage,
 )
-from stepengine.data.result_cuts import result_chars
-from stepengine.data.state import AgentState, find_suspended_reply
+from stepengine.data.result_cuts import count_result_chars
+from stepengine.data.state import AgentState, find_suspended_reply_index
 from stepengine.data.transcript import Transcript
 
 SLICE_MESSAGES = 50
@@ -53,10 +53,10 @@ def _shorten_transcript(transcript: Transcript, shorten: ShortenMessage | None) 
         return transcript
     results: dict[str, ToolResult] = {}
     # Each message is measured once, also in later runs of the conversation.
-    for message, chars in zip(transcript, transcript.memo("result_chars", result_chars), strict=True):
+    for message, chars in zip(transcript, transcript.memo("count_result_chars", count_result_chars), strict=True):
         if chars and isinstance(message, ToolMessage) and (shown := shorten(message, chars)) is not message:
             results[message.tool_call_id] = shown.result
-    return transcript.resolve_all(results)
+    return transcript.replace_results(results)
 
 
 def _shorten_messages(messages: Sequence[Message], shorten: ShortenMessage | None) -> Sequence[Message]:
@@ -65,7 +65,7 @@ def _shorten_messages(messages: Sequence[Message], shorten: ShortenMessage | Non
         return messages
     shown = messages
     for position, message in enumerate(messages):
-        if isinstance(message, ToolMessage) and (short := shorten(message, result_chars(message))) is not message:
+        if isinstance(message, ToolMessage) and (short := shorten(message, count_result_chars(message))) is not message:
             shown = [*shown[:position], short, *shown[position + 1 :]]
     return shown
 
@@ -103,7 +103,7 @@ class EphemeralResults:
         for name, call_ids in self._call_ids.items():
             while len(call_ids) > self._keeps[name]:
                 expired[call_ids.popleft()] = ToolResult.text(EXPIRED)
-        return view.resolve_all(expired)
+        return view.replace_results(expired)
 
 
 class RunHistory:
@@ -246,7 +246,7 @@ class RunHistory:
         if record is not None:
             if self._keeps_left_out:
                 # What was said for a time only is not part of the conversation that anybody would look up.
-                self.left_out += tuple([m for m in self.record.find_missing(record) if _effective_lifetime(m) is None])
+                self.left_out += tuple([m for m in self.record.find_missing_messages(record) if _effective_lifetime(m) is None])
             # What counts as this run's own (for its output, for a session) is the end of the record. A policy that
             # rewrites it mostly keeps that end, and then it stays this run's; where it does not, nothing can be said to
             # be.
@@ -285,7 +285,7 @@ class RunHistory:
         The step is held separately while it runs. The messages after it and *said*, the first messages of this run, will follow its
         results.
         """
-        record, at = self.record, find_suspended_reply(self.record)
+        record, at = self.record, find_suspended_reply_index(self.record)
         reply = None if at is None else record[at]
         if at is None or not isinstance(reply, AssistantMessage):
             return False

@@ -20,8 +20,8 @@ from stepengine.data.hooks import StepContext
 from stepengine.data.json import compact, thaw
 from stepengine.data.messages import TextPart, UserMessage
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Stop
-from stepengine.data.record_sizes import cut_error
-from stepengine.data.state import AgentState, ChildResult, RunPhase, RunStatus, cancel_suspended, join_warnings
+from stepengine.data.record_sizes import cut_error_texts
+from stepengine.data.state import AgentState, ChildResult, RunPhase, RunStatus, mark_suspended_as_cancelled, join_warnings
 from stepengine.data.tools import timeout_text
 from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError, ToolError
 from stepengine.machine import hooks
@@ -461,7 +461,7 @@ def _finish_run(run: RunState, ending: _Ending) -> Flow[Finished]:
         run.history.append_inbox()
     _expire_at_end(run, ending.status)
     if ending.error is not None:
-        cut_error(ending.error)
+        cut_error_texts(ending.error)
         for problem in run.side_events.problems:
             ending.error.add_note(problem)
     yield from _notify_end(run, ending)
@@ -515,12 +515,12 @@ def _notify_end(run: RunState, ending: _Ending) -> Flow[None]:
 def _make_finished(run: RunState, ending: _Ending) -> Finished:
     children, body, text = run.spent.children, run.body, ending.text
     if children and ending.status is not RunStatus.SUSPENDED:
-        children = list(map(cancel_suspended, children))
+        children = list(map(mark_suspended_as_cancelled, children))
     if ending.status is RunStatus.SUSPENDED or body is not None:
         text = ""
     own = run.side_events.collect_warnings()
     if ending.error is not None:
-        cut_error(ending.error)
+        cut_error_texts(ending.error)
     return Finished(
         status=ending.status,
         state=run.snapshot.state(),

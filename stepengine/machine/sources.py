@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 
-from stepengine.data.call_text import call_subject
+from stepengine.data.call_text import find_call_subject
 from stepengine.data.codec import plain
 from stepengine.data.effects import (
     CHILD_ENDS,
@@ -31,7 +31,7 @@ from stepengine.data.json import JsonDict, JsonValue
 from stepengine.data.messages import CitationPart, OpaquePart, TextPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.outcomes import Failure, Gathered, Single, Value
 from stepengine.data.programs import is_sandboxed
-from stepengine.data.provenance import BREAK, Provenance, Source, Trust, is_word, leaves_of, tokenize
+from stepengine.data.provenance import BREAK, Provenance, Source, Trust, is_word, iterate_leaves, tokenize
 from stepengine.data.questions import NOBODY, REFUSED, REMEMBERED, Answer, Question
 from stepengine.data.state import AgentState, ChildResult
 
@@ -188,11 +188,11 @@ class RunSources:
                 self._add_child(child, "")
 
     def _add_result(self, effect: CallTool, result: ToolResult) -> None:
-        about, step = call_subject(effect.input), self._progress.step
+        about, step = find_call_subject(effect.input), self._progress.step
         source = Source("tool", result.trust, step, effect.tool_name, effect.tool_call_id, about)
         content = _get_content(result)
         binding = self._tools.get(effect.tool_name)
-        given = [text for _, text in leaves_of(effect.input) if not self.index.is_trusted(text)]
+        given = [text for _, text in iterate_leaves(effect.input) if not self.index.is_trusted(text)]
         if binding is None or not binding.spec.annotations.read_only:
             self._written.add(given)
         if result.trust == "untrusted":
@@ -203,7 +203,7 @@ class RunSources:
         own = _WrittenTexts()
         own.add(given)
         echo = attrs.evolve(source, trust="untrusted")
-        for path, text in [leaf for value in content for leaf in leaves_of(value)]:
+        for path, text in [leaf for value in content for leaf in iterate_leaves(value)]:
             tokens = tokenize(text)
             is_echo = own.occurs_in(tokens) or self._written.occurs_in(tokens)
             self.index.add(echo if is_echo else source, text, at=path, taints=result.trust == "names")
@@ -232,8 +232,8 @@ class RunSources:
             if text.strip().casefold() not in offered:
                 self.index.add(source, text)
         if answer.edited_input is not None:
-            before = dict(leaves_of(question.details))
-            for path, text in leaves_of(answer.edited_input):
+            before = dict(iterate_leaves(question.details))
+            for path, text in iterate_leaves(answer.edited_input):
                 if before.get(path) != text:
                     self.index.add(source, text, at=path)
 
@@ -250,7 +250,7 @@ class RunSources:
 
     def make_child_index(self, prompt: str, params: JsonValue, *, inherits: bool = False) -> Provenance:
         """Return the provenance that a child starts with; a child that inherits the conversation starts with that of this run."""
-        child = Provenance(self.index) if inherits else self.index.for_prompt([prompt, params])
+        child = Provenance(self.index) if inherits else self.index.make_prompt_index([prompt, params])
         if inherits:
             child.add(Source("prompt"), [prompt, params], taints=False)
         return child

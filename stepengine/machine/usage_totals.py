@@ -13,7 +13,7 @@ from stepengine.data.json import JsonDict
 from stepengine.data.models import ModelReply
 from stepengine.data.outcomes import BodyEnd, Stop
 from stepengine.data.state import ChildResult, RunStatus
-from stepengine.data.usage import Spending, Usage, add_cost, known_costs
+from stepengine.data.usage import Spending, Usage, add_cost, filter_known_costs
 from stepengine.errors import LimitExceeded
 
 ZERO = Decimal(0)
@@ -119,8 +119,8 @@ class UsageTotals:
         by_model = JsonDict({model: tally.usage() for model, tally in self._by_model.items()})
         own = self.usage() if self._children is NOTHING else sum(by_model.values(), Usage())
         by_agent = JsonDict({agent_id: own})
-        agent_costs = known_costs(by_agent, {agent_id: self._own_cost})
-        model_costs = known_costs(by_model, {model: tally.cost for model, tally in self._by_model.items()})
+        agent_costs = filter_known_costs(by_agent, {agent_id: self._own_cost})
+        model_costs = filter_known_costs(by_model, {model: tally.cost for model, tally in self._by_model.items()})
         mine = Spending(own, self._own_cost, self._own_credits, by_agent, by_model, agent_costs, model_costs)
         return mine + self._children if self._children is not NOTHING else mine
 

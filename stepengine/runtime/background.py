@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
 
 from stepengine.data.effects import RunInBackground, Spawn
-from stepengine.data.outcomes import Single, Stop, Value, make_stop_below
+from stepengine.data.outcomes import Single, Stop, Value, make_descendant_stop
 from stepengine.data.questions import Question
-from stepengine.data.state import AgentState, ChildResult, RunStatus, cancel_suspended
+from stepengine.data.state import AgentState, ChildResult, RunStatus, mark_suspended_as_cancelled
 from stepengine.errors import AgentError
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.machine.usage_totals import cancel_stopped
@@ -243,7 +243,7 @@ class BackgroundChildren:
         if not left:
             return finished
         if finished.status is not RunStatus.SUSPENDED:
-            left = [cancel_suspended(child) for child in left]
+            left = [mark_suspended_as_cancelled(child) for child in left]
         for child in left:
             self.suspended.update({question.id: question for question in child.questions})
         return finished.add_children(left)
@@ -284,4 +284,4 @@ def _result_even_if_stopped(child: BackgroundChild) -> ChildResult[Any] | None:
 
 def _make_stop_for_children(run: Run) -> Stop:
     """Return the stop for the background children of a stopped run."""
-    return make_stop_below(run.stopping or Stop("cancelled"))
+    return make_descendant_stop(run.stopping or Stop("cancelled"))

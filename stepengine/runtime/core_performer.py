@@ -59,14 +59,14 @@ from stepengine.data.models import (
 )
 from stepengine.data.outcomes import Failure, PartialUsage, Single, Stop, Value, find_failure_usage
 from stepengine.data.record_sizes import (
-    cut_error,
+    cut_error_texts,
     find_length_problem,
     fit_child_result,
     fit_tool_result,
     may_be_long,
-    select_fitting,
+    select_fitting_messages,
 )
-from stepengine.data.state import AgentState, ChildResult, RunStatus, prompt_tokens
+from stepengine.data.state import AgentState, ChildResult, RunStatus, estimate_next_prompt_tokens
 from stepengine.data.tools import TOOL_SECONDS, Asking, Ordinary, ToolAnnotations, ToolSpec, Yielding
 from stepengine.data.usage import Usage, add_cost, add_lost_usage
 from stepengine.data.waits import ChildRef
@@ -143,13 +143,13 @@ class OutcomeMaker:
         # A traceback holds every frame with all its variables: the SDK's request, whole conversations. The error lives
         # as long as the run's record, so they would, too.
         drop_frames(error)
-        cut_error(error)
+        cut_error_texts(error)
         inputs = self._pop_inbox(item.path) if self._inbox or self._inboxes else ()
         return Failure(error, self.elapsed(), inputs)
 
     def _pop_inbox(self, path: str) -> tuple[Any, ...]:
         waiting = self._inboxes.get(path, []) if path else self._inbox
-        inputs = select_fitting(tuple(waiting))
+        inputs = select_fitting_messages(tuple(waiting))
         del waiting[: len(inputs)]  # another thread may have put more there since
         if path and not waiting:
             self._inboxes.pop(path, None)
@@ -240,7 +240,7 @@ class CorePerformer:
                     return self._outcomes.failure(item, failed)
             else:
                 return self._outcomes.value(item, reply)
-            room = io.report_failed_attempt(Failure(cut_error(failed)), used)
+            room = io.report_failed_attempt(Failure(cut_error_texts(failed)), used)
             refusal = None if room is None else await self._store_usage_if_stopped(item, room(), spent)
             if refusal is not None:
                 return self._outcomes.failure(item, _add_refusal(failed, refusal, spent))
@@ -877,7 +877,7 @@ def _remaining_context_tokens(item: Item, effect: CallTool, state: AgentState, t
     if window is None and plan.model and effect.measured is not None:
         window = tree.services.window(plan.model)
     limit = plan.hooks.find_prompt_limit(window)
-    return None if limit is None else max(0, limit - prompt_tokens(state, effect.measured))
+    return None if limit is None else max(0, limit - estimate_next_prompt_tokens(state, effect.measured))
 
 
 class _ToolOutput(LineLogger):

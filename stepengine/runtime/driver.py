@@ -36,7 +36,7 @@ from stepengine.data.effects import (
     RunObjects,
     Spawn,
 )
-from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value, find_race_winner, was_given_up
+from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value, find_race_winner, has_lost_or_stopped
 from stepengine.errors import ReplayDivergence
 from stepengine.machine.plan import Finished
 from stepengine.machine.signals import belongs_to_caller
@@ -737,7 +737,7 @@ class _RunningGroup:
         # What a fork keeps of a race whose winner it cut off is no end of that race.
         for race in self._races:
             if index in race:
-                self._finish_race(race, ends=not was_given_up(outcome))
+                self._finish_race(race, ends=not has_lost_or_stopped(outcome))
 
     def _finish_race(self, race: range, *, ends: bool) -> None:
         """Cancel the losers once a member *ends* a race; when all have ended, return a loser's message to its topic."""

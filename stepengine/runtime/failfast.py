@@ -17,7 +17,7 @@ import attrs
 from stepengine.data.effects import RUNS, CallBody, CallTool, RunInBackground, Spawn
 from stepengine.data.messages import ToolResult
 from stepengine.data.outcomes import Failure, Single, Stop, Value
-from stepengine.data.state import ChildResult, RunStatus, cancel_suspended
+from stepengine.data.state import ChildResult, RunStatus, mark_suspended_as_cancelled
 from stepengine.errors import AgentError, RaceLost
 from stepengine.machine.plan import stopped_body_result
 from stepengine.runtime.performer import IO, Item, Performer, child_path
@@ -267,7 +267,7 @@ def make_race_loss_outcome(item: Item, now: int, outcome: Stop | None = None) ->
     if isinstance(effect, CallBody):
         body = None if outcome is None else outcome.body
         if body is not None:
-            body = attrs.evolve(body, children=tuple(map(cancel_suspended, body.children)), questions=())
+            body = attrs.evolve(body, children=tuple(map(mark_suspended_as_cancelled, body.children)), questions=())
         return Value(stopped_body_result(), now, body=body)
     if isinstance(effect, CallTool):
         text = "Cancelled: something else came first; it may have had effects."
@@ -276,7 +276,7 @@ def make_race_loss_outcome(item: Item, now: int, outcome: Stop | None = None) ->
         child = None if outcome is None else outcome.child
         if child is None:
             return Value(ChildResult(agent_id=effect.agent_id, status=RunStatus.CANCELLED), now)
-        return Value(cancel_suspended(child), now)
+        return Value(mark_suspended_as_cancelled(child), now)
     return Failure(RaceLost(LOST), now)
 
 

@@ -246,10 +246,10 @@ class EventRedactor:
             return history
         # One that holds a secret holds it at every step. Made anew at each of them, 3,000 steps took half a minute.
         key, seen, clean = self._histories.pop(path, NO_HISTORY)
-        known = history.shared_prefix(seen)
+        known = history.shared_prefix_length(seen)
         if known < len(seen) or key != KNOWN.key:
             known, clean = 0, Transcript()
-        clean = clean.extend([KNOWN_RECORDS.redact(message) for message in history.messages_from(known)])
+        clean = clean.extend([KNOWN_RECORDS.redact(message) for message in history.list_messages_after(known)])
         self._histories[path] = KNOWN.key, history, clean
         if len(self._histories) > MAX_HISTORIES:
             del self._histories[next(iter(self._histories))]

@@ -11,7 +11,7 @@ from typing import Any, Literal, Protocol, TypeAlias
 import attrs
 from attrs import frozen
 
-from stepengine.data.codec import restored
+from stepengine.data.codec import decode_stored
 from stepengine.data.effects import AwaitMessage
 from stepengine.data.json import JsonValue, freeze
 from stepengine.data.messages import UserMessage
@@ -67,7 +67,7 @@ def parse_answer(value: JsonValue) -> AnswerLike:
     """Return the answer in a message: a bool, a text, or an ``Answer`` in its stored form."""
     if isinstance(value, bool | str):
         return value
-    answer: Answer = restored(value)
+    answer: Answer = decode_stored(value)
     return answer
 
 

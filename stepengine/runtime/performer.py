@@ -17,7 +17,7 @@ import attrs
 from stepengine.data.effects import ROWS, CallBody, CallFunction, CallTool, Compute, Gather, Leaf, RunObjects
 from stepengine.data.events import Event
 from stepengine.data.outcomes import Failure, PartialUsage, Single, Value
-from stepengine.data.record_sizes import cut_error
+from stepengine.data.record_sizes import cut_error_texts
 from stepengine.data.state import AgentState
 from stepengine.data.usage import Usage
 from stepengine.data.waits import Waits
@@ -204,7 +204,7 @@ def run_compute(effect: Compute, keeps: RunObjects) -> Value | Failure:
     except ReplayDivergence:
         raise
     except StepEngineError as error:
-        return Failure(cut_error(error))
+        return Failure(cut_error_texts(error))
 
 
 def wrap_error(error: BaseException, failure: str) -> StepEngineError:

@@ -17,7 +17,7 @@ from stepengine.data.effects import AwaitMessage, AwaitRuns, AwaitTime, EndRuns,
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Single, Stop, Value
 from stepengine.data.record_sizes import fit_child_result
-from stepengine.data.state import RunStatus, cancel_suspended, label_warning
+from stepengine.data.state import RunStatus, mark_suspended_as_cancelled, label_warning
 from stepengine.data.waits import Awaited, Received
 from stepengine.errors import AgentError, StepEngineError
 from stepengine.runtime.background import TreeWithBackground
@@ -197,7 +197,7 @@ class WaitingEffects:
             # It was stopped with its tree, so it has not ended for whoever records.
             stopping = known.stopping
             if stopping.kind != "suspended":
-                child = cancel_suspended(child)
+                child = mark_suspended_as_cancelled(child)
             return Stop(stopping.kind, self._outcomes.elapsed(), stopping.error, child=child)
         else:
             stop = self._outcomes.make_stop_for_run(finished, child=child)

@@ -15,7 +15,7 @@ from typing import Any
 from attrs import frozen
 
 from stepengine.data.alike import list_names
-from stepengine.data.json import ABSENT, JsonDifference, differences, first_difference
+from stepengine.data.json import ABSENT, JsonDifference, find_differences, find_first_difference
 from stepengine.testing.cassette_files import RecordedRequest
 from stepengine.testing.cassette_matching import ComparedRequest, Matcher, have_equal_headers, parse_place
 from stepengine.testing.traffic_redaction import Cleaner
@@ -118,9 +118,9 @@ def find_nearest(request: RecordedRequest, at: Situation) -> tuple[Candidate, ..
         else:
             now_shown = now
         both = itertools.chain(
-            differences(_join_pairs(place.query), _join_pairs(here.query), "?query"),
+            find_differences(_join_pairs(place.query), _join_pairs(here.query), "?query"),
             _header_differences(known, at.matcher.read(request)),
-            [each._replace(pointer=each.pointer or "(body)") for each in differences(body, now_shown)],
+            [each._replace(pointer=each.pointer or "(body)") for each in find_differences(body, now_shown)],
         )
         found.append(Candidate(index, known.used, tuple(itertools.islice(both, MAX_COUNTED))))
     return tuple(sorted(found, key=lambda c: (len(c.differences), c.used, c.index))[:MAX_CANDIDATES])
@@ -182,7 +182,7 @@ def _window_on_difference(value: object, other: object) -> str:
     text, against = Cleaner().text(_to_json(value)), "" if other is ABSENT else Cleaner().text(_to_json(other))
     if len(text) <= VALUE_WIDTH:
         return text
-    start = max(0, min(first_difference(text, against) - VALUE_WIDTH // 4, len(text) - VALUE_WIDTH))
+    start = max(0, min(find_first_difference(text, against) - VALUE_WIDTH // 4, len(text) - VALUE_WIDTH))
     return (
         f"{'...' if start else ''}{text[start : start + VALUE_WIDTH]}{'...' if start + VALUE_WIDTH < len(text) else ''}"
     )
