@@ -207,7 +207,7 @@ class _RemoteChildEnd:
         self.pending = child.questions
         self._child = child
 
-    def as_child(self, *, is_inline: bool = False) -> ChildResult:
+    def to_child_result(self, *, is_inline: bool = False) -> ChildResult:
         """Return the child's result for its parent."""
         return self._child
 
@@ -221,12 +221,12 @@ class _RemoteBodyEnd:
         self.error = None
         self._form = form
 
-    def as_tool_result(self, _: Yielding, *, is_typed: bool) -> ToolResult:
+    def to_call_result(self, _: Yielding, *, is_typed: bool) -> ToolResult:
         """Return the result of the call."""
         result: ToolResult = decode_stored(self._form["result"])
         return result
 
-    def as_body(self) -> BodyEnd:
+    def to_body_end(self) -> BodyEnd:
         """Return the changes of the body for its caller."""
         return parse_body_end(self._form["body"])
 
@@ -311,7 +311,7 @@ class _RemoteIO(ForwardingIO):
         except workflow.errors.DBOSAwaitedWorkflowCancelledError:
             if child.spawns[-1].tool_name:
                 cut = Finished(status=RunStatus.CANCELLED, state=AgentState())
-                return encode_body_end(cut, cut.as_tool_result(cast("Yielding", None), is_typed=False), started=0)
+                return encode_body_end(cut, cut.to_call_result(cast("Yielding", None), is_typed=False), started=0)
             status = await handle.get_status()
             name = child.spawns[-1].agent_id
             why = (status.attributes or {}).get(REASON)

@@ -347,7 +347,7 @@ def encode_child_end(
 
     What it leaves to its parent when it is inline is stored next to it: no ``ChildResult`` is stored with it.
     """
-    child = finished.as_child(is_inline=plan.is_inline)
+    child = finished.to_child_result(is_inline=plan.is_inline)
     members = outcome_members(Value(child))["value"]
     left: dict[str, object] = {} if child.left is None else {"left": _encode_left(child.left, plan)}
     left |= {"rules": list(rules)} if rules else {}
@@ -379,7 +379,7 @@ def encode_body_end(
 
     What it leaves to its caller stands beside the *result*; what hooks share only as far as it can be stored.
     """
-    end = finished.as_body()
+    end = finished.to_body_end()
     try:
         told = encode_stored(result)
     except DataError as error:

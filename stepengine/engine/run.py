@@ -189,7 +189,7 @@ class EngineRun:
 
     def _result(self, finished: Finished) -> RunResult:
         tree, waits = self.tree, self._find_waits(finished)
-        return finished.as_result(
+        return finished.to_run_result(
             pending_questions=tuple([one.question for one in waits if one.question is not None]),
             waits_for=waits,
             session_id=tree.root.plan.info.session_id,
@@ -203,7 +203,7 @@ class EngineRun:
         texts = [*tree.hub.failures.warnings, *tree.questions.given.unused]
         if tree.inboxes.root and not tree.hub.is_kept_open:
             texts.append(undelivered_warning(len(tree.inboxes.root)))
-        return finished.add_warnings(texts) if texts else finished
+        return finished.with_warnings(texts) if texts else finished
 
 
 def raise_at_step_limit(result: RunResult, limits: Limits) -> None:

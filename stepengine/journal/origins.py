@@ -149,7 +149,7 @@ class RecordedSources:
                 run.waiting.append(intent)
                 continue
             result = self._history.results[address]
-            run.sources.receive(effect_from_form(intent, self._form(intent)), self._history.outcome(result))
+            run.sources.add_outcome(effect_from_form(intent, self._form(intent)), self._history.outcome(result))
 
 
 def call_origins(journal: JournalLike) -> tuple[CallOrigins, ...]:

@@ -405,7 +405,7 @@ class RecordedPart:
             return None
         recorded, stop = self.find_root_end(), self.history.stop
         if recorded is not None:
-            fields = compare_child_results(self.prints.redactor, recorded, finished.as_child())
+            fields = compare_child_results(self.prints.redactor, recorded, finished.to_child_result())
         elif is_closed and stop is not None and stop.input["kind"] != "suspended":
             was, now = f"stopped: {stop.input['kind']}", finished.status.value
             fields = [FieldDifference("/status", format_value(was), format_value(now))]

@@ -114,7 +114,7 @@ def _record_end(run: JournaledRun, finished: Finished) -> Finished:
         return finished
     at = run.timing.last
     if stop is None:
-        run.writer.append(Result(*ROOT, at, _choose_root_end(run, Value(finished.as_child(), at))))
+        run.writer.append(Result(*ROOT, at, _choose_root_end(run, Value(finished.to_child_result(), at))))
     elif run.mode.records_stop(stop, past):
         if stop.kind == "cancelled":
             run.mail.record_cancels()

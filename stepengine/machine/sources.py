@@ -141,11 +141,11 @@ class RunSources:
 
     # --- what is received -------------------------------------------------------------------------------------------
 
-    def receive(self, effect: Leaf | Gather | Compute, outcome: Single | Gathered) -> None:
+    def add_outcome(self, effect: Leaf | Gather | Compute, outcome: Single | Gathered) -> None:
         """Add the content of an outcome."""
         if isinstance(effect, Gather):
             for one, member in zip(outcome.outcomes, effect.effects, strict=True):  # type: ignore[union-attr]
-                self.receive(member, one)
+                self.add_outcome(member, one)
         elif isinstance(outcome, Value):
             self._add_inputs(outcome.inputs)
             self._add_value(effect, outcome.value)
@@ -205,7 +205,7 @@ class RunSources:
         echo = attrs.evolve(source, trust="untrusted")
         for path, text in [leaf for value in content for leaf in iterate_leaves(value)]:
             tokens = tokenize(text)
-            is_echo = own.occurs_in(tokens) or self._written.occurs_in(tokens)
+            is_echo = own.is_repeated_in(tokens) or self._written.is_repeated_in(tokens)
             self.index.add(echo if is_echo else source, text, at=path, taints=result.trust == "names")
 
     def _add_reply(self, source: Source, parts: Iterable[object]) -> None:
@@ -263,20 +263,20 @@ class RunSources:
         that were given to the run.
         """
         schema = self._schema
-        is_bounded = schema is not None and self._is_bounded(plain(output), schema, schema)
+        is_bounded = schema is not None and self._leaves_no_untrusted_text(plain(output), schema, schema)
         return "trusted" if is_bounded or not self.index.saw_untrusted else "untrusted"
 
-    def _is_bounded(self, value: object, schema: object, root: Mapping[str, Any]) -> bool:
+    def _leaves_no_untrusted_text(self, value: object, schema: object, root: Mapping[str, Any]) -> bool:
         if not isinstance(value, str | Mapping | list | tuple):
             return True
         if isinstance(schema, Mapping) and isinstance(schema.get("$ref"), str):
             name = schema["$ref"].rpartition("/")[2]
-            return self._is_bounded(
+            return self._leaves_no_untrusted_text(
                 value, root.get("$defs", {}).get(name), {**root, "$defs": {**root.get("$defs", {}), name: None}}
             )
         if not isinstance(schema, Mapping):
             return isinstance(value, str) and self.index.is_trusted(value)
-        if any(self._is_bounded(value, one, root) for one in schema.get("anyOf", ())):
+        if any(self._leaves_no_untrusted_text(value, one, root) for one in schema.get("anyOf", ())):
             return True
         if value in (schema.get("enum") or ()) or ("const" in schema and schema["const"] == value):
             return True
@@ -284,8 +284,8 @@ class RunSources:
             return self.index.is_trusted(value)
         if isinstance(value, Mapping):
             members = schema.get("properties", {})
-            return all(name in members and self._is_bounded(one, members[name], root) for name, one in value.items())
-        return all(self._is_bounded(one, schema.get("items"), root) for one in value)
+            return all(name in members and self._leaves_no_untrusted_text(one, members[name], root) for name, one in value.items())
+        return all(self._leaves_no_untrusted_text(one, schema.get("items"), root) for one in value)
 
 
 class _WrittenTexts:
@@ -303,7 +303,7 @@ class _WrittenTexts:
             self._beginnings.update([(token,) for token in tokens if not is_word(token)])
         self._beginnings -= {(), (BREAK,)}
 
-    def occurs_in(self, tokens: tuple[str, ...]) -> bool:
+    def is_repeated_in(self, tokens: tuple[str, ...]) -> bool:
         """Return whether *tokens* contain the beginning of a written text, in time that is linear in *tokens*."""
         sizes = range(1, COMPARED_TOKENS + 1) if self._beginnings else ()
         return any(tokens[start : start + size] in self._beginnings for start in range(len(tokens)) for size in sizes)

@@ -18,7 +18,7 @@ from stepengine.data.questions import Question
 from stepengine.data.state import AgentState, ChildResult, RunStatus, mark_suspended_as_cancelled
 from stepengine.errors import AgentError
 from stepengine.machine.plan import Finished, RunPlan
-from stepengine.machine.usage_totals import cancel_stopped
+from stepengine.machine.usage_totals import mark_stopped_as_cancelled
 from stepengine.runtime.effect_events import make_child_end_events
 from stepengine.runtime.performer import Item, Performer
 from stepengine.runtime.run_protocol import Run
@@ -246,7 +246,7 @@ class BackgroundChildren:
             left = [mark_suspended_as_cancelled(child) for child in left]
         for child in left:
             self.suspended.update({question.id: question for question in child.questions})
-        return finished.add_children(left)
+        return finished.with_children(left)
 
     def stop_all(self, path: str, stop: Stop) -> None:
         """Stop the background children of the run at *path* without recording an end."""
@@ -279,7 +279,7 @@ def _result_even_if_stopped(child: BackgroundChild) -> ChildResult[Any] | None:
     outcome = child.outcome
     if not isinstance(outcome, Stop):
         return child.result
-    return None if outcome.child is None else cancel_stopped(outcome.child)
+    return None if outcome.child is None else mark_stopped_as_cancelled(outcome.child)
 
 
 def _make_stop_for_children(run: Run) -> Stop:

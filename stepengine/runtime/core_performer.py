@@ -495,7 +495,7 @@ class CorePerformer:
                 self._tree.background.start(item, plan, state, self._tree.performers.recording)
             return started
         finished = await io.drive(plan, state, path)
-        child = finished.as_child(is_inline=effect.is_inline)
+        child = finished.to_child_result(is_inline=effect.is_inline)
         # Asked here, though `make_stop_for_run` knows it: nearly every child is neither, and is spared the call.
         if finished.status is RunStatus.SUSPENDED or self._tree.root.stopping is not None:
             stop = self._outcomes.make_stop_for_run(finished, child=child)
@@ -515,13 +515,13 @@ class CorePerformer:
             return self._outcomes.failure(item, error)
         self._tree.runs.spawned_by[path] = effect.tool_call_id
         finished = await io.drive(plan, state, path)
-        body = finished.as_body()
+        body = finished.to_body_end()
         stop = self._outcomes.make_stop_for_run(finished, body=body)
         if stop is not None:
             return stop
         drop_frames(finished.error)
         binding = item.plan.tools[effect.tool_name]
-        result = finished.as_tool_result(cast("Yielding", binding.runs), is_typed=effect.source != "model")
+        result = finished.to_call_result(cast("Yielding", binding.runs), is_typed=effect.source != "model")
         result = result if result.trust == binding.spec.results else attrs.evolve(result, trust=binding.spec.results)
         ended = self._outcomes.value(item, result)
         if isinstance(ended, Value):

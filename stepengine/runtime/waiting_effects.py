@@ -185,7 +185,7 @@ class WaitingEffects:
     async def _run_in_background(self, item: Item, effect: RunInBackground, io: IO) -> Single:
         """Run a child in the background; a suspended child ends only with its tree or by its parent."""
         finished = await io.drive(effect.plan, effect.state, item.path)
-        child, known = finished.as_child(), self._tree.background.child(item.path)
+        child, known = finished.to_child_result(), self._tree.background.child(item.path)
         # One that waits is no end: its parent may still send it what it waits for. So it stands here until the whole
         # tree lies down.
         if finished.status is RunStatus.SUSPENDED and known.stopping is None:

@@ -105,7 +105,7 @@ def talkative(monkeypatch):
 
 
 def leaking(monkeypatch):
-    answer = handler._answer_yield
+    answer = handler._perform_yield
 
     def mutant(state, author, asked):
         try:
@@ -113,7 +113,7 @@ def leaking(monkeypatch):
         except Stopped as stopped:
             author.throw(stopped)
 
-    monkeypatch.setattr(handler, "_answer_yield", mutant)
+    monkeypatch.setattr(handler, "_perform_yield", mutant)
 
 
 def deaf(monkeypatch):
