@@ -154,7 +154,7 @@ class ChildRuns:
         await started.is_recorded
         ended: dict[str, Any] = {}
         parent = started.item.path
-        running = sum(child.rpartition(".")[0] == parent for child in tree.background.iterate_running())
+        running = sum(child.rpartition(".")[0] == parent for child in tree.background.iterate_running_paths())
         try:
             with self._budgets.reserve_part(parent, 1 + running) as share:
                 outcome = await self._inner.perform(item, _RemoteIO(io, run, started.item, share, ended))
@@ -179,13 +179,13 @@ class ChildRuns:
         async def act() -> dict[str, Any]:
             run.workflow.is_live = True
             tree = run.tree
-            is_running = tree.background.child(effect.child).result is None
+            is_running = tree.background.get_child(effect.child).result is None
             if is_running:
                 said = {"value": effect.value}
                 key = f"tell:{format_address(item.path, effect.seq)}"
                 topic = make_database_topic(effect.child, effect.topic)
                 await run.workflow.dbos.send_async(run.order.root, said, topic, idempotency_key=key)
-            return self._outcomes.encode(item, Value(is_running, run.clock.advance_time(tree.clock.elapsed())))
+            return self._outcomes.encode(item, Value(is_running, run.clock.advance_time(tree.clock.elapsed_ms())))
 
         with run.activity.count_running():
             return (await self._outcomes.record(item, steps, act))[0]
@@ -243,7 +243,7 @@ class _RemoteIO(ForwardingIO):
         # A child can be cancelled only when its row is there; a cancellation before that waits for this.
         self._queued = asyncio.Event()
 
-    async def drive(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
+    async def run_child(self, plan: RunPlan, state: AgentState, path: str) -> Finished:
         """Put the child on its queue unless it is there, and wait for its end; cancel it if it is stopped from here."""
         run, order = self._run, self._run.order
         tree = run.tree
@@ -265,9 +265,9 @@ class _RemoteIO(ForwardingIO):
         task = run_outside(self._wait_for_child(options, child, state.run_id))
         # Three things end this wait: the child, a cancellation of the child, and a sibling that makes it pointless.
         # In each case the child is waited for until it has ended, so that its spending is known.
-        pull = tree.performers.brake.find_stop_signal(path)
+        pull = tree.performers.group_stopper.find_stop_signal(path)
         ending = tree.runs.elsewhere[path] = asyncio.get_running_loop().create_future()
-        known = tree.background.find_stop(path)
+        known = tree.background.find_child_stop(path)
         if known is not None:
             ending.set_result(known)
         ends: set[asyncio.Future[Any]] = {task, ending} if pull is None else {task, ending, pull}

@@ -40,7 +40,7 @@ from stepengine.errors import DataError, StepEngineError, UnknownOutcome
 from stepengine.journal.encoding import encode_stored, encode_effect, decode_stored
 from stepengine.journal.recorder import AttemptsIO
 from stepengine.journal.records import format_address
-from stepengine.runtime.core_performer import is_deferred
+from stepengine.runtime.core_performer import is_deferred_call
 from stepengine.runtime.logs import LOGGER
 from stepengine.runtime.performer import IO, Item, Performer, is_repeatable
 from stepengine.runtime.questions import render_questions
@@ -371,7 +371,7 @@ class Steps:
     async def _add_child_ends(self, item: Item, outcome: Value, io: IO) -> Single:
         """Return an outcome with the ends of the children that it names, once they are known here."""
         if isinstance(item.effect, EndRuns):
-            self._run.tree.background.end(item.effect.children, item.effect.reason)
+            self._run.tree.background.cancel_children(item.effect.children, item.effect.reason)
         ended = await io.wait_for_children(item, outcome.value.done)
         if ended is None:
             return Stop("cancelled", self._run.clock.elapsed_ms())
@@ -395,7 +395,7 @@ def _starts_background_child(item: Item) -> bool:
 def _check_supported(item: Item) -> None:
     """Raise ``StepEngineError`` for an effect that a durable run cannot perform, before it starts."""
     # Not when the result fails to arrive: the sender would deliver to a process that has forgotten the call.
-    if is_deferred(item):
+    if is_deferred_call(item):
         msg = f"the result of {item.effect.tool_name!r} comes from outside, which a durable run cannot wait for"  # type: ignore[union-attr]
         raise StepEngineError(msg)
     if isinstance(item.effect, AskPerson) and find_race(item) is not None:

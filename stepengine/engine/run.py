@@ -148,7 +148,7 @@ class EngineRun:
     async def _in_session(self, turn: Turn) -> RunResult:
         tree = self.tree
         try:
-            if not await tree.wait_for(turn.access.enter):
+            if not await tree.wait_before_run(turn.access.enter):
                 assert tree.root.stopping is not None  # noqa: S101 - that is why it waits no longer
                 error = tree.root.stopping.error
                 machine = make_failing_machine(error if isinstance(error, StepEngineError) else None)
@@ -200,7 +200,7 @@ class EngineRun:
     def _add_tree_warnings(self, finished: Finished) -> Finished:
         """Return the end of the root with warnings about observers, unused answers and undelivered messages."""
         tree = self.tree
-        texts = [*tree.hub.failures.warnings, *tree.questions.given.unused]
+        texts = [*tree.hub.failures.warnings, *tree.questions.given.unused_warnings]
         if tree.inboxes.root and not tree.hub.is_kept_open:
             texts.append(undelivered_warning(len(tree.inboxes.root)))
         return finished.with_warnings(texts) if texts else finished

@@ -44,7 +44,7 @@ from stepengine.errors import (
 from stepengine.machine.author import add_location, make_handler_error
 from stepengine.machine.child_effects import find_matching_id, spawn_not_allowed_error
 from stepengine.machine.plan import RunPlan, ToolBody
-from stepengine.runtime.core_performer import get_call_seconds
+from stepengine.runtime.core_performer import get_call_timeout
 from stepengine.runtime.hub import Hub
 from stepengine.runtime.logs import LOGGER, LineLogger
 from stepengine.runtime.services import Services
@@ -479,7 +479,7 @@ class Planner:
             tool_call_id=effect.tool_call_id if around is None else around.tool_call_id,
             by_model=effect.source == "model" if around is None else around.by_model,
             steps=lambda ctx: runs.steps(ctx, arguments),
-            timeout=get_call_seconds(parent, effect.tool_name),
+            timeout=get_call_timeout(parent, effect.tool_name),
             values=effect.values,
         )
         plan = RunPlan(
@@ -669,7 +669,7 @@ class _PromptLogger(LineLogger):
         self._hub = hub
         self._path = plan.path
 
-    def line(self, level: str, message: str, data: dict[str, object]) -> None:
+    def log_line(self, level: str, message: str, data: dict[str, object]) -> None:
         """Log one line."""
         self._hub.log.write(LogLine(path=self._path, level=level, message=message), data)
 

@@ -27,7 +27,7 @@ from stepengine.journal.records import Input, Result
 from stepengine.journal.replayer import Replayer
 from stepengine.journal.run_mailbox import RunMailbox
 from stepengine.journal.unknown_calls import UnknownCalls, convert_to_denial
-from stepengine.runtime.core_performer import is_deferred
+from stepengine.runtime.core_performer import is_deferred_call
 from stepengine.runtime.failfast import make_race_loss_outcome
 from stepengine.runtime.limits import RecordState
 from stepengine.runtime.performer import IO, Item, Performer, child_path, is_repeatable
@@ -275,7 +275,7 @@ class RecordPlayer:
         if self._mode.copies:
             self._copy_input_records(item, history)
         # Whoever sent its result knows that it happened.
-        is_waiting = is_deferred(item) and (
+        is_waiting = is_deferred_call(item) and (
             address in history.facts.pending_results or address in self._mail.results_sent
         )
         if is_waiting and self._answers.find_decision(address) is None:

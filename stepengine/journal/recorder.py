@@ -48,7 +48,7 @@ from stepengine.journal.records import Address, Input, Intent, Result, make_comp
 from stepengine.journal.run_mailbox import RunMailbox
 from stepengine.journal.run_writer import Outcomes, PendingOutcomes
 from stepengine.machine.plan import RunPlan
-from stepengine.runtime.core_performer import is_deferred
+from stepengine.runtime.core_performer import is_deferred_call
 from stepengine.runtime.performer import IO, ForwardingIO, Item, Performer, RetryWait
 
 if TYPE_CHECKING:
@@ -246,7 +246,7 @@ class Recorder:
         if isinstance(item.effect, CallModel):
             noting = AttemptsIO(io, noted)
         # Whether a result comes before its body has returned is a matter of time, and a stable recording tells of none.
-        elif is_deferred(item) and not self._writer.source.stable:
+        elif is_deferred_call(item) and not self._writer.source.stable:
             noting = DeferredIO(io, self._record_deferred_call)
         try:
             outcome: Any = await self._inner.perform(item, noting)

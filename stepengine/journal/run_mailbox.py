@@ -56,7 +56,7 @@ class RunMailbox:
         self.was_answered = False
         self._left_open: dict[str, tuple[Address, Question]] = {}
 
-    def unread(self) -> list[Message]:
+    def list_unread(self) -> list[Message]:
         """Return the recorded messages that no run received, and those posted before the run was resumed."""
         first, self._first = self._first, []
         kept = [] if self._history is None else [Message(**one) for one in find_unread_messages(self._history)]
@@ -70,7 +70,7 @@ class RunMailbox:
             self._unreceived = find_unreceived_input(self._history)
         return self._unreceived.get(path, ())
 
-    def has(self, message_id: str) -> bool:
+    def has_message(self, message_id: str) -> bool:
         """Return whether the record has a message with this id."""
         return message_id in self._known
 

@@ -93,7 +93,7 @@ class IO(Protocol):
     def record_suspension(self, item: Item) -> None:
         """Record that the tree is suspended for this wait."""
 
-    def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
+    def run_child(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child to its end in a task of its own; cancelling the wait ends the child first."""
 
 
@@ -134,9 +134,9 @@ class ForwardingIO:
         """Record that the tree is suspended for this wait."""
         self._io.record_suspension(item)
 
-    def drive(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
+    def run_child(self, plan: RunPlan, state: AgentState, path: str) -> Awaitable[Finished]:
         """Run a child to its end."""
-        return self._io.drive(plan, state, path)
+        return self._io.run_child(plan, state, path)
 
 
 class Performer(Protocol):

@@ -87,7 +87,7 @@ class Trees(RuleBasedStateMachine):
             most, dollars = one.limits.max_tokens, one.limits.max_cost_usd
             fits &= most is None or one.tokens + one.reserved_tokens + tokens <= most
             fits &= dollars is None or one.cost + one.reserved_cost + cost <= Decimal(str(dollars))
-        refused = ledger.refusal(tokens, cost, "test/m")
+        refused = ledger.find_limit_error(tokens, cost, "test/m")
         assert (refused is None) == fits
         if refused is None:
             ledger.reserve(tokens, cost)
