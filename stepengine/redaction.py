@@ -31,9 +31,9 @@ from stepengine.data.messages import Message
 from stepengine.data.secret_names import (
     VALUE_WORDS,
     Place,
-    is_text_token_member,
     is_secret,
     is_secret_name,
+    is_text_token_member,
     looks_random,
     may_differ_between_machines,
     may_name_secret_member,

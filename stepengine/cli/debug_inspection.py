@@ -7,7 +7,7 @@ from typing import Any
 from stepengine.cli.debug_screen import AROUND, SHORT, DebugScreen, RefusedCommand, parse_count
 from stepengine.cli.exits import Exit
 from stepengine.cli.screen.render import format_cost
-from stepengine.data.origins import redact_origin, describe_origin, describe_source, sort_origins
+from stepengine.data.origins import describe_origin, describe_source, redact_origin, sort_origins
 from stepengine.data.outcomes import Failure
 
 

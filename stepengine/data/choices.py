@@ -88,7 +88,10 @@ def list_choices(question: Question, *, can_confirm: bool = False) -> tuple[Choi
         for n, rule in enumerate(offered_rules(question))
         if can_confirm or not allows_any_input(rule)
     ]
-    allow, deny = Choice("yes", "Allow", "allow", make_permission_answer(is_allowed=True)), make_permission_answer(is_allowed=False)
+    allow, deny = (
+        Choice("yes", "Allow", "allow", make_permission_answer(is_allowed=True)),
+        make_permission_answer(is_allowed=False),
+    )
     return (allow, *lasting, Choice("no", "Deny", "deny", deny))
 
 
@@ -145,7 +148,9 @@ def is_single_choice(question: Question) -> bool:
     return bool(question.options) and not (question.multi_select or question.allow_text)
 
 
-def make_permission_answer(*, is_allowed: bool, reason: str = "", edited_input: Mapping[str, Any] | None = None) -> Answer:
+def make_permission_answer(
+    *, is_allowed: bool, reason: str = "", edited_input: Mapping[str, Any] | None = None
+) -> Answer:
     """Return the answer to a permission question: an approval, perhaps of another input, or a denial."""
     return Answer(text="yes" if is_allowed else "no", reason=reason, edited_input=edited_input if is_allowed else None)
 

@@ -28,7 +28,7 @@ from stepengine.data.functions import (
     unwrap_function,
 )
 from stepengine.data.hooks import Change, Hooks, RunLogger, StepContext
-from stepengine.data.json import JsonDict, JsonValue, require_storable_text, freeze_object
+from stepengine.data.json import JsonDict, JsonValue, freeze_object, require_storable_text
 from stepengine.data.limits import Limits
 from stepengine.data.messages import Message
 from stepengine.data.models import DEFAULT_SETTINGS, ModelSettings

@@ -97,7 +97,9 @@ class Limits:
     max_concurrent_tools: int | None = _make_limit_field(COUNT)
     max_identical_calls: int | None = _make_limit_field(COUNT)
     max_denials: int | None = _make_limit_field(COUNT)
-    ask: bool | None = _make_limit_field(FLAG, setting="At a limit of steps, tokens or dollars, ask for more before the run ends.")
+    ask: bool | None = _make_limit_field(
+        FLAG, setting="At a limit of steps, tokens or dollars, ask for more before the run ends."
+    )
     on_max_steps: OnMaxSteps | None = _make_limit_field(ENDINGS)
     max_wait_seconds: float | None = _make_limit_field(AMOUNT)
 

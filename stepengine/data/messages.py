@@ -19,11 +19,11 @@ from stepengine.data.checks import find_iteration_mistake
 from stepengine.data.json import (
     JsonDict,
     JsonValue,
-    require_storable_text,
     compact,
     freeze,
     freeze_object,
     replace_lone_surrogates,
+    require_storable_text,
 )
 from stepengine.data.media_types import is_data_url, parse_data_url, resolve_media_type
 from stepengine.data.provenance import Trust
@@ -86,8 +86,12 @@ class ToolCallPart:
     tool_call_id: str
     tool_name: str = attrs.field(converter=require_storable_text)
     input: JsonDict = attrs.field(default=JsonDict(), converter=freeze_object)
-    raw_input: str | None = attrs.field(default=None, converter=attrs.converters.optional(require_storable_text), kw_only=True)
-    input_error: str | None = attrs.field(default=None, converter=attrs.converters.optional(require_storable_text), kw_only=True)
+    raw_input: str | None = attrs.field(
+        default=None, converter=attrs.converters.optional(require_storable_text), kw_only=True
+    )
+    input_error: str | None = attrs.field(
+        default=None, converter=attrs.converters.optional(require_storable_text), kw_only=True
+    )
     provider_data: JsonDict | None = attrs.field(
         default=None, converter=attrs.converters.optional(freeze_object), kw_only=True
     )
@@ -150,7 +154,9 @@ class ImagePart:
     provider_data: JsonDict | None = attrs.field(
         default=None, converter=attrs.converters.optional(freeze_object), kw_only=True
     )
-    file_id: str | None = attrs.field(default=None, converter=attrs.converters.optional(require_storable_text), kw_only=True)
+    file_id: str | None = attrs.field(
+        default=None, converter=attrs.converters.optional(require_storable_text), kw_only=True
+    )
     provider: str = attrs.field(default="", converter=require_storable_text, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
@@ -179,7 +185,9 @@ class DocumentPart:
     provider_data: JsonDict | None = attrs.field(
         default=None, converter=attrs.converters.optional(freeze_object), kw_only=True
     )
-    file_id: str | None = attrs.field(default=None, converter=attrs.converters.optional(require_storable_text), kw_only=True)
+    file_id: str | None = attrs.field(
+        default=None, converter=attrs.converters.optional(require_storable_text), kw_only=True
+    )
     provider: str = attrs.field(default="", converter=require_storable_text, kw_only=True)
 
     def __attrs_post_init__(self) -> None:

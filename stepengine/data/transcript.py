@@ -356,7 +356,9 @@ class Transcript(Sequence[Message]):
 
         *fn* must be pure, and *start* the same for every use of *key*.
         """
-        return self.fold_batch(key, lambda value, messages: [value := fn(value, message) for message in messages], start)
+        return self.fold_batch(
+            key, lambda value, messages: [value := fn(value, message) for message in messages], start
+        )
 
     def fold_batch(self, key: object, fn: Callable[[T, Sequence[Message]], list[T]], start: T) -> T:
         """Return the same as ``fold``, where *fn* receives all new messages and returns the value after each."""

@@ -21,7 +21,7 @@ import attrs
 from stepengine.data.ai_sdk import LIFETIMES, normalize_message
 from stepengine.data.alike import list_names
 from stepengine.data.faults import fault, format_value, prefix_path
-from stepengine.data.json import MAX_ARGUMENTS_CHARS, JsonValue, require_storable_text, freeze_object, thaw
+from stepengine.data.json import MAX_ARGUMENTS_CHARS, JsonValue, freeze_object, require_storable_text, thaw
 from stepengine.data.messages import (
     AssistantMessage,
     CitationPart,
@@ -120,7 +120,10 @@ def _read_message(message: Any, names: Mapping[str, str]) -> list[Message]:
     if not isinstance(role, str) or role not in MEMBERS:
         msg = f"a message needs role 'user', 'assistant', 'tool', 'system' or 'developer', not {format_value(role)}"
         raise fault(msg)
-    return [_copy_tags_and_lifetime(each, message) for each in _read_normalized_message(normalize_message(message), role, names)]
+    return [
+        _copy_tags_and_lifetime(each, message)
+        for each in _read_normalized_message(normalize_message(message), role, names)
+    ]
 
 
 def _copy_tags_and_lifetime(made: Message, given: Mapping[str, Any]) -> Message:
@@ -186,7 +189,9 @@ def _read_call(call: Mapping[str, object]) -> ToolCallPart:
         name, arguments = _get_required_text(function, "name"), function.get("arguments")
         if isinstance(arguments, Mapping):
             return ToolCallPart(call_id, name, freeze_object(arguments, "$.arguments"))
-        return _parse_call_arguments(call_id, name, "" if arguments is None else require_storable_text(arguments, "$.arguments"))
+        return _parse_call_arguments(
+            call_id, name, "" if arguments is None else require_storable_text(arguments, "$.arguments")
+        )
     except DataError as error:
         raise prefix_path(error, ".function") from None
 
@@ -256,7 +261,9 @@ def _read_assistant_part(block: Mapping[str, object]) -> object:
             )
         case "opaque":
             data = freeze_object(_get_required(block, "data"), "$.data")
-            return OpaquePart(_get_required_text(block, "provider"), data, **_read_optional_texts(block, ("tool", "text")))
+            return OpaquePart(
+                _get_required_text(block, "provider"), data, **_read_optional_texts(block, ("tool", "text"))
+            )
         case "citation":
             return CitationPart(**_read_optional_texts(block, CITED))
         case "image" | "image_url" | "document":

@@ -48,7 +48,15 @@ from stepengine.data.checks import (
 )
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.faults import format_value
-from stepengine.data.json import NO_JSON, JsonDict, JsonValue, require_storable_text, freeze, freeze_object, parse_json_answer
+from stepengine.data.json import (
+    NO_JSON,
+    JsonDict,
+    JsonValue,
+    freeze,
+    freeze_object,
+    parse_json_answer,
+    require_storable_text,
+)
 from stepengine.data.messages import AssistantMessage, Message, ToolMessage, ToolResult, UserMessage, to_tuple
 from stepengine.data.models import ModelReply, ModelSettings
 from stepengine.data.schemas import find_keyword_problem

@@ -37,7 +37,7 @@ from stepengine.durable.wire import (
     parse_left,
 )
 from stepengine.errors import AgentError, ReplayDivergence, StepEngineError
-from stepengine.journal.encoding import encode_stored, decode_stored
+from stepengine.journal.encoding import decode_stored, encode_stored
 from stepengine.journal.records import format_address
 from stepengine.machine.plan import Finished, RunPlan
 from stepengine.runtime.failfast import LOST

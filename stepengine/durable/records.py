@@ -52,7 +52,7 @@ from stepengine.engine.launcher import Launcher
 from stepengine.engine.run import EngineRun, make_failing_machine, stream_run
 from stepengine.engine.run_plans import resolve_system_prompt
 from stepengine.errors import AgentError, JournalError, ReplayDivergence, StepEngineError
-from stepengine.journal.encoding import changes_world_again, encode_effect, decode_stored, to_comparable_form
+from stepengine.journal.encoding import changes_world_again, decode_stored, encode_effect, to_comparable_form
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import parse_opening
 from stepengine.journal.journaled_run import JournaledRun

@@ -132,7 +132,9 @@ class RunWaits:
         """
         asked = [
             (
-                Waiting(run=run, path=form["path"], seq=form["seq"], questions=tuple(map(decode_stored, form["questions"]))),
+                Waiting(
+                    run=run, path=form["path"], seq=form["seq"], questions=tuple(map(decode_stored, form["questions"]))
+                ),
                 sent,
             )
             for run, text, sent in await self._deployment.rows(OPEN_QUESTIONS, list(roots), list(roots))

@@ -18,7 +18,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from stepengine.data.codec import encode_stored, decode_stored
+from stepengine.data.codec import decode_stored, encode_stored
 from stepengine.data.json import freeze
 from stepengine.data.state import RunResult
 from stepengine.data.usage import Usage
@@ -102,7 +102,13 @@ SESSIONS = """
     from dbos.workflow_status where application_name = %s and attributes ? 'session'
     order by attributes->>'session', (attributes->>'turn')::int desc, workflow_uuid desc
 """
-FIRST_STATE: Mapping[str, Any] = {"turns": 0, "usage": encode_stored(Usage()), "metadata": {}, "user_id": None, "rules": []}
+FIRST_STATE: Mapping[str, Any] = {
+    "turns": 0,
+    "usage": encode_stored(Usage()),
+    "metadata": {},
+    "user_id": None,
+    "rules": [],
+}
 """What the first turn of a session finds."""
 
 

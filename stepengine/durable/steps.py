@@ -37,7 +37,7 @@ from stepengine.durable.step_names import BODY, CHILD, INTENT, SPAWN, WAIT, kind
 from stepengine.durable.step_records import ReservedStep
 from stepengine.durable.wire import mark_usage_uncertain, parse_answers
 from stepengine.errors import DataError, StepEngineError, UnknownOutcome
-from stepengine.journal.encoding import encode_stored, encode_effect, decode_stored
+from stepengine.journal.encoding import decode_stored, encode_effect, encode_stored
 from stepengine.journal.recorder import AttemptsIO
 from stepengine.journal.records import format_address
 from stepengine.runtime.core_performer import is_deferred_call
@@ -272,7 +272,9 @@ class Steps:
                 )
                 return self._outcomes.encode(item, Failure(error, run.clock.elapsed_ms()))
             if again:
-                attempts.append({"error": encode_stored(UnknownOutcome("the process ended before the reply was recorded"))})
+                attempts.append(
+                    {"error": encode_stored(UnknownOutcome("the process ended before the reply was recorded"))}
+                )
             # Inside the step, around the work alone: a worker has hundreds of runs that wait, and only running effects
             # count against its limit (durable:U21).
             async with run.effects:

@@ -15,7 +15,7 @@ from typing import Any
 import attrs
 from attrs import frozen
 
-from stepengine.data.codec import encode_stored, encode_stored_or_json, decode_stored, decode_stored_or_json
+from stepengine.data.codec import decode_stored, decode_stored_or_json, encode_stored, encode_stored_or_json
 from stepengine.data.hooks import Change
 from stepengine.data.json import compact, freeze
 from stepengine.data.limits import Limits
@@ -319,7 +319,9 @@ def _encode_answer(value: AnswerLike) -> object:
 
 def encode_answers(questions: Sequence[Question], given: Mapping[str, AnswerLike]) -> dict[str, Any]:
     """Return the answers to *questions* as they are sent, by question id."""
-    return to_portable_json({question.id: encode_stored(to_answer(given[question.id], question)) for question in questions})
+    return to_portable_json(
+        {question.id: encode_stored(to_answer(given[question.id], question)) for question in questions}
+    )
 
 
 def parse_answers(form: Mapping[str, object], questions: Sequence[Question]) -> tuple[Answer, ...]:

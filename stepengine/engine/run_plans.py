@@ -22,7 +22,7 @@ from stepengine.data.alike import find_nearest
 from stepengine.data.definition import AgentDefinition, HookContext, normalised_id
 from stepengine.data.effects import CallBody, Spawn
 from stepengine.data.events import LogLine
-from stepengine.data.json import JsonDict, JsonValue, require_storable_text, freeze
+from stepengine.data.json import JsonDict, JsonValue, freeze, require_storable_text
 from stepengine.data.limits import MAX_LEVELS, TREE_WIDE, Limits
 from stepengine.data.provenance import Provenance
 from stepengine.data.questions import Answer, AnswerLike, Question, check_answer

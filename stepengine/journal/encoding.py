@@ -13,7 +13,7 @@ from typing import Any, cast
 
 import attrs
 
-from stepengine.data.codec import encode_stored, encode_stored_or_json, is_stored, decode_stored, decode_stored_or_json
+from stepengine.data.codec import decode_stored, decode_stored_or_json, encode_stored, encode_stored_or_json, is_stored
 from stepengine.data.effects import (
     KINDS,
     ROWS,
@@ -68,10 +68,11 @@ from stepengine.workspace.writes import FileWrite
 
 __all__ = (
     "Encoder",
-    "bare",
     "changes_world_again",
+    "decode_stored",
     "encode_call",
     "encode_effect",
+    "encode_stored",
     "get_sandbox_name",
     "make_call_form",
     "must_be_durable",
@@ -82,7 +83,6 @@ __all__ = (
     "questions_of",
     "remove_secret_content",
     "request_members",
-    "restored",
     "to_comparable_form",
     "to_storable_error",
     "unpack_texts",

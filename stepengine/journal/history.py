@@ -34,11 +34,11 @@ from stepengine.errors import (
     StepEngineError,
 )
 from stepengine.journal.encoding import (
+    decode_stored,
     encode_stored,
     name_of,
     outcome_of,
     request_members,
-    decode_stored,
     unpack_texts,
 )
 from stepengine.journal.fingerprints import definition_fingerprint
@@ -504,7 +504,9 @@ def encode_root_start(
     form: dict[str, object] = {"type": "agent_call", "agent_id": plan.definition.id, "prompt": plan.prompt}
     form |= {"params": plan.params_json, "run_id": plan.run_id}
     if state.message_history or state.context or state.next_call != 1 or state.left_out:
-        form["previous"] = encode_stored(attrs.evolve(state, system_prompt="", tool_definitions=JsonDict(), steps_remaining=0))
+        form["previous"] = encode_stored(
+            attrs.evolve(state, system_prompt="", tool_definitions=JsonDict(), steps_remaining=0)
+        )
     form |= {name: value for name, value in attrs.asdict(plan.info, recurse=False).items() if value}
     form |= {"model": model} if model is not None else {}
     form |= {name: dict(chosen) for name, chosen in zip(("models", "run_models"), models, strict=True) if chosen}

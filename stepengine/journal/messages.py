@@ -87,7 +87,8 @@ def send_answers(journal: JournalLike, answers: Mapping[str, AnswerLike]) -> Non
     questions = {name: question for name, (_, question) in open_questions(_read_open_run(found)).items()}
     given = match_answers(answers, questions)
     _post_letters(
-        found, [MailboxMessage(kind="answer", topic=name, value=encode_stored(answer)) for name, answer in given.items()]
+        found,
+        [MailboxMessage(kind="answer", topic=name, value=encode_stored(answer)) for name, answer in given.items()],
     )
 
 

@@ -15,7 +15,7 @@ import attrs
 
 from stepengine.data.questions import Answer
 from stepengine.errors import JournalError
-from stepengine.journal.encoding import questions_of, decode_stored
+from stepengine.journal.encoding import decode_stored, questions_of
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import History
 from stepengine.journal.provenance import has_trusted_permissions, replace_with_derived

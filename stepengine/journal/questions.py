@@ -18,7 +18,7 @@ from stepengine.data.outcomes import Failure, Stop, Value
 from stepengine.data.questions import DOUBT, Answer, AnswerLike, Question, check_answer, to_answer
 from stepengine.data.visible import cut_end
 from stepengine.errors import AnswerRejected, DataError, JournalError, StepEngineError, UnknownOutcome
-from stepengine.journal.encoding import changes_world_again, encode_effect, name_of, questions_of, decode_stored
+from stepengine.journal.encoding import changes_world_again, decode_stored, encode_effect, name_of, questions_of
 from stepengine.journal.history import History
 from stepengine.journal.pending_items import open_questions
 from stepengine.journal.programs import get_program

@@ -9,7 +9,7 @@ from __future__ import annotations
 import attrs
 
 from stepengine.data.messages import ToolResult
-from stepengine.data.outcomes import Stop, make_descendant_stop, has_lost_or_stopped
+from stepengine.data.outcomes import Stop, has_lost_or_stopped, make_descendant_stop
 from stepengine.data.questions import Question
 from stepengine.data.state import ChildResult
 from stepengine.errors import AgentError

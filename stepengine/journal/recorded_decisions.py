@@ -16,7 +16,7 @@ from stepengine.data.json import freeze_object
 from stepengine.data.outcomes import Value
 from stepengine.data.questions import Answer, Question
 from stepengine.data.tools import ToolSpec
-from stepengine.journal.encoding import questions_of, decode_stored
+from stepengine.journal.encoding import decode_stored, questions_of
 from stepengine.journal.history import History, parse_created
 from stepengine.journal.records import Input, Result, format_address
 from stepengine.journal.sources import JournalLike, as_journal

@@ -27,7 +27,7 @@ from stepengine.journal.divergence import (
     format_value,
     make_divergence_error,
 )
-from stepengine.journal.encoding import encode_stored, changes_world_again, to_comparable_form
+from stepengine.journal.encoding import changes_world_again, encode_stored, to_comparable_form
 from stepengine.journal.fingerprints import Fingerprints
 from stepengine.journal.history import History, find_outside_stop
 from stepengine.journal.recorded_calls import RecordedCalls

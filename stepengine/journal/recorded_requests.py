@@ -10,7 +10,7 @@ from stepengine.data.models import ModelRequest
 from stepengine.data.tools import ToolSpec
 from stepengine.data.transcript import Transcript
 from stepengine.errors import DataError
-from stepengine.journal.encoding import encode_stored, decode_stored
+from stepengine.journal.encoding import decode_stored, encode_stored
 from stepengine.journal.history import History
 from stepengine.journal.reading_limit import SHARED_BYTES, ReadingLimit, measure
 from stepengine.journal.records import ROOT, Address, Intent, format_address

@@ -35,9 +35,9 @@ from stepengine.data.usage import NOTHING_USED, Usage, add_cost, add_lost_usage
 from stepengine.errors import ModelError, StepEngineError
 from stepengine.journal.call_writes import CallWrites
 from stepengine.journal.encoding import (
-    encode_stored,
     encode_call,
     encode_effect,
+    encode_stored,
     must_be_durable,
     outcome_members,
     outcome_of,

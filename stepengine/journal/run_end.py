@@ -150,5 +150,7 @@ def _choose_root_end(run: JournaledRun, end: Value) -> Value:
 
 
 def _make_stop_record(stop: Stop, at: int) -> Input:
-    error: Mapping[str, object] = {"error": encode_stored(stop.error)} if isinstance(stop.error, StepEngineError) else {}
+    error: Mapping[str, object] = (
+        {"error": encode_stored(stop.error)} if isinstance(stop.error, StepEngineError) else {}
+    )
     return Input("", -1, at, {"type": "stop", "kind": stop.kind, **error})

@@ -64,7 +64,9 @@ def make_calls_of_reply(run: RunState, calls: Sequence[ToolCallPart], offered: C
         # By what was offered in this request, and not by what the engine knows: a model that remembers a name from an
         # earlier step, or guesses one, would call what its agent was not given. Nor is a similar name ever taken for it
         # (reliability:MP48): `delete_file` is one letter from something harmless.
-        name = asked.tool_name if asked.tool_name in offered else _resolve_agent_tool_name(run, asked.tool_name, offered)
+        name = (
+            asked.tool_name if asked.tool_name in offered else _resolve_agent_tool_name(run, asked.tool_name, offered)
+        )
         call = ToolMember(run, asked, "model", None if name is None else run.tools.bindings[name])
         if name is None:
             # With hundreds of tools, of which the model was shown a few and finds the others by a search, a list of all
@@ -497,7 +499,9 @@ def _group_equal_questions(asking: Sequence[_AskedCall]) -> list[list[_AskedCall
     return list(found.values())
 
 
-def _apply_permission_answer(asked: _AskedCall, effect: AskPerson, answers: Sequence[Answer]) -> Flow[Sequence[_AskedCall]]:
+def _apply_permission_answer(
+    asked: _AskedCall, effect: AskPerson, answers: Sequence[Answer]
+) -> Flow[Sequence[_AskedCall]]:
     """Apply a person's decision to a call; return the questions about an edited input."""
     call, answer = asked.call, answers[0]
     if answer.agrees and answer.edited_input is not None:

@@ -499,7 +499,9 @@ class CandidatesMember(ModelCallMember):
     def make_effects(self) -> Sequence[Leaf]:
         """Return one ``CallModel`` for each."""
         run = self.run
-        self.handed_out = [ef.CallModel(run.effects.allocate_number(), self._request, "candidate") for _ in range(self._count)]
+        self.handed_out = [
+            ef.CallModel(run.effects.allocate_number(), self._request, "candidate") for _ in range(self._count)
+        ]
         return self.handed_out
 
 
@@ -543,7 +545,12 @@ class ReceiveMember(SingleEffectMember):
         run, asked = self.run, self._asked
         wakes = self.compute_wake_time(asked.timeout)
         return ef.AwaitMessage(
-            run.effects.allocate_number(), asked.topic, asked.timeout, schema=asked.schema, wakes=wakes, asked=run.effects.now
+            run.effects.allocate_number(),
+            asked.topic,
+            asked.timeout,
+            schema=asked.schema,
+            wakes=wakes,
+            asked=run.effects.now,
         )
 
     def to_handler_value(self, outcome: Value) -> Any:
@@ -628,7 +635,9 @@ class WaitMember(SingleEffectMember):
         # message) raises here, at the handler's yield.
         paths = tuple([run.children.background.require_own_child(ref) for ref in asked.refs])
         wakes = self.compute_wake_time(asked.timeout)
-        return ef.AwaitRuns(run.effects.allocate_number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.effects.now)
+        return ef.AwaitRuns(
+            run.effects.allocate_number(), paths, asked.need, asked.timeout, wakes=wakes, asked=run.effects.now
+        )
 
     def to_handler_value(self, outcome: Value) -> Any:
         """Return the results of the ended children, and count each the first time."""
@@ -665,7 +674,9 @@ class CancelMember(SingleEffectMember):
         """Return the ``EndRuns``."""
         asked = self._asked
         return ef.EndRuns(
-            self.run.effects.allocate_number(), (self.run.children.background.require_own_child(asked.ref),), asked.reason
+            self.run.effects.allocate_number(),
+            (self.run.children.background.require_own_child(asked.ref),),
+            asked.reason,
         )
 
     def to_handler_value(self, outcome: Value) -> Any:

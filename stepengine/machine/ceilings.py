@@ -12,7 +12,7 @@ from typing import Any
 
 import attrs
 
-from stepengine.data.ceilings import is_raisable_limit_error, ceiling_from_answer, make_limit_question
+from stepengine.data.ceilings import ceiling_from_answer, is_raisable_limit_error, make_limit_question
 from stepengine.data.effects import AskPerson, Compute, Gather, Leaf, Notify
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value
 from stepengine.data.questions import Question
@@ -79,7 +79,9 @@ def _find_limit_question(outcome: Single) -> Question | None:
     return make_limit_question(error) if is_raisable_limit_error(error) else None
 
 
-def _perform_refused_again(run: RunState, effect: Leaf | Gather | Compute, refused: Sequence[Leaf]) -> Flow[Sequence[Single]]:
+def _perform_refused_again(
+    run: RunState, effect: Leaf | Gather | Compute, refused: Sequence[Leaf]
+) -> Flow[Sequence[Single]]:
     """Perform the refused effects again under new numbers."""
     leaves = [attrs.evolve(leaf, seq=run.effects.allocate_number()) for leaf in refused]
     if not isinstance(effect, Gather):

@@ -118,7 +118,9 @@ def _find_or_request_output(run: RunState, returned: object, remedy: str) -> Flo
 
 def _is_output_complete(run: RunState, returned: object) -> bool:
     """Return whether no output is missing; without a schema and without steps none is needed."""
-    return run.output.is_given or (not run.output.needs_validation and (returned is not None or not run.progress.has_asked))
+    return run.output.is_given or (
+        not run.output.needs_validation and (returned is not None or not run.progress.has_asked)
+    )
 
 
 def _set_returned_output(run: RunState, returned: object) -> None:

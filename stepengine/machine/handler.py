@@ -130,7 +130,9 @@ def _output_from_return(run: RunState, author: Author, value: Any) -> Any:
             msg = f"{author.what} returned a StepResult, which is no result of a tool; {y.YIELD_FROM}"
             raise BadYield(msg)
         # A handler of one line, `lambda ctx: (yield STEP)`, returns what its `yield` was sent without meaning it.
-        run.side_events.add_warnings(f"{author.what} returned a StepResult, which is taken for no output; {y.YIELD_FROM}")
+        run.side_events.add_warnings(
+            f"{author.what} returned a StepResult, which is taken for no output; {y.YIELD_FROM}"
+        )
         return None
     return value
 
@@ -342,7 +344,9 @@ def _commit_calls(run: RunState, calls: Sequence[ToolMember]) -> None:
     message = AssistantMessage(tuple([call.asked for call in calls]))
     results = [call.result for call in calls if call.result is not None]
     # What a model need not see, such as "Task completed.", is nobody's answer.
-    own = {call.asked.tool_call_id for call in calls if call.binding is not None and _can_be_last_text(call.binding.spec)}
+    own = {
+        call.asked.tool_call_id for call in calls if call.binding is not None and _can_be_last_text(call.binding.spec)
+    }
     run.history.append_reply(message, results, own)
 
 

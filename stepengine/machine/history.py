@@ -190,7 +190,9 @@ class RunHistory:
         self._append_all(messages)
         self._record_lifetimes(messages)
 
-    def append_reply(self, message: AssistantMessage, results: Iterable[ToolResult], own_calls: Collection[str] = ()) -> None:
+    def append_reply(
+        self, message: AssistantMessage, results: Iterable[ToolResult], own_calls: Collection[str] = ()
+    ) -> None:
         """
         Append a reply and the results of its calls together.
 
@@ -246,7 +248,9 @@ class RunHistory:
         if record is not None:
             if self._keeps_left_out:
                 # What was said for a time only is not part of the conversation that anybody would look up.
-                self.left_out += tuple([m for m in self.record.find_missing_messages(record) if _effective_lifetime(m) is None])
+                self.left_out += tuple(
+                    [m for m in self.record.find_missing_messages(record) if _effective_lifetime(m) is None]
+                )
             # What counts as this run's own (for its output, for a session) is the end of the record. A policy that
             # rewrites it mostly keeps that end, and then it stays this run's; where it does not, nothing can be said to
             # be.

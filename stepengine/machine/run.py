@@ -21,7 +21,14 @@ from stepengine.data.json import compact, thaw
 from stepengine.data.messages import TextPart, UserMessage
 from stepengine.data.outcomes import Failure, Gathered, Outcome, Stop
 from stepengine.data.record_sizes import cut_error_texts
-from stepengine.data.state import AgentState, ChildResult, RunPhase, RunStatus, mark_suspended_as_cancelled, join_warnings
+from stepengine.data.state import (
+    AgentState,
+    ChildResult,
+    RunPhase,
+    RunStatus,
+    join_warnings,
+    mark_suspended_as_cancelled,
+)
 from stepengine.data.tools import timeout_text
 from stepengine.errors import HandlerError, LimitExceeded, LimitReached, StepEngineError, ToolError
 from stepengine.machine import hooks
@@ -420,7 +427,9 @@ def _render_instructions(run: RunState) -> str:
 def _start_handler_author(run: RunState) -> Author:
     """Start the handler."""
     what = f"handle_steps of agent {run.plan.definition.id!r}"
-    return Author(what, _start_author_generator(what, run.plan.definition.handle_steps, _make_context(run)), by="handler")
+    return Author(
+        what, _start_author_generator(what, run.plan.definition.handle_steps, _make_context(run)), by="handler"
+    )
 
 
 def _start_author_generator(what: str, handler: Any, ctx: StepContext) -> Any:

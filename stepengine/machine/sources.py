@@ -284,7 +284,10 @@ class RunSources:
             return self.index.is_trusted(value)
         if isinstance(value, Mapping):
             members = schema.get("properties", {})
-            return all(name in members and self._leaves_no_untrusted_text(one, members[name], root) for name, one in value.items())
+            return all(
+                name in members and self._leaves_no_untrusted_text(one, members[name], root)
+                for name, one in value.items()
+            )
         return all(self._leaves_no_untrusted_text(one, schema.get("items"), root) for one in value)
 
 

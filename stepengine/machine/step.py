@@ -283,7 +283,9 @@ def finish_reopened_step(run: RunState, message: AssistantMessage, stored: Seque
     yield from hooks.call_post_step_hooks(run, reply.model)
     # The same end as of any step, in the same order: hooks behind the step, then whether the turn is over, then whether
     # hooks let it be.
-    if run.progress.record_turn_end(complete=_does_step_end_turn(run, calls) and (yield from _ask_hooks_to_end_turn(run))):
+    if run.progress.record_turn_end(
+        complete=_does_step_end_turn(run, calls) and (yield from _ask_hooks_to_end_turn(run))
+    ):
         run.progress.reset_refused_stops()
     if spent:
         raise spent
@@ -349,7 +351,9 @@ def _collect_request_tail(run: RunState) -> Flow[Sequence[Message]]:
     return (*tail, *make_step_prompt(run))
 
 
-def _count_reply_and_make_calls(run: RunState, model: ModelReply, request: ModelRequest) -> tuple[StepReply, list[ToolMember]]:
+def _count_reply_and_make_calls(
+    run: RunState, model: ModelReply, request: ModelRequest
+) -> tuple[StepReply, list[ToolMember]]:
     """Count the step of a reply; return the reply and its calls."""
     run.progress.count_reply(model.stop_reason, only_thoughts=_is_only_thoughts(model))
     in_a_row = run.progress.thoughts_in_a_row

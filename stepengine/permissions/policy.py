@@ -24,7 +24,7 @@ from stepengine.data.definition import HookContext
 from stepengine.data.json import JsonDict, canonical, freeze_object, thaw
 from stepengine.data.messages import ToolCallPart
 from stepengine.data.origins import ASKED as ASKED_ABOUT_DATA
-from stepengine.data.origins import ORIGIN_HOOK, find_origins, describe_untrusted_origins
+from stepengine.data.origins import ORIGIN_HOOK, describe_untrusted_origins, find_origins
 from stepengine.data.questions import Decision
 from stepengine.data.tools import ToolLike, ToolSpec, find_values_at_path
 from stepengine.errors import DefinitionError

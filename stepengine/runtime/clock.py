@@ -96,7 +96,11 @@ class TreeClock:
         while self.deadlines and self._loop is not None:
             deadline = self.deadlines.get(path)
             if deadline is not None and self._loop.time() >= deadline[0]:
-                return make_time_limit_stop(deadline[1], self.elapsed_ms()) if own else Stop("cancelled", self.elapsed_ms())
+                return (
+                    make_time_limit_stop(deadline[1], self.elapsed_ms())
+                    if own
+                    else Stop("cancelled", self.elapsed_ms())
+                )
             if not path:
                 break
             path, own = path.rpartition(".")[0], False

@@ -36,7 +36,16 @@ from stepengine.data.effects import (
     RunObjects,
     Spawn,
 )
-from stepengine.data.outcomes import Failure, Gathered, Outcome, Single, Stop, Value, find_race_winner, has_lost_or_stopped
+from stepengine.data.outcomes import (
+    Failure,
+    Gathered,
+    Outcome,
+    Single,
+    Stop,
+    Value,
+    find_race_winner,
+    has_lost_or_stopped,
+)
 from stepengine.errors import ReplayDivergence
 from stepengine.machine.plan import Finished
 from stepengine.machine.signals import belongs_to_caller

@@ -477,7 +477,7 @@ class TreeLogger:
     Writes the log lines of one run tree, with the run that each belongs to.
 
     Args:
-        logger: Where they go; see ``stepengine.runtime.logs.write``.
+        logger: Where they go; see ``stepengine.runtime.logs.write_log_line``.
         failures: What the logger raised goes there.
     """
 
@@ -498,7 +498,7 @@ class TreeLogger:
         """Remove the ended run at *path*."""
         self._labels.pop(path, None)
 
-    def write_log_line(self, event: LogLine | ToolLog, data: object = None, *, step: int = 0) -> None:
+    def write(self, event: LogLine | ToolLog, data: object = None, *, step: int = 0) -> None:
         """Write a log line to the engine's logger, without showing an event."""
         label = self._labels.get(event.path) or RunLabel("", "")
         # A cheap look for the beginnings of what is known; the thorough one copies, and hardly a line needs it.
@@ -636,7 +636,7 @@ class Hub:
 
     Args:
         watchers: The observers of every event.
-        logger: Where log lines go in addition to the stream; see ``stepengine.runtime.logs.write``.
+        logger: Where log lines go in addition to the stream; see ``stepengine.runtime.logs.write_log_line``.
 
     Attributes:
         numbers: The ids of its events.
@@ -744,7 +744,9 @@ class Hub:
         # The two usual cases cost one look each: a run that is not resumed has only news, and a process that knows no
         # secrets has nothing to look for. One that knows its keys, as most do, looks at an event once and shows it from
         # here: through `_redact_news` it would take a generator and a second call.
-        if not is_clean and (news is not None or (GIVEN.names and not self._event_redactor.can_pass_unchanged((event,)))):
+        if not is_clean and (
+            news is not None or (GIVEN.names and not self._event_redactor.can_pass_unchanged((event,)))
+        ):
             for clean in self._event_redactor.redact_event(event) if news is None else self._redact_news(event, news):
                 self.emit(clean, True)
             return

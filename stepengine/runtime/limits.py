@@ -682,7 +682,9 @@ class UsageMeter:
         # A call that was cut off has been paid for in part; what is known of it counts, before the cancellation goes
         # on.
         except BaseException:
-            used = self._compute_call_usage(item, Stop("cancelled", begun=io.find_stopped_call_usage(item)), tokens, cost)
+            used = self._compute_call_usage(
+                item, Stop("cancelled", begun=io.find_stopped_call_usage(item)), tokens, cost
+            )
             raise
         finally:
             # A limit that was reached between two attempts has been counted up to there.

@@ -272,7 +272,9 @@ class RunTree:
             finished = task.result()
             # The wait ends with an exception and can return nothing. What the child came to is put aside, and `make_stop` of
             # the parent's driver hands it on: its spending counts, and its questions are its parent's.
-            self.leftovers.ended_children[path] = finished.to_child_result() if plan.body is None else finished.to_body_end()
+            self.leftovers.ended_children[path] = (
+                finished.to_child_result() if plan.body is None else finished.to_body_end()
+            )
             raise
 
     async def _run_to_end(self, run: RunTask) -> Finished:

@@ -17,7 +17,7 @@ from stepengine.data.effects import AwaitMessage, AwaitRuns, AwaitTime, EndRuns,
 from stepengine.data.messages import UserMessage
 from stepengine.data.outcomes import Single, Stop, Value
 from stepengine.data.record_sizes import fit_child_result
-from stepengine.data.state import RunStatus, mark_suspended_as_cancelled, label_warning
+from stepengine.data.state import RunStatus, label_warning, mark_suspended_as_cancelled
 from stepengine.data.waits import Awaited, Received
 from stepengine.errors import AgentError, StepEngineError
 from stepengine.runtime.background import TreeWithBackground

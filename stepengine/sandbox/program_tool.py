@@ -531,7 +531,11 @@ class _ProgramRun(RunningProgram):
             told = f"\nWhat was seen before it ran:\n{self._told}" if self._told else ""
             lost = GONE if turn.is_fatal else ""
             text = f"{_exceeded_limit_text(turn, self._programs.limits)}{turn.text}{lost}{told}{_printed_text(session)}"
-            return {"error": replace_lone_surrogates(text), "lost": True} if turn.is_fatal else {"error": replace_lone_surrogates(text)}
+            return (
+                {"error": replace_lone_surrogates(text), "lost": True}
+                if turn.is_fatal
+                else {"error": replace_lone_surrogates(text)}
+            )
         # A call that was never awaited ends without an error, and the model would believe that it was made.
         forgotten = [
             f"line {call.line}: {call.name}(...) was called and never awaited, so it did not run"

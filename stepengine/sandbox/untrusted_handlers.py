@@ -34,7 +34,17 @@ from stepengine.data.codec import to_json
 from stepengine.data.definition import AgentDefinition
 from stepengine.data.effects import Compute
 from stepengine.data.hooks import StepContext
-from stepengine.data.json import MAX_DIGITS, MAX_INT, MAX_NUMBER, MIN_NUMBER, JsonDict, compact, freeze, replace_lone_surrogates, thaw
+from stepengine.data.json import (
+    MAX_DIGITS,
+    MAX_INT,
+    MAX_NUMBER,
+    MIN_NUMBER,
+    JsonDict,
+    compact,
+    freeze,
+    replace_lone_surrogates,
+    thaw,
+)
 from stepengine.data.limits import DEFAULT_LIMITS, Limits
 from stepengine.data.messages import AssistantMessage, Message, ToolCallPart, ToolMessage, ToolResult, UserMessage
 from stepengine.data.models import ModelReply, ModelSettings, Thinking

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from attrs import frozen
 
-from stepengine.data.codec import encode_stored, decode_stored
+from stepengine.data.codec import decode_stored, encode_stored
 from stepengine.data.quantities import IDEMPOTENCY_KEY_SECONDS
 from stepengine.errors import InputError, JournalError
 from stepengine.journal.mailbox import mailbox_path
@@ -515,7 +515,9 @@ def make_resume_act(run: str) -> Act:
             (run,),
         )
         known = "SELECT question, answer FROM served_decided WHERE run = ?"
-        found = {question: decode_stored(json.loads(text)) for question, text in database.execute(known, (run,)).fetchall()}
+        found = {
+            question: decode_stored(json.loads(text)) for question, text in database.execute(known, (run,)).fetchall()
+        }
         database.execute("DELETE FROM served_decided WHERE run = ?", (run,))
         return found
 

@@ -8,7 +8,7 @@ import time
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from stepengine.data.codec import encode_stored, decode_stored
+from stepengine.data.codec import decode_stored, encode_stored
 from stepengine.data.json import thaw
 from stepengine.data.questions import DOUBT, AnswerLike, Question
 from stepengine.errors import AnswerRejected, InputError, JournalMissing, StepEngineError, ToolError

@@ -204,7 +204,9 @@ class EffectRecords:
             if not _is_equal(_without_lost_requests(outcome, given) if was_lost else outcome, given):
                 sent = f"gave {describe_outcome(given)}, and the run is sent {describe_outcome(outcome)}"
                 refuse("R1", f"{_describe(item)} {sent}")
-        elif (at in self.lost and has_lost_or_stopped(outcome)) or (isinstance(outcome, Stop) and self._has_ended(at[0])):
+        elif (at in self.lost and has_lost_or_stopped(outcome)) or (
+            isinstance(outcome, Stop) and self._has_ended(at[0])
+        ):
             self._clock.now += 1  # that another one has won, or that the run was ended there, stands in the record
         elif is_doubtful and not is_repeatable(item) and isinstance(getattr(outcome, "error", None), UnknownOutcome):
             self._clock.now += 1

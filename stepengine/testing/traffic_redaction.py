@@ -282,7 +282,9 @@ def _find_body_secrets(body: bytes, content_type: str, level: int) -> Iterator[t
         for part in _split_parts(body, boundary)[::2]:
             head, content = _split_part(part)
             text = content.decode(errors="replace")
-            yield from [(name, text) for name in _find_part_names(head) if may_differ_between_machines(name, text, "parameter")]
+            yield from [
+                (name, text) for name in _find_part_names(head) if may_differ_between_machines(name, text, "parameter")
+            ]
             yield from _find_body_secrets(content, _find_part_kind(head), level + 1)
     elif _is_form(kind, body.decode("latin-1")):
         yield from _find_form_secrets(body.decode("latin-1"))

@@ -301,7 +301,11 @@ def encode_typed(
         typed = None
     if is_object and (type(typed) is type(value) or adapter.core_schema.get("cls") is type(value)):
         raise problem
-    return cast("JsonValue", encode(value)) if typed is None else to_round_trip_json(typed, dumps=forms, load=load, name=name)
+    return (
+        cast("JsonValue", encode(value))
+        if typed is None
+        else to_round_trip_json(typed, dumps=forms, load=load, name=name)
+    )
 
 
 def _encode_key(key: object, path: str) -> str:

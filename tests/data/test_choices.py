@@ -16,10 +16,10 @@ from stepengine.data.choices import (
     answer_from_form,
     answer_from_json,
     answer_schema,
-    make_permission_answer,
     describe_scope,
     list_choices,
     make_lasting_approval,
+    make_permission_answer,
     question_to_json,
 )
 from stepengine.data.json import JsonDict

@@ -20,11 +20,11 @@ from pydantic import BaseModel
 from stepengine.data.codec import (
     FORMAT_VERSION,
     STORED,
+    decode_stored,
+    decode_stored_or_json,
     encode_stored,
     from_json,
     plain,
-    decode_stored,
-    decode_stored_or_json,
     to_json,
 )
 from stepengine.data.hooks import Change

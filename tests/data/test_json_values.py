@@ -20,12 +20,12 @@ from stepengine.data.json import (
     JsonDict,
     JsonList,
     canonical,
-    require_storable_text,
     compact,
     find_differences,
     find_first_difference,
     freeze,
     freeze_object,
+    require_storable_text,
     thaw,
 )
 from stepengine.errors import DataError

@@ -106,7 +106,9 @@ def test_known_fingerprint_does_not_omit_messages() -> None:
     Fingerprints(OFF).for_request(request)
     asked = json.loads(encoder.lines(Intent("", 1, CallModel(1, request)))[0])["effect"]["request"]
 
-    assert [{"type": "slice", "seq": 0, "start": 0, "stop": 1}, encode_stored(UserMessage("second"))] == asked["messages"]
+    assert [{"type": "slice", "seq": 0, "start": 0, "stop": 1}, encode_stored(UserMessage("second"))] == asked[
+        "messages"
+    ]
     assert [encode_stored(UserMessage("now"))] == asked["tail"]
 
 

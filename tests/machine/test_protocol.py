@@ -21,10 +21,10 @@ from stepengine.machine import hooks as hooking
 from stepengine.machine.protocol import (
     CALLS,
     ORDER,
-    format_yieldable_names,
     collect_order_rows,
-    protocol_token,
+    format_yieldable_names,
     get_yield_rows,
+    protocol_token,
 )
 from tests.machine.world import (
     ADD,

@@ -432,7 +432,9 @@ class _ProgramConversation:
         except (ConnectionError, RuntimeError, OSError):
             why = await program.describe_end()
             msg = f"the program of {self._led.id!r} did not answer {method}: {why}"
-            raise ExternalAgentError(replace_lone_surrogates(msg), kind="protocol" if program.problem else "ended") from None
+            raise ExternalAgentError(
+                replace_lone_surrogates(msg), kind="protocol" if program.problem else "ended"
+            ) from None
         if answer is None:
             return {}
         if not isinstance(answer, Mapping):

@@ -18,7 +18,7 @@ from stepengine.cli.screen.render import print_visible, to_ascii_json
 from stepengine.cli.settings import UsageProblem
 from stepengine.data.codec import plain
 from stepengine.data.json import freeze_object
-from stepengine.data.origins import redact_origin, describe_origins, describe_source
+from stepengine.data.origins import describe_origins, describe_source, redact_origin
 from stepengine.data.visible import visible
 from stepengine.errors import InputError, JournalError
 from stepengine.redaction import make_redactor

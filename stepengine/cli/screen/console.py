@@ -36,7 +36,13 @@ from stepengine.cli.screen.render import (
     wrap_lines,
 )
 from stepengine.data import events as ev
-from stepengine.data.call_text import find_call_subject, find_question_diff, preview_parts, find_shell_command, find_result_diff
+from stepengine.data.call_text import (
+    find_call_subject,
+    find_question_diff,
+    find_result_diff,
+    find_shell_command,
+    preview_parts,
+)
 from stepengine.data.choices import Choice, allows_all_edits, call_matcher, list_choices, make_lasting_approval
 from stepengine.data.codec import plain
 from stepengine.data.json import ABSENT, JsonDict, compact

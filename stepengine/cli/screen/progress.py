@@ -24,7 +24,7 @@ from stepengine.cli.screen.render import (
     wrap_lines,
 )
 from stepengine.data import events as ev
-from stepengine.data.call_text import find_question_diff, find_shell_command, find_result_diff
+from stepengine.data.call_text import find_question_diff, find_result_diff, find_shell_command
 from stepengine.data.origins import describe_origin, sort_origins
 from stepengine.data.questions import Question
 from stepengine.data.state import RunResult, RunStatus

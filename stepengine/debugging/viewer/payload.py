@@ -22,7 +22,7 @@ from typing import Any, TypeAlias, assert_never
 
 import attrs
 
-from stepengine.data.codec import encode_stored, plain, decode_stored
+from stepengine.data.codec import decode_stored, encode_stored, plain
 from stepengine.data.effects import KINDS
 from stepengine.data.json import compact, thaw
 from stepengine.data.media_types import IMAGES, find_media_type
@@ -44,7 +44,7 @@ from stepengine.data.messages import (
     ToolResult,
 )
 from stepengine.data.models import ModelReply
-from stepengine.data.origins import redact_origin, describe_origin, sort_origins
+from stepengine.data.origins import describe_origin, redact_origin, sort_origins
 from stepengine.data.outcomes import Failure
 from stepengine.data.questions import Answer
 from stepengine.data.state import ChildResult
