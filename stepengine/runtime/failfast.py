@@ -41,7 +41,7 @@ class FailFastGroup:
     The children of one ``Gather`` of which one failure ends all.
 
     Args:
-        brake: The brake of the tree.
+        group_stopper: What stops the members of groups in the tree.
         items: The members; only children are stopped.
         has_failed: Whether one failed before any of these began.
     """

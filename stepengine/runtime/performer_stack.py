@@ -66,8 +66,8 @@ class PerformerStack:
         """
         Wrap *innermost* in *middlewares*, such as recorders, and everything in *tracers*.
 
-        *make_group_stopper* makes the brake around a performer; *elapsed* is the tree's time in milliseconds; *find_output_limit*
-        returns the longest reply to a request in tokens, if it is known.
+        *make_group_stopper* makes the ``StopOnFailure`` around a performer; *elapsed* is the tree's time in milliseconds;
+        *find_output_limit* returns the longest reply to a request in tokens, if it is known.
         """
         self.innermost = innermost
         self.prices = prices

@@ -6,7 +6,7 @@ It starts and ends runs, and is the ``IO`` of its performers. Everything else is
 - ``runs`` and ``loop`` (``active_runs``): the running runs, interrupts, objects that tools keep for runs; calls from other threads.
 - ``clock`` (``clock``): time, and the time limits of runs.
 - ``performers`` (``performer_stack``): performers, ledgers of spending, prices.
-- ``mail`` and ``inboxes`` (``mail``): messages; ``outside_messages`` carries out those for the tree itself.
+- ``mail`` and ``inboxes`` (``messages``): messages; ``outside_messages`` carries out those for the tree itself.
 - ``questions`` (``questions``): questions. ``deferred`` (``deferred_calls``): calls that wait for their results from outside.
 - ``suspension``: the waits of the runs, and when the tree is suspended. ``background``: children in the background.
 - ``hub``: the event stream. ``leftovers``: data that cancelled waits could not return.

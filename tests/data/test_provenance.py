@@ -145,7 +145,7 @@ def test_forked_index_ignores_later_additions_to_its_parent():
     body.add(FOREIGN, "d4")
 
     assert [True, False] == list(map(body.is_trusted, ["a1", "b2"]))
-    assert ([], ["tool"]) == ([s.kind for s in body.find("c3")], [s.kind for s in body.find("d4")])
+    assert ([], ["tool"]) == ([s.kind for s in body.find_sources("c3")], [s.kind for s in body.find_sources("d4")])
     assert not index.find_sources("d4")
 
 

@@ -58,14 +58,14 @@ def test_reopened_step_returns_its_calls_and_later_messages():
     past.commit(calling("c1"), [waiting])
     past.add([said("are you there?")])
     taken_up = RunHistory(past.record, past.view, {})
-    assert taken_up.reopen([said("yes")])
+    assert taken_up.reopen_suspended_step([said("yes")])
     assert lines(taken_up.inbox) == ["user: are you there?", "user: yes"]
     assert lines(taken_up.record) == lines(taken_up.view) == ["user: a"]
     assert taken_up.open_step is not None
     message, results = taken_up.open_step
     assert (message.tool_calls[0].tool_call_id, [m.status for m in results]) == ("c1", ["pending"])
     untouched = history(said("a"))
-    assert not untouched.reopen([said("b")])
+    assert not untouched.reopen_suspended_step([said("b")])
     assert untouched.inbox == []
 
 

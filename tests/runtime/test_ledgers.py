@@ -144,7 +144,7 @@ def test_call_fits_beside_running_calls_within_remaining_limits(
     left = tokens_left, None if dollars_left is None else Decimal(dollars_left)
 
     assert running.fits(call, *left)
-    running.add(first, 1)
+    running.count_call(first, 1)
     assert fits == running.fits(call, *left)
-    running.add(first, -1)
+    running.count_call(first, -1)
     assert running.fits(call, *left)
