@@ -172,7 +172,7 @@ async def test_a_childs_warnings_reach_the_result(kind: str, depth: int, monkeyp
         agent = calling(agent, f"level-{level}")
     path = ".".join(["0"] * depth)
 
-    assert [text for text in own if one.description in text] != []
+    assert [text for text in own if one.words in text] != []
     assert [tuple(f"run {path} (kid): {text}" for text in own)] * 4 == await in_every_run(agent, one.replies)
 
 
